@@ -10,7 +10,7 @@ from weftplan import engine
 
 @pytest.fixture(params=DRIVERS)
 def eng(request):
-    """An engine of each kind, stopped afterwards; no unobserved failure may remain."""
+    """An engine of each kind, stopped after the test; the test must leave no unraised failure."""
     eng = DRIVERS[request.param]()
     yield eng
     eng.stop()
@@ -19,7 +19,7 @@ def eng(request):
 
 @pytest.fixture(params=[name for name in DRIVERS if name != "naive"])
 def deferred(request):
-    """Engines whose pushes do not raise (all but the naive engine)."""
+    """Each engine whose pushes do not raise, which excludes the naive engine."""
     eng = DRIVERS[request.param]()
     yield eng
     eng.stop()
@@ -28,7 +28,7 @@ def deferred(request):
 
 @pytest.fixture(params=[name for name in DRIVERS if name != "per_device_1"])
 def kinds(request):
-    """An engine of each kind as the process-wide engine."""
+    """An engine of each kind, as the process-wide engine of the test."""
     eng = DRIVERS[request.param]()
     with engine.using(eng):
         yield eng

@@ -13,14 +13,14 @@ PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 GPUS = ["standin", pytest.param("gpu", marks=pytest.mark.gpu)]
-"""The GPU code only: on the stand-in, and on a real GPU."""
+"""The GPU code only: on the stand-in and on a real GPU."""
 
 
 @contextlib.contextmanager
 def place(where, **engine_settings):
-    """Return the function that creates contexts of one kind: ``context(i)`` for devices 0 to 3.
+    """Provide the function ``context(i)`` that creates contexts of one kind, for ``i`` from 0 to 3.
 
-    On a machine with one GPU both contexts are on it.
+    On real GPUs the index is taken modulo their number, so with one GPU all contexts are the same.
     """
     if where == "standin":
         with standin_cupy.installed(**engine_settings):

@@ -21,16 +21,16 @@ for _kind in registered():
 
 
 class Boom(Exception):
-    """Error of failing operations."""
+    """The error of failing operations."""
 
 
 def boom():
-    """A failing operation."""
+    """Raise Boom; the function of failing operations."""
     raise Boom("boom")
 
 
-def pushed(eng, *args, **options):
-    """Push an operation that fails or depends on a failure: the naive engine raises immediately, the others later."""
+def push_failing(eng, *args, **options):
+    """Push an operation that fails or depends on a failure; on the naive engine, expect Boom from the push."""
     if eng.kind == "NaiveEngine":
         with pytest.raises(Boom):
             eng.push(*args, **options)
@@ -39,7 +39,7 @@ def pushed(eng, *args, **options):
 
 
 def together(work, count):
-    """Run ``work()`` on ``count`` threads concurrently; return when all are done."""
+    """Run ``work()`` on ``count`` threads at the same time; return when all have ended."""
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()

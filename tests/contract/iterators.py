@@ -1,4 +1,4 @@
-"""Every data iterator of the package, newly created for one test: the list for the contract of iterators."""
+"""All data iterators of the package, each newly created, for the contract of iterators."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ LABELS = np.arange(11, dtype="float32")
 
 
 def arrays(**settings: Any) -> mx.io.DataIter:
-    """Eleven rows in batches of four."""
+    """Return an iterator over eleven rows in batches of four."""
     return mx.io.NDArrayIter(ROWS, LABELS, batch_size=4, **settings)
 
 
 def table(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Return the rows from a text file."""
+    """Return an iterator over the rows in a CSV file."""
     path = folder / "rows.csv"
     np.savetxt(path, ROWS, delimiter=",")
     return mx.io.CSVIter(path, (2,), batch_size=4, **settings)
 
 
 def few_features(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Return the rows from a file in LIBSVM format."""
+    """Return an iterator over the rows in a file of LIBSVM format."""
     path = folder / "rows.t"
     path.write_text("".join(f"{k} 0:{a} 1:{b}\n" for k, (a, b) in enumerate(ROWS)))
     return mx.io.LibSVMIter(path, (2,), batch_size=4, **settings)
 
 
 def images(folder: Path) -> mx.io.DataIter:
-    """Eleven images of 2x2 pixels in MNIST's format, in a fixed random order."""
+    """Return an iterator over eleven images of 2x2 pixels in MNIST's format, in a fixed random order."""
     pixels, labels = np.arange(44, dtype="u1").reshape(11, 2, 2), np.arange(11, dtype="u1")
     for name, values in (("im", pixels), ("lb", labels)):
         head = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape)
@@ -47,7 +47,7 @@ def images(folder: Path) -> mx.io.DataIter:
 
 
 def records(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Eleven images of 6x6 pixels from a record file, cropped and mirrored at random."""
+    """Return an iterator over a record file of eleven images of 6x6 pixels, randomly cropped and mirrored."""
     path = folder / "images.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     for number in range(11):
@@ -58,7 +58,7 @@ def records(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def photos(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Eleven images of 6x6 pixels in folders of three classes, cropped and mirrored at random."""
+    """Return an iterator over folders of eleven images in three classes, randomly cropped and mirrored."""
     for number in range(11):
         pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
         path = folder / "photos" / "abc"[number % 3] / f"{number}.png"
@@ -68,7 +68,7 @@ def photos(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def boxes(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Eleven images with one to three boxes from a file of records, padded and cropped at random."""
+    """Return an iterator over a record file of eleven images with one to three boxes, randomly padded and cropped."""
     path = folder / "boxes.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     for number in range(11):
@@ -81,28 +81,28 @@ def boxes(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def sentences(folder: Path) -> mx.io.DataIter:
-    """Sentences of two lengths."""
+    """Return an iterator over sentences of two lengths."""
     return mx.rnn.BucketSentenceIter([[i] * (2 + i % 2) for i in range(12)], 2)
 
 
 def dataset(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Single rows, with numbers that depend on the sample's seed."""
+    """Return an iterator over a list of rows, with noise that depends on each sample's seed."""
     return mx.io.DatasetIter(list(zip(ROWS, LABELS, strict=True)), 4, transform=shaken, **settings)
 
 
 def shaken(sample: Any) -> Any:
-    """A sample with noise from each generator that is seeded for it."""
+    """Return a sample with noise from each of the three generators that are seeded for it."""
     noise = np.random.random() + random.random() + mx.io.sample_rng().random()  # noqa: NPY002
     return sample[0] + np.float32(noise), sample[1]
 
 
 def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Return the rows in order."""
+    """Return an iterator over the rows as a stream without random access."""
     return mx.io.DatasetIter(dict(enumerate(ROWS)).values(), 4, label_names=(), **settings)
 
 
 def batches(folder: Path) -> mx.io.DataIter:
-    """Ready-made batches, the last batch shorter."""
+    """Return an iterator over ready-made batches; the last batch is shorter."""
     return mx.io.DatasetIter(
         [{"a": ROWS[k : k + 4], "b": LABELS[k : k + 4]} for k in (0, 4, 8)],
         None,
@@ -112,7 +112,7 @@ def batches(folder: Path) -> mx.io.DataIter:
 
 
 def sides(folder: Path) -> mx.io.DataIter:
-    """Two combined iterators, one of them in random order."""
+    """Return an iterator that combines two iterators, one of them in random order."""
     second = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
     return mx.io.PrefetchingIter([arrays(), second], depth=2)
 

@@ -1,4 +1,4 @@
-"""Engine contract: several pushes as one operation, on every driver."""
+"""Engine contract: bulks, which push several operations as one, on every engine."""
 
 import threading
 
@@ -11,7 +11,7 @@ from weftplan.errors import EngineError
 
 
 def test_bulk_runs_everything_in_order(eng):
-    """Pushes inside a bulk run in order, in fewer operations; leaving it restores the size."""
+    """Pushes inside a bulk run in order, and the end of the block restores the bulk size."""
     var, log = eng.new_variable(), []
     with eng.bulk(10):
         for i in range(25):
@@ -23,7 +23,7 @@ def test_bulk_runs_everything_in_order(eng):
 
 
 def test_bulk_member_fails_alone(deferred):
-    """One member fails: its dependants are skipped, all other members run."""
+    """If a member fails, its dependants are skipped and all other members run."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     with deferred.bulk(15):
         deferred.push(boom, (), [a], name="bad member")
@@ -39,7 +39,7 @@ def test_bulk_member_fails_alone(deferred):
 
 
 def test_waiting_flushes_the_bulk(eng):
-    """A wait inside a bulk does not hang."""
+    """A wait inside a bulk pushes the collected members and returns after them."""
     var, log = eng.new_variable(), []
     with eng.bulk(100):
         eng.push(lambda: log.append(1), (), [var])
@@ -50,8 +50,9 @@ def test_waiting_flushes_the_bulk(eng):
 
 
 def test_events_that_flush_a_bulk(deferred):
-    """A full bulk and every unusual push, delete, size change or end of the block push the members; nothing else
-    does.
+    """A full bulk, a push with options, a delete, a smaller size and the end of the block push the members.
+
+    No other event pushes them.
     """
     var = deferred.new_variable()
 
@@ -99,7 +100,7 @@ def test_events_that_flush_a_bulk(deferred):
 
 
 def test_stored_operator_joins_a_bulk(eng):
-    """A stored operator pushed inside a bulk runs in order with the others."""
+    """A stored operator pushed inside a bulk runs in order with the other members."""
     var, log = eng.new_variable(), []
     operator = eng.new_operator(lambda: log.append("stored"), (), [var])
     with eng.bulk(10):
@@ -111,7 +112,7 @@ def test_stored_operator_joins_a_bulk(eng):
 
 
 def test_a_bulk_belongs_to_its_thread(deferred):
-    """Other threads do not wait for a thread's collected members, and their own pushes are not collected."""
+    """Other threads do not wait for members that a thread has collected, and their own pushes are not collected."""
     if deferred.kind == "Simulator":
         pytest.skip("the simulator belongs to one thread")
     var, log, seen = deferred.new_variable(), [], []
@@ -135,7 +136,7 @@ def test_a_bulk_belongs_to_its_thread(deferred):
 
 
 def test_a_bulk_is_one_operation(deferred):
-    """Nothing runs between its members; it reads and writes what they do."""
+    """A bulk is one operation that reads and writes what its members do; no other operation runs between them."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), [a], [b], name="one")
@@ -149,7 +150,7 @@ def test_a_bulk_is_one_operation(deferred):
 
 
 def test_tracer_disables_bulks(deferred):
-    """It sees every operation; members collected before it was installed are one operation, and come first."""
+    """With a tracer, pushes are not collected; members collected earlier come first, as one traced operation."""
     var, names, log = deferred.new_variable(), [], []
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), (), [var], name="before")
@@ -164,10 +165,9 @@ def test_tracer_disables_bulks(deferred):
 
 
 def test_members_after_a_failed_member(deferred):
-    """The second write of a failed output is skipped, too, because no wait has raised the failure.
+    """A member that writes or reads a failed output of its bulk is skipped.
 
-    A bulk after the wait heals it. Inside one bulk a successful write does not hide an earlier failure from later
-    members.
+    A bulk pushed after the wait runs and clears the failure.
     """
     a, b, log = deferred.new_variable(), deferred.new_variable(), []
     with deferred.bulk(10):
@@ -188,7 +188,7 @@ def test_members_after_a_failed_member(deferred):
 
 
 def test_a_failed_operation_before_a_bulk(deferred):
-    """Dependent members are skipped, the other members run."""
+    """Members that depend on an earlier failed operation are skipped, and the other members run."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     deferred.push(boom, (), [a])
     with deferred.bulk(10):
@@ -201,7 +201,7 @@ def test_a_failed_operation_before_a_bulk(deferred):
 
 
 def test_size_is_restored_after_an_error(eng):
-    """The block ends with an exception: the members are pushed, and the old size is restored."""
+    """If the block raises, its members are pushed, and the old bulk size is restored."""
     var, log = eng.new_variable(), []
     eng.set_bulk_size(7)
 
@@ -231,9 +231,10 @@ def test_a_future_flushes_the_bulk(deferred):
 
 
 def test_tracer_change_while_a_bulk_begins(deferred):
-    """A tracer change that misses a new bulk must not disable it: pushes would overtake the members.
+    """A tracer that is set while a bulk begins does not let pushes overtake the collected members.
 
-    (1) A thread changes the tracer and sees no bulk. (2) This thread begins one. (3) The other stores what it saw.
+    (1) A thread sets the tracer and sees no bulk. (2) This thread begins a bulk. (3) The first thread continues as if
+    there were none.
     """
     var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
 

@@ -1,17 +1,17 @@
-"""Engine contract: failures spread, are raised, persist and heal; deletes always run. On every driver."""
+"""Engine contract: failures spread, are raised, persist and are cleared; deletes always run. On every engine."""
 
 import gc
 
 import pytest
 
-from tests.contract.engines import Boom, boom, pushed
+from tests.contract.engines import Boom, boom, push_failing
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
 
 
 def test_failure_is_raised_with_name_and_line(deferred):
-    """The wait raises the original exception; its note names the operation and the line of its push."""
+    """A wait raises the original exception with a note that has the operation's name and the line of its push."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var], name="the culprit")
     with pytest.raises(Boom) as caught:
@@ -22,7 +22,7 @@ def test_failure_is_raised_with_name_and_line(deferred):
 
 
 def test_naive_raises_at_the_push():
-    """On the naive engine the push itself raises, once; reading the var raises again; a write heals."""
+    """On the naive engine the push raises the failure, and so do later reads until a write clears it."""
     eng = engine.create("NaiveEngine")
     var = eng.new_variable()
     with pytest.raises(Boom):
@@ -37,7 +37,7 @@ def test_naive_raises_at_the_push():
 
 
 def test_dependants_are_skipped_and_fail_alike(deferred):
-    """An operation that reads a failed var does not run; its outputs fail with the same error."""
+    """An operation that reads a failed var does not run, and its outputs fail with the same error."""
     a, b, c, ran = *(deferred.new_variable() for _ in range(3)), []
     deferred.push(boom, (), [a])
     deferred.push(lambda: ran.append(1), [a], [b])
@@ -52,7 +52,7 @@ def test_dependants_are_skipped_and_fail_alike(deferred):
 
 
 def test_failed_stays_failed_until_rewritten(deferred):
-    """Reading twice raises twice; a later write heals; a write pushed before the wait does not."""
+    """Each wait for a failed var raises the failure until an operation pushed after the first wait writes the var."""
     var, ran = deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: ran.append("too early"), (), [var])
@@ -65,7 +65,7 @@ def test_failed_stays_failed_until_rewritten(deferred):
 
 
 def test_wait_for_all_raises_everything_once(deferred):
-    """The first failure in push order is raised, with the others in its notes; a second wait is silent."""
+    """wait_for_all raises the first failure in push order, with the others in its notes, only once."""
     one, two = deferred.new_variable(), deferred.new_variable()
 
     def other():
@@ -82,14 +82,14 @@ def test_wait_for_all_raises_everything_once(deferred):
 
 
 def test_wait_for_all_raises_failure_without_vars(deferred):
-    """The error of an operation without outputs is not lost."""
+    """wait_for_all raises the error of an operation without outputs."""
     deferred.push(boom)
     with pytest.raises(Boom):
         deferred.wait_for_all()
 
 
 def test_no_skip_runs_on_failed_vars(deferred):
-    """FnProperty.NO_SKIP runs although an input has failed."""
+    """An operation with FnProperty.NO_SKIP runs although an input has failed."""
     var, ran = deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: ran.append(1), [var], prop=FnProperty.NO_SKIP)
@@ -99,7 +99,7 @@ def test_no_skip_runs_on_failed_vars(deferred):
 
 
 def test_an_order_carries_no_failure(deferred):
-    """A writer of an order may fail; its readers wait for that and run all the same."""
+    """If the writer of an order fails or is skipped, the readers of the order still run, after it."""
     order, var, after, ran = deferred.new_order("order"), deferred.new_variable(), deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: ran.append("skipped"), [var], [order])
@@ -112,7 +112,7 @@ def test_an_order_carries_no_failure(deferred):
 
 
 def test_engine_continues_after_failures(deferred):
-    """A hundred failures, then ordinary work."""
+    """After a hundred failures the engine runs ordinary operations."""
     for _ in range(100):
         deferred.push(boom, (), [deferred.new_variable()])
     with pytest.raises(Boom):
@@ -124,7 +124,7 @@ def test_engine_continues_after_failures(deferred):
 
 
 def test_delete_runs_last_even_after_a_failure(deferred):
-    """The delete function runs after all uses, failed or not; later use of the var is an error."""
+    """A delete function runs after all uses of the var, also if they failed; later uses raise EngineError."""
     var, log = deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: log.append("skipped"), [var])
@@ -139,7 +139,7 @@ def test_delete_runs_last_even_after_a_failure(deferred):
 
 
 def test_delete_property_keeps_the_failure(deferred):
-    """A delete-property operation on a surviving var keeps the failure; a later write heals it."""
+    """An operation with the property DELETE_VAR keeps the failure of its var; a later write clears it."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var])
     with pytest.raises(Boom):
@@ -152,10 +152,10 @@ def test_delete_property_keeps_the_failure(deferred):
 
 
 def test_versions_count_failed_and_skipped_writes(eng):
-    """A failed, a skipped and a successful write: three versions, on every engine."""
+    """A failed, a skipped and a successful write each increase the version by one, on every engine."""
     a, b = eng.new_variable(), eng.new_variable()
-    pushed(eng, boom, (), [a])
-    pushed(eng, lambda: None, [a], [b])
+    push_failing(eng, boom, (), [a])
+    push_failing(eng, lambda: None, [a], [b])
     assert_raises(eng, b)
     eng.push(lambda: None, (), [a])
     eng.push(lambda: None, [a], [b])
@@ -164,7 +164,7 @@ def test_versions_count_failed_and_skipped_writes(eng):
 
 
 def assert_raises(eng, var):
-    """Assert that the wait for ``var`` raises."""
+    """Check that a wait for ``var`` raises Boom."""
     with pytest.raises(Boom):
         eng.wait_for_var(var)
 
@@ -172,8 +172,8 @@ def assert_raises(eng, var):
 def test_readers_do_not_spread_a_failure(eng):
     """An operation that reads a failed and a good var is skipped; its output fails, the good var does not."""
     bad, good, out = (eng.new_variable() for _ in range(3))
-    pushed(eng, boom, (), [bad])
-    pushed(eng, boom, [good, bad], [out])
+    push_failing(eng, boom, (), [bad])
+    push_failing(eng, boom, [good, bad], [out])
     eng.wait_for_var(good)
     assert_raises(eng, out)
     assert_raises(eng, bad)
@@ -182,7 +182,7 @@ def test_readers_do_not_spread_a_failure(eng):
 
 
 def test_first_listed_failure_is_taken(deferred):
-    """An operation that reads two failed vars takes the failure of the first."""
+    """An operation that reads two failed vars gets the failure of the var listed first."""
     one, two, out = (deferred.new_variable() for _ in range(3))
 
     def other():
@@ -198,7 +198,7 @@ def test_first_listed_failure_is_taken(deferred):
 
 
 def test_a_stored_operator_is_skipped_and_runs_again(deferred):
-    """It stores no failure: skipped while its input has failed, it runs after the input is written again."""
+    """A stored operator is skipped while its input has failed, and runs after the input was written again."""
     a, b, runs = deferred.new_variable(), deferred.new_variable(), []
     operator = deferred.new_operator(lambda: runs.append(1), [a], [b], name="stored")
     deferred.push(boom, (), [a])
@@ -213,7 +213,7 @@ def test_a_stored_operator_is_skipped_and_runs_again(deferred):
 
 
 def test_a_failing_operator_fails_each_time(deferred):
-    """Each run is a failure of its own."""
+    """Each run of a failing stored operator counts as a failure of its own."""
     var = deferred.new_variable()
     operator = deferred.new_operator(boom, (), [var], name="bad")
     for count in (1, 2):
@@ -225,9 +225,9 @@ def test_a_failing_operator_fails_each_time(deferred):
 
 
 def test_no_skip_spreads_no_failure(eng):
-    """Its output is good although an input has failed, and it may heal an unraised failure."""
+    """The output of a NO_SKIP operation has no failure, and a NO_SKIP write clears an unraised failure."""
     bad, out, ran = eng.new_variable(), eng.new_variable(), []
-    pushed(eng, boom, (), [bad])
+    push_failing(eng, boom, (), [bad])
     eng.push(lambda: ran.append("reads"), [bad], [out], prop=FnProperty.NO_SKIP)
     eng.wait_for_var(out)
     eng.push(lambda: ran.append("writes"), (), [bad], prop=FnProperty.NO_SKIP)
@@ -235,11 +235,11 @@ def test_no_skip_spreads_no_failure(eng):
     assert ran == ["reads", "writes"]
     if eng.kind != "NaiveEngine":
         with pytest.raises(Boom):
-            eng.wait_for_all()  # healed, but not raised
+            eng.wait_for_all()  # the failure was cleared by a write, but not raised
 
 
 def test_raising_delete_function(deferred):
-    """The var is gone, so only wait_for_all can raise it."""
+    """wait_for_all raises the error of a delete function, whose var no longer exists."""
     var = deferred.new_variable()
     deferred.delete_variable(var, boom)
     with pytest.raises(Boom) as caught:
@@ -248,7 +248,7 @@ def test_raising_delete_function(deferred):
 
 
 def test_waits_that_raise_in_push_order(deferred):
-    """Of thirty failures wait_for_all raises the first pushed; its notes list the others in order, once each."""
+    """Of thirty failures wait_for_all raises the first pushed; its notes list the others once each, in push order."""
     for i in range(30):
 
         def fail(i=i):
@@ -264,7 +264,7 @@ def test_waits_that_raise_in_push_order(deferred):
 
 @pytest.mark.parametrize("how", ["healed", "dropped", "deleted", "no var"])
 def test_fast_path_returns_after_failures(deferred, how):
-    """Once no var holds a failure, operations return to the fast path."""
+    """After a failed var is overwritten, dropped or deleted, operations use the fast path again."""
     var, second = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [] if how == "no var" else [var])
     with pytest.raises(Boom):

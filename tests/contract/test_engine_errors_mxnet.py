@@ -7,7 +7,7 @@ from weftplan import engine
 
 
 def test_mxnet_error_mode(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: one raise heals every holder of the failure."""
+    """One raise clears the failure of every var that has it."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     a, b = eng.new_variable(), eng.new_variable()
@@ -21,11 +21,11 @@ def test_mxnet_error_mode(monkeypatch):
 
 
 class TestMxnetRule:
-    """WEFTPLAN_ERRORS=mxnet: a failure is raised once, which heals everything."""
+    """Rules of WEFTPLAN_ERRORS=mxnet on three engines."""
 
     @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
     def mxnet(self, request, monkeypatch):
-        """An engine created under that rule."""
+        """An engine created with WEFTPLAN_ERRORS=mxnet."""
         monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
         eng = engine.create(request.param)
         yield eng
@@ -33,7 +33,7 @@ class TestMxnetRule:
         eng.wait_for_all()
 
     def test_waiting_for_all_heals_everything(self, mxnet):
-        """The second wait is silent, and so are waits for the vars."""
+        """After wait_for_all has raised a failure, later waits for all or for a var raise nothing."""
         variables = [mxnet.new_variable() for _ in range(3)]
         mxnet.push(boom, (), [variables[0]])
         mxnet.push(boom, (), [variables[1]])
@@ -45,7 +45,7 @@ class TestMxnetRule:
             mxnet.wait_for_var(var)
 
     def test_success_does_not_heal(self, mxnet):
-        """Writes pushed before the raise are skipped; the wait heals, and then the var is written again."""
+        """A write pushed before the raise is skipped; a write pushed after it runs."""
         var, ran = mxnet.new_variable(), []
         mxnet.push(boom, (), [var])
         mxnet.push(lambda: ran.append("skipped"), (), [var])
@@ -58,7 +58,7 @@ class TestMxnetRule:
         assert ran == ["runs"]
 
     def test_another_failure_stays(self, mxnet):
-        """Raising one failure heals only its own holders."""
+        """Raising one failure does not clear another failure."""
         a, b = mxnet.new_variable(), mxnet.new_variable()
         mxnet.push(boom, (), [a])
         mxnet.push(boom, (), [b])
@@ -69,7 +69,7 @@ class TestMxnetRule:
         mxnet.wait_for_all()
 
     def test_a_healed_var_and_a_new_failure(self, mxnet):
-        """The old failure, raised again through another holder, does not heal the new failure."""
+        """An old failure that was raised through another var does not clear a new failure."""
         a, b = mxnet.new_variable(), mxnet.new_variable()
         mxnet.push(boom, (), [a, b])
         with pytest.raises(Boom):
@@ -82,6 +82,6 @@ class TestMxnetRule:
 
 
 def _settled(eng, var):
-    """Return ``var`` after everything has run."""
+    """Return ``var`` after all operations have ended."""
     eng.stop()
     return var

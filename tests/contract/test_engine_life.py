@@ -1,4 +1,4 @@
-"""Engine contract: stop and start, threads, futures, repr. On every driver."""
+"""Engine contract: stop and start, threads, futures, the text of vars and engines, and ``engine.using``."""
 
 import re
 import threading
@@ -12,7 +12,7 @@ from weftplan.device.context import cpu
 
 
 def test_stop_and_start(eng):
-    """Stop ends all threads after all work; a later push starts them again."""
+    """``stop`` waits for all operations; after it, pushes work again."""
     var = eng.new_variable()
     for _ in range(3):
         for _ in range(10):
@@ -25,7 +25,7 @@ def test_stop_and_start(eng):
 
 
 def test_many_engines_leave_no_thread():
-    """A hundred engines created, used and stopped: no thread is left."""
+    """A hundred engines that were created, used and stopped leave no thread."""
     threads = set()
     for i in range(100):
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
@@ -37,7 +37,7 @@ def test_many_engines_leave_no_thread():
 
 
 def test_future(deferred):
-    """A var as a future: done when readable, with the failure as its exception."""
+    """A future of a var is done when the var can be read, and raises its failure."""
     if deferred.kind == "Simulator":
         pytest.skip("nobody would run the simulator while the future is waited for")
     var = deferred.new_variable()
@@ -50,7 +50,7 @@ def test_future(deferred):
 
 
 def test_repr_shows_the_state():
-    """States and counts as text."""
+    """The text of a var shows its state, readers and waiting operations; that of an engine shows its counts."""
     eng = engine.create("Simulator")
     var = eng.new_variable("x")
     assert repr(var) == "<Var 'x' version 0: IDLE>"
@@ -65,7 +65,7 @@ def test_repr_shows_the_state():
 
 
 def test_repr_counts_waiting_operations():
-    """Granted operations are no longer counted, before and after the list of waiting operations is cut."""
+    """The text of a var counts only operations that still wait, whether the list of them was shortened or not."""
     eng = engine.create("Simulator")
     var, heads = eng.new_variable(), []
     for _ in range(100):
@@ -76,14 +76,14 @@ def test_repr_counts_waiting_operations():
         assert len(var.waiting) <= 99 - done + var.head
         assert var.head <= 50
         heads.append(var.head)
-    assert max(heads) >= 32  # cutting it each time would cost quadratic time
+    assert max(heads) >= 32  # shortening the list each time would take quadratic time
     eng.wait_for_all()
     assert (var.waiting, var.head) == ([], 0)
     assert repr(var) == "<Var version 100: IDLE>"
 
 
 def test_repr_of_failed_and_deleted_vars(deferred):
-    """Both are shown."""
+    """The text of a var shows that it has failed or was deleted."""
     var = deferred.new_variable("x")
     deferred.push(boom, (), [var], name="culprit")
     with pytest.raises(Boom):
@@ -97,9 +97,10 @@ def test_repr_of_failed_and_deleted_vars(deferred):
 
 
 def test_using_an_engine_for_a_while(deferred):
-    """Inside the block it is the process-wide engine.
+    """Inside ``engine.using(eng)``, ``eng`` is the process-wide engine.
 
-    At the end its work has finished, its failures are raised, and the previous engine is restored in any case.
+    At the end of the block its operations have ended, its failures are raised, and the previous engine is restored in
+    any case.
     """
     before, var = engine.get(), deferred.new_variable()
     with engine.using(deferred) as inside:

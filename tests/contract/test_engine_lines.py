@@ -14,31 +14,31 @@ from weftplan.engine import FnProperty
 from weftplan.engine.sites import site_text
 
 
-def here(further=0):
-    """Return the caller's line, or a line further down, in the form of a failure's note."""
+def location(further=0):
+    """Return the location of the caller, ``further`` lines down, as "file:line"."""
     frame = inspect.currentframe().f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno + further}"
 
 
-def bulk(eng, var):
-    """Return a bulk with one member."""
+def push_in_bulk(eng, var):
+    """Push a failing member in a bulk; return the line of its push."""
     with eng.bulk(5):
-        line = here(1)
+        line = location(1)
         eng.push(boom, (), [var], name="culprit")
     return line
 
 
-def operator(eng, var):
-    """Return the line of the push counts, not that of the creation."""
+def push_operator(eng, var):
+    """Push a failing stored operator; return the line of the push, not of the operator's creation."""
     stored = eng.new_operator(boom, (), [var], name="culprit")
-    line = here(1)
+    line = location(1)
     eng.push(stored)
     return line
 
 
-def several_lines(eng, var):
-    """Return the first line of the call counts."""
-    line = here(1)
+def push_over_lines(eng, var):
+    """Push a failing operation by a call over several lines; return the first of them."""
+    line = location(1)
     eng.push(
         boom,
         (),
@@ -49,17 +49,17 @@ def several_lines(eng, var):
 
 
 WAYS = {
-    "plain": lambda eng, var: (eng.push(boom, (), [var], name="culprit"), here())[1],
-    "with reads": lambda eng, var: (eng.push(boom, [eng.new_variable()], [var], name="culprit"), here())[1],
-    "priority": lambda eng, var: (eng.push(boom, (), [var], priority=3, name="culprit"), here())[1],
-    "context": lambda eng, var: (eng.push(boom, (), [var], cpu(1), name="culprit"), here())[1],
-    "device": lambda eng, var: (eng.push(boom, (), [var], sim(0), name="culprit"), here())[1],
-    "property": lambda eng, var: (eng.push(boom, (), [var], prop=FnProperty.NO_SKIP, name="culprit"), here())[1],
-    "async": lambda eng, var: (eng.push_async(lambda done: boom(), (), [var], name="culprit"), here())[1],
-    "said": lambda eng, var: (eng.push_async(lambda done: done(Boom()), (), [var], name="culprit"), here())[1],
-    "operator": operator,
-    "bulk": bulk,
-    "several lines": several_lines,
+    "plain": lambda eng, var: (eng.push(boom, (), [var], name="culprit"), location())[1],
+    "with reads": lambda eng, var: (eng.push(boom, [eng.new_variable()], [var], name="culprit"), location())[1],
+    "priority": lambda eng, var: (eng.push(boom, (), [var], priority=3, name="culprit"), location())[1],
+    "context": lambda eng, var: (eng.push(boom, (), [var], cpu(1), name="culprit"), location())[1],
+    "device": lambda eng, var: (eng.push(boom, (), [var], sim(0), name="culprit"), location())[1],
+    "property": lambda eng, var: (eng.push(boom, (), [var], prop=FnProperty.NO_SKIP, name="culprit"), location())[1],
+    "async": lambda eng, var: (eng.push_async(lambda done: boom(), (), [var], name="culprit"), location())[1],
+    "said": lambda eng, var: (eng.push_async(lambda done: done(Boom()), (), [var], name="culprit"), location())[1],
+    "operator": push_operator,
+    "bulk": push_in_bulk,
+    "several lines": push_over_lines,
 }
 
 
@@ -67,7 +67,7 @@ WAYS = {
 @pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_line_of_the_push(deferred, way, traced):
-    """Name and line are in the note of the raised error, at the var itself and at its dependants."""
+    """The note of the raised error has name and line, for a wait for the var itself and for a dependant."""
     if traced:
         deferred.tracer = lambda *record: None
     var, after = deferred.new_variable(), deferred.new_variable()
@@ -80,9 +80,9 @@ def test_the_line_of_the_push(deferred, way, traced):
 
 
 def test_the_line_of_a_delete(deferred):
-    """Its operation has a name of its own."""
+    """The note of a failing delete has the name DeleteVariable and the line of the delete."""
     var = deferred.new_variable()
-    line = here(1)
+    line = location(1)
     deferred.delete_variable(var, boom)
     with pytest.raises(Boom) as caught:
         deferred.wait_for_all()
@@ -90,10 +90,10 @@ def test_the_line_of_a_delete(deferred):
 
 
 def test_the_line_is_the_users(deferred):
-    """Pushes by the package for a user show the user's line: tasks, futures, operators on arrays."""
+    """The note of a failing task has the line of the user's submit, not a line of the package."""
     out = np.zeros(1)
     with engine.using(deferred):
-        line = here(1)
+        line = location(1)
         engine.submit(boom, reads=[out], name="task")
         with pytest.raises(Boom) as caught:
             engine.wait()
@@ -101,7 +101,7 @@ def test_the_line_is_the_users(deferred):
 
 
 def test_names_of_operations_without_one(deferred):
-    """A function's own name, with its class or enclosing function; for a callable object its class."""
+    """Without a name, an operation is called by its function's qualified name, or by its object's class."""
 
     class Callable:
         def __call__(self):
@@ -123,14 +123,17 @@ def test_names_of_operations_without_one(deferred):
 
 
 def test_a_site_without_a_line():
-    """Unknown code, or an offset without a line: the function's first line."""
+    """Without a code location the line is unknown; without a line for the offset it is the function's first line."""
     assert site_text(None) == "an unknown line"
     code = test_a_site_without_a_line.__code__
     assert site_text((code, 10**6)) == f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def test_one_exception_object_of_many_operations(deferred):
-    """Its notes list each operation once, a hundred at most; every operation has failed."""
+    """An exception object that many operations raise lists each of them once in its notes, at most a hundred.
+
+    All these operations fail.
+    """
     error, result = Boom("shared"), []
 
     def fail():

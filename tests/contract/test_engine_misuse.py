@@ -12,7 +12,7 @@ from weftplan.errors import ConfigError, DuplicateVarError, EngineError, WaitInW
 
 
 def test_duplicate_declarations(eng):
-    """Duplicate reads count once; the two deadlocking cases are errors that show the fix, and nothing is pushed."""
+    """Duplicate reads count once; a duplicate write or a var both read and written raises DuplicateVarError."""
     a, b, runs = eng.new_variable("a"), eng.new_variable("b"), []
     eng.push(lambda: runs.append(1), [a, a, a], [b])
     with pytest.raises(DuplicateVarError, match=r"writes <Var 'b'.*twice.*dedupe"):
@@ -29,7 +29,7 @@ def test_duplicate_declarations(eng):
 
 
 def test_foreign_vars_and_no_function(eng):
-    """A var of another engine, an object that is no var, an object that is not callable."""
+    """A foreign var, an object that is no var, and a non-callable object as the function raise EngineError."""
     other_engine = engine.create("NaiveEngine")
     with pytest.raises(EngineError, match="belongs to <NaiveEngine"):
         eng.push(lambda: None, [other_engine.new_variable()])
@@ -41,7 +41,7 @@ def test_foreign_vars_and_no_function(eng):
 
 
 def test_errors_name_the_operation(eng):
-    """By the name of the push, if it has one."""
+    """Errors of a push start with the operation's name, if it has one."""
     a, gone = eng.new_variable("a"), eng.new_variable("gone")
     eng.delete_variable(gone)
     for push in (eng.push, eng.push_async, eng.new_operator):
@@ -54,7 +54,7 @@ def test_errors_name_the_operation(eng):
 
 
 def test_operators_of_another_engine(eng):
-    """Refused with both engines' names; its own engine still accepts it."""
+    """A stored operator of another engine raises EngineError with that engine's name, and still runs there."""
     other_engine = engine.create("NaiveEngine")
     theirs = other_engine.new_variable()
     operator = other_engine.new_operator(lambda: None, (), [theirs], name="stored")
@@ -65,7 +65,7 @@ def test_operators_of_another_engine(eng):
 
 
 def test_wait_for_all_inside_a_naive_operation():
-    """It would wait for the calling operation; a wait for an unwritten var returns."""
+    """On the naive engine, wait_for_all inside an operation raises; a wait for an idle var returns."""
     naive = engine.create("NaiveEngine")
     idle, ran = naive.new_variable(), []
 
@@ -82,7 +82,7 @@ def test_wait_for_all_inside_a_naive_operation():
 
 @pytest.mark.parametrize("what", ["var", "all"])
 def test_wait_inside_an_operation(what):
-    """A worker that would wait for itself raises, with the fix; the engine continues."""
+    """A wait inside an operation raises WaitInWorkerError with the fix, and the engine continues."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     a, b = eng.new_variable(), eng.new_variable()
 
@@ -98,7 +98,7 @@ def test_wait_inside_an_operation(what):
 
 
 def test_unknown_kind_and_bad_counts():
-    """The message lists the legal values."""
+    """An unknown kind raises ConfigError with the legal kinds, and a bad worker count with its range."""
     with pytest.raises(ConfigError, match=r"did you mean 'NaiveEngine'\?.*ThreadedEnginePerDevice"):
         engine.create("NaivEngine")
     for bad in (0, -1, True, "2"):
@@ -108,8 +108,9 @@ def test_unknown_kind_and_bad_counts():
 
 @pytest.mark.parametrize("how", ["push", "push with priority", "push_async", "new_operator"])
 def test_every_small_declaration(how):
-    """Up to three reads and three writes of good, foreign, deleted and non-vars: errors change nothing, the rest is
-    accepted.
+    """All combinations of up to three reads and three writes of good, foreign, deleted and non-vars are checked.
+
+    A wrong combination raises the right error and changes nothing; any other is accepted.
     """
     sim, second = engine.create("Simulator"), engine.create("NaiveEngine")
     good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), second.new_variable()
@@ -151,13 +152,13 @@ def _error_of(push, reads, writes):
 
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_var_cannot_be_copied(eng, twin):
-    """Operations on the copy would not wait for those on the var."""
+    """A var cannot be copied or pickled, because operations on the copy would not wait for those on the var."""
     with pytest.raises(EngineError, match=r"<Var 'a' .* cannot be copied; make another with new_variable"):
         twin(eng.new_variable("a"))
 
 
 class Compared(Var):
-    """Counts its comparisons."""
+    """A var that counts its comparisons."""
 
     __slots__ = ()
     count = 0
@@ -170,7 +171,7 @@ class Compared(Var):
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_cost_is_linear_in_the_number_of_vars(deferred, behind):
-    """A thousand reads and a thousand writes, idle or waiting: no linear search per var."""
+    """A push with a thousand reads and a thousand writes, idle or waiting, compares vars less than 100 times."""
     reads, writes = ([Compared(deferred) for _ in range(1000)] for _ in range(2))
     if behind:
         for var in (*reads, *writes):

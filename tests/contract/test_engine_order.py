@@ -1,4 +1,4 @@
-"""Engine contract: reads and writes in push order, versions, stored operators, completion. On every driver."""
+"""Engine contract: reads and writes in push order, versions, stored operators and completion."""
 
 import random
 import threading
@@ -11,7 +11,7 @@ from weftplan.errors import EngineError
 
 
 def test_writes_of_one_var_run_in_push_order(eng):
-    """1,000 writes of one var: order kept, version 1,000."""
+    """1,000 writes of one var run in push order, and its version is then 1,000."""
     var, seen = eng.new_variable(), []
     for i in range(1000):
         eng.push(lambda i=i: seen.append(i), (), [var])
@@ -21,7 +21,7 @@ def test_writes_of_one_var_run_in_push_order(eng):
 
 
 def test_readers_see_the_write_before_them(eng):
-    """write, many reads, write, many reads: every read sees its write; versions count writes only."""
+    """Every read sees the write pushed before it; versions count writes only."""
     var, value, seen = eng.new_variable(), [0], []
     for i in range(50):
         eng.push(lambda i=i: value.__setitem__(0, i), (), [var])
@@ -34,7 +34,7 @@ def test_readers_see_the_write_before_them(eng):
 
 
 def test_reads_run_concurrently():
-    """Two readers meet at a barrier: they run at the same time."""
+    """Two reads of a var run at the same time: they meet at a barrier."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     var, barrier = eng.new_variable(), threading.Barrier(2)
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_reads_run_concurrently():
 
 
 def test_a_write_excludes_everything():
-    """While a write runs, neither another write nor a read of that var runs."""
+    """While a write runs, no other write or read of that var runs."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=4)
     var, inside, worst, lock = eng.new_variable(), [0, 0], [], threading.Lock()
 
@@ -68,7 +68,7 @@ def test_a_write_excludes_everything():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_programs_equal_serial_execution(eng, seed):
-    """4,000 operations over 100 vars, 2 to 19 reads with duplicates: exact equality with serial execution."""
+    """4,000 random operations on 100 vars give exactly the values and versions of serial execution."""
     rng = random.Random(seed)
     program = []
     for _ in range(4_000):
@@ -93,7 +93,7 @@ def test_random_programs_equal_serial_execution(eng, seed):
 
 
 def test_version_scenario(eng):
-    """MXNet's VarVersion: 0 at first, 0 after a read, 10 after ten writes."""
+    """As in MXNet's VarVersion test, the version is 0 after a read and 10 after ten writes."""
     var = eng.new_variable()
     assert var.version == 0
     eng.push(lambda: None, [var])
@@ -106,7 +106,7 @@ def test_version_scenario(eng):
 
 
 def test_operators_are_reused(eng):
-    """A stored operator runs once per push; its deletion lets scheduled runs finish and forbids new pushes."""
+    """A stored operator runs once per push; after its deletion, pushed runs still happen, and new pushes raise."""
     var, runs = eng.new_variable(), []
     operator = eng.new_operator(lambda: runs.append(1), (), [var], name="again")
     for _ in range(20):
@@ -120,7 +120,7 @@ def test_operators_are_reused(eng):
 
 
 def test_async_operations(eng):
-    """The operation is over when on_complete is called, from another thread; an error passed to it is its failure."""
+    """An asynchronous operation ends when another thread calls on_complete; an error passed there is its failure."""
     if eng.kind == "Simulator":
         pytest.skip("the simulator has one thread: nobody else could call on_complete")
     var, order = eng.new_variable(), []
@@ -142,7 +142,7 @@ def test_async_operations(eng):
 
 
 def test_on_complete_twice_is_an_error(eng):
-    """The second call raises at its caller, and changes nothing."""
+    """A second call of on_complete raises EngineError and changes nothing."""
     var, errors, over = eng.new_variable(), [], threading.Event()
 
     def start(on_complete):

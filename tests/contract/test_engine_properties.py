@@ -1,4 +1,4 @@
-"""Engine contract: the queue of each kind of work (FnProperty) on each engine, and its number of threads."""
+"""Engine contract: the queue of each FnProperty on each engine, and its number of threads."""
 
 import os
 import subprocess
@@ -16,11 +16,14 @@ MAIN = threading.main_thread().name
 POOLED = dict.fromkeys(FnProperty, "weftplan worker 0") | dict.fromkeys(
     (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU), "weftplan copy 0"
 )
-"""ThreadedEngine: one pool, and one thread for copies, for all contexts."""
+"""Threads of ThreadedEngine: one pool and one thread for copies, for all contexts."""
 
 
 def of_cpu(index):
-    """ThreadedEnginePerDevice: one queue per CPU, a priority queue for the process; short operations run inline."""
+    """Return the thread of each property on a CPU of ThreadedEnginePerDevice.
+
+    There is one queue per CPU and a priority queue for the process; short operations run inline.
+    """
     return dict.fromkeys(FnProperty, f"weftplan cpu({index}) worker 0") | {
         FnProperty.CPU_PRIORITIZED: "weftplan priority 0",
         FnProperty.ASYNC: MAIN,
@@ -35,21 +38,21 @@ OF_DEVICE = dict.fromkeys(FnProperty, "weftplan sim(0) worker 0") | {
     FnProperty.CPU_PRIORITIZED: "weftplan sim(0) priority 0",
     FnProperty.GPU_PRIORITIZED: "weftplan sim(0) priority 0",
 }
-"""ThreadedEnginePerDevice with streams in use: three queues per device, and nothing runs inline."""
+"""Threads of a device of ThreadedEnginePerDevice: three queues, and no operation runs inline."""
 
 
-def here(thread):
-    """Everything on one thread."""
+def on_one_thread(thread):
+    """Return the same thread for every property."""
     return dict.fromkeys(FnProperty, thread)
 
 
 @pytest.mark.parametrize(
     ("kind", "ctx", "want"),
     [
-        ("NaiveEngine", cpu(0), here(MAIN)),
-        ("NaiveEngine", sim(0), here(MAIN)),
-        ("Simulator", cpu(0), here(MAIN)),
-        ("Simulator", sim(0), here(MAIN)),
+        ("NaiveEngine", cpu(0), on_one_thread(MAIN)),
+        ("NaiveEngine", sim(0), on_one_thread(MAIN)),
+        ("Simulator", cpu(0), on_one_thread(MAIN)),
+        ("Simulator", sim(0), on_one_thread(MAIN)),
         ("ThreadedEngine", cpu(0), POOLED),
         ("ThreadedEngine", sim(0), POOLED),
         ("ThreadedEnginePerDevice", cpu(0), of_cpu(0)),
@@ -61,7 +64,7 @@ def here(thread):
 )
 @pytest.mark.parametrize("prop", FnProperty)
 def test_thread_of_each_property(monkeypatch, kind, ctx, want, prop):
-    """An operation reports its thread's name, which contains device and queue."""
+    """An operation runs on a thread whose name contains its device and queue."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")  # otherwise a waiting thread may run it
     eng = engine.create(kind, cpu_workers=1, priority_workers=1, gpu_workers=1, copy_workers=1)
     if want is OF_DEVICE:
@@ -76,7 +79,7 @@ def test_thread_of_each_property(monkeypatch, kind, ctx, want, prop):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_deletes_jump_the_queue(kind):
-    """Operations queued before a delete run after it; a delete of a var in use still runs after its uses."""
+    """A delete runs before operations queued earlier, unless they use its var."""
     eng = engine.create(kind, cpu_workers=1, gpu_workers=1)
     ctx = sim(0) if kind == "ThreadedEnginePerDevice" else cpu(0)  # on a CPU it would run on this thread
     begun, gate, order = threading.Event(), threading.Event(), []
@@ -95,7 +98,10 @@ def test_deletes_jump_the_queue(kind):
 
 @pytest.mark.parametrize("prop", [FnProperty.COPY_TO_GPU, FnProperty.COPY_FROM_GPU, FnProperty.GPU_PRIORITIZED])
 def test_device_queues_honour_priority(prop):
-    """Larger priority first, equal priorities in push order; the worker queue of the device ignores it."""
+    """The queues for copies and priorities run larger priorities first, equal priorities in push order.
+
+    The device's worker queue ignores priorities.
+    """
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
     for kind, want in ((prop, [9, 9, 5, 1, -3]), (FnProperty.NORMAL, [1, 9, -3, 5, 9])):
         gate, order = threading.Event(), []
@@ -109,7 +115,7 @@ def test_device_queues_honour_priority(prop):
 
 
 def test_copies_overlap_with_compute():
-    """A copy and an operation of one device run concurrently: each waits for the other to have begun."""
+    """A copy, a prioritized and an ordinary operation of one device run at the same time."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
     meet = threading.Barrier(3, timeout=60)
     for prop in (FnProperty.NORMAL, FnProperty.COPY_TO_GPU, FnProperty.GPU_PRIORITIZED):
@@ -118,8 +124,8 @@ def test_copies_overlap_with_compute():
     eng.stop()
 
 
-def script(text, **environment):
-    """Return the words that a program prints in its own process."""
+def run_program(text, **environment):
+    """Run a program in its own process; return the words that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
         capture_output=True,
@@ -142,7 +148,7 @@ THREADS = """
                       (mx.sim(0), "NORMAL"), (mx.sim(0), "GPU_PRIORITIZED"), (mx.sim(0), "COPY_TO_GPU")):
         for _ in range(20):
             eng.push(gate.wait, (), [], ctx, prop=FnProperty[prop])
-    while any(queue.permits for queue in eng._all_queues):  # until no queue may start one more thread
+    while any(queue.permits for queue in eng._all_queues):  # until every queue has started all its threads
         time.sleep(0.001)
     print(*(f"{queue.context}/{queue.queue}={queue.workers}" for queue in eng.statistics().queues))
     gate.set()
@@ -158,8 +164,8 @@ THREADS = """
     "MXNET_ENGINE_TYPE",
 )
 def test_variables_set_the_threads():
-    """Each MXNET_..._NTHREADS is the number of threads of its queues; 1, 4, 2 and 1 by default."""
-    assert script(THREADS) == [
+    """Each MXNET_..._NTHREADS sets the number of threads of its queues; the defaults are 1, 4, 2 and 1."""
+    assert run_program(THREADS) == [
         "cpu(0)/worker=1",
         "cpu(2)/worker=1",
         "None/priority=4",
@@ -167,7 +173,7 @@ def test_variables_set_the_threads():
         "sim(0)/priority=2",
         "sim(0)/copy=1",
     ]
-    assert script(
+    assert run_program(
         THREADS,
         MXNET_CPU_WORKER_NTHREADS="3",
         MXNET_CPU_PRIORITY_NTHREADS="2",
@@ -181,13 +187,13 @@ def test_variables_set_the_threads():
         "sim(0)/priority=5",
         "sim(0)/copy=6",
     ]
-    assert script(THREADS, MXNET_ENGINE_TYPE="ThreadedEngine") == ["None/worker=16", "None/copy=1"]
+    assert run_program(THREADS, MXNET_ENGINE_TYPE="ThreadedEngine") == ["None/worker=16", "None/copy=1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.shows("MXNET_MP_WORKER_NTHREADS")
 def test_forked_children_use_their_thread_count():
-    """MXNET_MP_WORKER_NTHREADS, for the inherited engine and for engines that the child creates."""
+    """MXNET_MP_WORKER_NTHREADS sets the threads of inherited and of new engines in a forked child."""
     text = """
         import os, threading, warnings
         import weftplan as mx
@@ -212,12 +218,12 @@ def test_forked_children_use_their_thread_count():
                 os._exit(status)
         print(os.waitpid(pid, 0)[1])
     """
-    assert script(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
+    assert run_program(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
 
 
 @pytest.mark.shows("WEFTPLAN_TASK_WORKERS")
 def test_variable_sets_the_task_threads():
-    """That number of tasks runs concurrently on the first CPU; three that need each other need three threads."""
+    """WEFTPLAN_TASK_WORKERS sets how many tasks run at the same time on the first CPU."""
     text = """
         import threading
         import weftplan as mx
@@ -226,5 +232,5 @@ def test_variable_sets_the_task_threads():
             task.wait()
         print(*(queue.workers for queue in mx.engine.get().statistics().queues if queue.queue == "task"))
     """
-    assert script(text, WEFTPLAN_TASK_WORKERS="3") == ["3"]
-    assert script(text.replace("Barrier(3", "Barrier(1"), WEFTPLAN_TASK_WORKERS="1") == ["1"]
+    assert run_program(text, WEFTPLAN_TASK_WORKERS="3") == ["3"]
+    assert run_program(text.replace("Barrier(3", "Barrier(1"), WEFTPLAN_TASK_WORKERS="1") == ["1"]

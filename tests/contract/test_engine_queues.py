@@ -1,4 +1,4 @@
-"""Engine contract: pushes from inside and from many threads, priorities, contexts. On every driver."""
+"""Engine contract: pushes from inside operations and from many threads, priorities, contexts and tracing."""
 
 import threading
 from contextlib import suppress
@@ -12,7 +12,7 @@ from weftplan.engine import FnProperty
 
 
 def test_pushes_from_inside_an_operation(eng):
-    """An operation pushes others, also onto its own var: they run after it."""
+    """An operation pushed from inside another runs after it if both write the same var."""
     var, log = eng.new_variable(), []
 
     def outer():
@@ -28,7 +28,7 @@ def test_pushes_from_inside_an_operation(eng):
 
 
 def test_pushes_from_many_threads(eng):
-    """Eight threads push 500 increments each onto one var: none is lost."""
+    """No increment is lost if eight threads push 500 increments each of one var."""
     if eng.kind == "Simulator":
         pytest.skip("the simulator belongs to one thread")
     var, count = eng.new_variable(), [0]
@@ -47,7 +47,10 @@ def test_pushes_from_many_threads(eng):
 
 
 def test_priority_queue_order():
-    """The CPU priority queue runs larger priorities first, equal ones in push order; plain queues ignore them."""
+    """The CPU priority queue runs larger priorities first and keeps push order for equal priorities.
+
+    The worker queue ignores priorities.
+    """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
     for prop, want in ((FnProperty.CPU_PRIORITIZED, [9, 9, 5, 1, 0]), (FnProperty.NORMAL, [1, 9, 5, 9, 0])):
         gate, order = threading.Event(), []
@@ -61,7 +64,7 @@ def test_priority_queue_order():
 
 
 def test_contexts_have_pools_of_their_own():
-    """cpu(0) and cpu(1) run concurrently although each has one worker; statistics name the queues."""
+    """Operations on cpu(0) and cpu(1) run at the same time, with one worker each; statistics name the queues."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     barrier = threading.Barrier(2)
     for i in range(2):
@@ -74,7 +77,7 @@ def test_contexts_have_pools_of_their_own():
 
 
 def test_statistics_of_engines_without_threads():
-    """The naive engine counts operations per context; the simulator has no queues."""
+    """Statistics of the naive engine count operations per context; the simulator has no queues."""
     naive, simulator = engine.create("NaiveEngine"), engine.create("Simulator")
     for eng in (naive, simulator):
         for ctx in (cpu(0), None, cpu(1)):
@@ -86,7 +89,7 @@ def test_statistics_of_engines_without_threads():
 
 
 def test_a_tracer_sees_every_operation_once(eng):
-    """Plain, prioritized, asynchronous, short, deleting, failed and skipped operations, on two contexts."""
+    """A tracer records every operation once: of each property, asynchronous, failed, skipped and deleting."""
     records, expected, numbers = [], [], set()
     bad, after = eng.new_variable(), eng.new_variable()
     eng.tracer = lambda *record: records.append(record)

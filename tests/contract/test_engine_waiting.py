@@ -1,4 +1,4 @@
-"""Engine contract: the effect of waits, from threads, futures and coroutines. On every driver."""
+"""Engine contract: the effect of waits, from threads, futures and coroutines."""
 
 import asyncio
 import concurrent.futures
@@ -16,7 +16,7 @@ THREADED = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.fixture(params=THREADED)
 def threaded(request):
-    """Engines whose operations may block while the test continues."""
+    """Threaded engines with two workers, whose operations may block while the test continues."""
     eng = engine.create(request.param, cpu_workers=2)
     yield eng
     eng.stop()
@@ -24,7 +24,7 @@ def threaded(request):
 
 
 def test_a_wait_for_a_var_ignores_its_readers(threaded):
-    """It returns while a read of the var is blocked; an operation that writes the var waits for that read."""
+    """A wait for a var returns while a read of it is blocked; a write of the var waits for that read."""
     var, gate, seen = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: None, (), [var])
     threaded.push(lambda: (gate.wait(60), seen.append("read")), [var])
@@ -37,7 +37,7 @@ def test_a_wait_for_a_var_ignores_its_readers(threaded):
 
 
 def test_a_wait_for_a_var_ignores_everything_else(threaded):
-    """Operations on other vars are still blocked when it returns; wait_for_all waits for them."""
+    """A wait for a var ignores blocked operations on other vars; wait_for_all waits for them."""
     held, free, gate = threaded.new_variable(), threaded.new_variable(), threading.Event()
     threaded.push(lambda: gate.wait(60), (), [held])
     threaded.push(lambda: None, (), [free])
@@ -50,7 +50,7 @@ def test_a_wait_for_a_var_ignores_everything_else(threaded):
 
 
 def test_several_threads_wait(threaded):
-    """Six threads that wait for the same blocked write all return after it, with its failure."""
+    """Six threads that wait for the same blocked write all get its failure."""
     var, gate, actual = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
 
@@ -74,7 +74,7 @@ def test_several_threads_wait(threaded):
 
 
 def test_throw_does_not_wait(deferred):
-    """It raises the var's failure on every call, and nothing without a failure; the failure is observed."""
+    """``throw`` raises the var's failure on every call, without a wait; wait_for_all then raises nothing."""
     good, bad = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [bad])
     deferred.throw(good)
@@ -90,7 +90,7 @@ def test_throw_does_not_wait(deferred):
 
 
 def test_throw_observes_a_failure(deferred):
-    """A failure raised by throw is not raised again by wait_for_all, and a later write heals it."""
+    """wait_for_all does not raise a failure that ``throw`` has raised; a later write clears it."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var])
     deferred.stop()
@@ -104,7 +104,7 @@ def test_throw_observes_a_failure(deferred):
 
 
 def test_throw_during_a_blocked_write(threaded):
-    """It returns immediately."""
+    """``throw`` returns immediately while the var's write is blocked."""
     var, gate = threaded.new_variable(), threading.Event()
     threaded.push(gate.wait, (), [var])
     threaded.throw(var)
@@ -114,7 +114,7 @@ def test_throw_during_a_blocked_write(threaded):
 
 
 def test_futures_in_a_pool(threaded):
-    """``concurrent.futures.wait`` and ``as_completed`` accept futures of vars together with those of an executor."""
+    """``concurrent.futures.wait`` and ``as_completed`` accept futures of vars and of an executor together."""
     fast, slow, gate = threaded.new_variable("fast"), threaded.new_variable("slow"), threading.Event()
     threaded.push(gate.wait, (), [slow])
     threaded.push(lambda: None, (), [fast])
@@ -128,7 +128,7 @@ def test_futures_in_a_pool(threaded):
 
 
 def test_executor_completes_an_operation(threaded):
-    """push_async passes work to a user's executor; its future's completion is the operation's."""
+    """An operation of push_async can run in a user's executor; the end of the executor's future completes it."""
     var, order = threaded.new_variable(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
@@ -148,7 +148,7 @@ def test_executor_completes_an_operation(threaded):
 
 
 def test_cancelled_future(threaded):
-    """It raises the failure nowhere, so a wait still does; the callbacks of a future run once."""
+    """A cancelled future does not consume the failure: a wait raises it. Callbacks of a future run once."""
     var, gate, called = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
     cancelled, kept = threaded.future(var), threaded.future(var)
@@ -163,7 +163,7 @@ def test_cancelled_future(threaded):
 
 
 def test_failure_of_a_cancelled_future_stays_unobserved(threaded):
-    """wait_for_all raises it."""
+    """wait_for_all raises the failure of a var whose future was cancelled."""
     var, gate = threaded.new_variable(), threading.Event()
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
     assert threaded.future(var).cancel()
@@ -173,7 +173,7 @@ def test_failure_of_a_cancelled_future_stays_unobserved(threaded):
 
 
 def test_await_many(threaded):
-    """``await var`` lets other tasks run; gathered vars keep their order; a failure reaches only its task."""
+    """``await`` lets other coroutines run; gathered vars keep their order; a failure reaches only its coroutine."""
 
     async def main():
         variables = [threaded.new_variable(str(i)) for i in range(20)]
@@ -203,7 +203,7 @@ async def _await(var):
 
 
 def test_await_of_idle_and_deleted_vars(eng):
-    """The first returns immediately; the second is an error, because nothing would ever wake the task."""
+    """``await`` of an idle var returns immediately; of a deleted var it raises EngineError."""
     if eng.kind == "Simulator":
         pytest.skip("nobody would run the simulator while the loop waits")
     idle, gone = eng.new_variable(), eng.new_variable("gone")
@@ -214,7 +214,7 @@ def test_await_of_idle_and_deleted_vars(eng):
 
 
 def test_waits_for_deleted_and_non_vars(eng):
-    """Errors that name it, from every kind of wait."""
+    """Waits for deleted vars and for other objects raise EngineError with their name or type."""
     gone = eng.new_variable("gone")
     eng.delete_variable(gone)
     for wait in (eng.wait_for_var, eng.future):
@@ -226,7 +226,7 @@ def test_waits_for_deleted_and_non_vars(eng):
 
 
 def test_waits_in_callbacks_of_other_threads(threaded):
-    """A thread started by an operation is no worker: it may wait."""
+    """A thread started by an operation may wait, because it is not a worker."""
     a, b, gate, seen = threaded.new_variable(), threaded.new_variable(), threading.Event(), []
 
     def start(on_complete):
@@ -246,7 +246,10 @@ def test_waits_in_callbacks_of_other_threads(threaded):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_wait_inside_is_refused(threaded, asynchronous):
-    """wait_for_var (also for an idle var) and wait_for_all, in plain and asynchronous operations; each with the fix."""
+    """wait_for_var, also of an idle var, and wait_for_all raise inside plain and asynchronous operations.
+
+    Each error shows the fix.
+    """
     var, idle, errors = threaded.new_variable(), threaded.new_variable(), []
 
     def waits(on_complete=lambda: None):

@@ -1,4 +1,4 @@
-"""Contract of data iterators: epochs, ends, and resumption from states."""
+"""Contract of data iterators: epochs, their ends, and resumption from states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from weftplan.errors import MXNetError, NotResumableError, ParameterError
 Seen = list[tuple[Any, ...]]
 
 
-def facts(batch: mx.io.DataBatch) -> tuple[Any, ...]:
+def contents(batch: mx.io.DataBatch) -> tuple[Any, ...]:
     """Return the contents of a batch as plain values."""
     index = None if batch.index is None else batch.index.tolist()
     return ([a.tolist() for a in batch.data], [a.tolist() for a in batch.label], batch.pad, index, batch.bucket_key)
 
 
-def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
-    """Return the batches until the end of the epoch, or a limited number."""
+def remaining_batches(it: mx.io.DataIter, most: int | None = None) -> Seen:
+    """Return the contents of the next ``most`` batches, or of all batches until the end of the epoch."""
     batches: Seen = []
     while most is None or len(batches) < most:
         try:
-            batches.append(facts(it.next()))
+            batches.append(contents(it.next()))
         except StopIteration:
             break
     return batches
@@ -34,7 +34,7 @@ def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
 
 @pytest.fixture(params=ITERATORS, ids=lambda name: name.replace(" ", "_"))
 def make(request, tmp_path):
-    """Factory of equal iterators; closable iterators are closed at the end."""
+    """Return a function that creates equal iterators; those that can be closed are closed after the test."""
     with contextlib.ExitStack() as result:
 
         def fresh() -> mx.io.DataIter:
@@ -47,7 +47,7 @@ def make(request, tmp_path):
 
 
 def test_an_epoch(make):
-    """Batches have the promised or declared shapes and dtypes; an exhausted iterator stays exhausted."""
+    """Batches have the declared shapes and dtypes, and after an epoch no batch comes until ``reset()``."""
     mx.random.seed(1)
     it = make()
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_an_epoch(make):
                 assert [(d.shape, d.dtype) for d in descs] == [(a.shape, a.dtype) for a in actual]
             assert 0 <= batch.pad < it.batch_size
         assert count
-        assert rest(it) == []
+        assert remaining_batches(it) == []
         it.reset()
 
 
@@ -71,55 +71,58 @@ def test_the_seed_decides(make):
     for _ in range(2):
         mx.random.seed(5)
         it = make()
-        epochs = [rest(it)]
+        epochs = [remaining_batches(it)]
         it.reset()
-        runs.append([*epochs, rest(it)])
+        runs.append([*epochs, remaining_batches(it)])
     assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_another_iterator_continues(make, epoch):
-    """From every position of an epoch, a new iterator with the state yields the remaining batches and the next epoch.
+    """A new iterator with the state of another continues with its remaining batches and its next epoch.
 
-    The state is plain; reading it changes nothing, and seeking draws no random numbers.
+    This is true at every position of an epoch. A state survives JSON; reading or setting it draws no random number.
     """
     mx.random.seed(7)
     it = make()
     for _ in range(epoch):
-        rest(it)
+        remaining_batches(it)
         it.reset()
     states, batches = [it.state()], []
-    while actual := rest(it, 1):
+    while actual := remaining_batches(it, 1):
         batches += actual
         states.append(it.state())
     mx.random.seed(8)
     it.reset()
-    following = rest(it)
+    following = remaining_batches(it)
     for place, state in enumerate(states):
         mx.random.seed(99)
         resumed = make()
-        rest(resumed, place % 2)
+        remaining_batches(resumed, place % 2)
         key = mx.random.next_key(mx.cpu())
         resumed.set_state(json.loads(json.dumps(state)))
         assert mx.random.next_key(mx.cpu()) == (key[0], key[1] + 1)
         assert resumed.state() == state
-        assert rest(resumed) == batches[place:]
+        assert remaining_batches(resumed) == batches[place:]
         mx.random.seed(8)
         resumed.reset()
-        assert rest(resumed) == following
+        assert remaining_batches(resumed) == following
 
 
 def test_foreign_states_are_refused(make):
-    """A state of another class, other settings or no form is refused, and the iterator's position is unchanged."""
+    """A state of another class, with other settings or without content raises ParameterError.
+
+    The iterator keeps its position.
+    """
     mx.random.seed(3)
     it, twin = make(), None
     mx.random.seed(3)
     twin = make()
-    assert rest(it, 1) == rest(twin, 1)
+    assert remaining_batches(it, 1) == remaining_batches(twin, 1)
     own = it.state()
 
     def changed(value: Any) -> Any:
-        """Return the state with one nested fact that is not the iterator's."""
+        """Return the state with one setting changed, in this iterator or in one that it contains."""
         if value.get("of"):
             name = next(iter(value["of"]))
             return {**value, "of": {**value["of"], name: [value["of"][name], 17]}}
@@ -140,11 +143,11 @@ def test_foreign_states_are_refused(make):
         with pytest.raises(ParameterError, match="set_state"):
             it.set_state(bad)
         assert it.state() == own
-    assert rest(it) == rest(twin)
+    assert remaining_batches(it) == remaining_batches(twin)
 
 
 def test_differences_are_listed():
-    """The message lists the old and new value of every differing fact."""
+    """The error lists the old and the new value of every differing setting."""
     state = arrays(shuffle=True).state()
     with pytest.raises(
         ParameterError, match=r"shuffle: True then, False now; last_batch_handle: 'pad' then, 'discard'"
@@ -156,7 +159,7 @@ def test_differences_are_listed():
 
 
 class Plain(mx.io.DataIter):
-    """A user's iterator without states: it fails at the third batch."""
+    """A user's iterator without states, whose third batch raises ValueError."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -177,7 +180,7 @@ class Plain(mx.io.DataIter):
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_user_iterator(depth):
-    """An iterator without states says so, prefetched or not; its error replaces its batch, and the others follow."""
+    """An iterator without states raises NotResumableError; if a batch raises, the later batches still follow."""
     plain = Plain()
     it = mx.io.PrefetchingIter(plain, depth=depth) if depth else plain
     for use in (it.state, lambda: it.set_state({}) if depth == 0 else it.state()):

@@ -1,4 +1,4 @@
-"""Contract of every single-process store: keys, values, order, errors, updaters."""
+"""Contract of every single-process store: keys, values, order, errors and updaters."""
 
 import sys
 import threading
@@ -16,12 +16,12 @@ from weftplan.storage import LimitResource, RawResource
 
 
 def arrays(values, shape=(3, 4)):
-    """Return one array per value, each on its own CPU context."""
+    """Return one array per value, filled with it, each on its own CPU context."""
     return [mx.nd.full(shape, v, ctx=mx.cpu(i)) for i, v in enumerate(values)]
 
 
 def test_init_push_pull(kv):
-    """A pull returns the initial value, then the sum of the last push (which replaces, not adds)."""
+    """A pull returns the initial value, and later the sum of the last push, which replaces the stored value."""
     kv.init(3, mx.nd.ones((3, 4)))
     out = mx.nd.empty((3, 4))
     kv.pull(3, out=out)
@@ -35,7 +35,7 @@ def test_init_push_pull(kv):
 
 
 def test_pull_to_every_device(kv):
-    """A list of outs on several contexts is filled."""
+    """A pull fills all arrays of a list on several contexts."""
     kv.init("w", mx.nd.full((2,), 7))
     outs = [mx.nd.zeros((2,), ctx=mx.cpu(i)) for i in range(4)]
     kv.pull("w", out=outs)
@@ -43,7 +43,7 @@ def test_pull_to_every_device(kv):
 
 
 def test_lists_of_keys(kv):
-    """Keys in a list, values in a list of lists; repeated keys form one group."""
+    """A list of keys takes a list of values, or of lists; the values of a repeated key are summed."""
     keys = [5, 2, 9]
     kv.init(keys, [mx.nd.zeros((2,))] * 3)
     kv.push(keys, [arrays([i, 1], (2,)) for i in range(3)])
@@ -56,7 +56,7 @@ def test_lists_of_keys(kv):
 
 
 def test_pushpull_and_broadcast(kv):
-    """pushpull writes the sum to out, or back into the values; broadcast is init and pull."""
+    """``pushpull`` writes the sum to ``out``, or without it to the values; ``broadcast`` is init and pull."""
     outs = arrays([0, 0])
     kv.broadcast("w", mx.nd.full((3, 4), 2), outs)
     assert all((out.asnumpy() == 2).all() for out in outs)
@@ -69,7 +69,7 @@ def test_pushpull_and_broadcast(kv):
 
 @pytest.mark.parametrize("keys", ["w", ["w", "v"]], ids=["one key", "two keys"])
 def test_bad_out_leaves_nothing_half_done(kv, keys):
-    """broadcast creates no key, and pushpull pushes nothing, if an out has the wrong shape, dtype or number."""
+    """If an out has the wrong shape, dtype or number, ``broadcast`` creates no key and ``pushpull`` pushes nothing."""
     several = isinstance(keys, list)
     good, bad = mx.nd.ones((3,)), mx.nd.ones((4,))
     for out in (bad, [good, bad], mx.nd.ones((3,), dtype="float64"), [], None):
@@ -86,7 +86,7 @@ def test_bad_out_leaves_nothing_half_done(kv, keys):
 
 
 def test_the_store_does_not_alias_pushed_arrays(kv):
-    """Changing a gradient after the push does not change the pulled value."""
+    """A change of a gradient after its push does not change the pulled value."""
     kv.init(0, mx.nd.zeros((2,)))
     gradient = mx.nd.ones((2,))
     kv.push(0, gradient)
@@ -97,7 +97,7 @@ def test_the_store_does_not_alias_pushed_arrays(kv):
 
 
 def test_more_sources_than_before(kv):
-    """A later push may come from more devices than an earlier push."""
+    """A later push may have more or fewer source devices than an earlier one."""
     kv.init(0, mx.nd.zeros((3, 4)))
     out = mx.nd.empty((3, 4))
     for count in (1, 2, 5, 3):
@@ -107,7 +107,7 @@ def test_more_sources_than_before(kv):
 
 
 def test_updater_sees_sum_and_changes_stored(kv):
-    """An updater replaces the rule "store the sum"; it receives the user's key."""
+    """An updater gets the user's key, the sum and the stored array, which it may change."""
     seen = []
 
     def update(key, merged, stored):
@@ -125,7 +125,7 @@ def test_updater_sees_sum_and_changes_stored(kv):
 
 
 def test_updater_that_raises_reaches_the_caller(kv):
-    """An exception in an updater is raised by push, and the weight keeps its value."""
+    """A push raises the exception of its updater, and the stored value is unchanged."""
     kv.init(0, mx.nd.ones((2,)))
 
     def bad(key, merged, stored):
@@ -164,7 +164,7 @@ def test_updater_that_raises_reaches_the_caller(kv):
     ],
 )
 def test_bad_input(kv, call, message):
-    """Every misuse names the error, and the stored value survives."""
+    """Each misuse raises KVStoreError with a message that names it, and the stored value is unchanged."""
     kv.init("a", mx.nd.ones((2,)))
     with pytest.raises(KVStoreError, match=message):
         call(kv)
@@ -179,7 +179,7 @@ def test_bad_input(kv, call, message):
     st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(-9, 9), min_size=1, max_size=5)), max_size=12),
 )
 def test_against_a_dictionary(kind, program):
-    """Any program of pushes leaves the contents of a plain dictionary of sums."""
+    """After any sequence of pushes, each key has the sum of its last push, as in a dictionary."""
     kv = mx.kv.create(kind)
     model = dict.fromkeys("abc", 0)
     kv.init(list("abc"), [mx.nd.zeros((2,))] * 3)
@@ -195,7 +195,7 @@ def test_against_a_dictionary(kind, program):
 @pytest.mark.parametrize("kind", ["local", "device"])
 @pytest.mark.shows("MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_KVSTORE_BIGARRAY_BOUND")
 def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
-    """Large arrays are split over threads without a change of bits."""
+    """Summing large arrays with four threads gives the same bits as with one."""
     rng = np.random.default_rng(3)
     values = [rng.standard_normal(300_000).astype("float32") for _ in range(4)]
     results = []
@@ -214,7 +214,7 @@ def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
 @pytest.mark.parametrize("engine_kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("kind", STORES)
 def test_push_then_pull_needs_no_barrier(kind, engine_kind):
-    """Fifty rounds of push, update and pull, read once at the end, equal the serial sum."""
+    """Fifty rounds of push, update and pull, read only at the end, equal the serial sum."""
     with engine.using(engine.create(engine_kind)) as chosen:
         kv = mx.kv.create(kind)
         kv.init("w", mx.nd.zeros((5,)))
@@ -232,7 +232,7 @@ def test_push_then_pull_needs_no_barrier(kind, engine_kind):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
 def test_dtypes(kv, dtype):
-    """Sums keep the dtype of the key."""
+    """The sum has the dtype of the key."""
     kv.init(0, mx.nd.zeros((4,), dtype=dtype))
     kv.push(0, [mx.nd.full((4,), v, ctx=mx.cpu(i), dtype=dtype) for i, v in enumerate((1, 2, 3))])
     out = mx.nd.empty((4,), dtype=dtype)
@@ -243,7 +243,7 @@ def test_dtypes(kv, dtype):
 
 @pytest.mark.parametrize("place", [mx.cpu, mx.sim])
 def test_overflowing_sums_are_silent(kv, place):
-    """Overflowing gradients give inf and nan without a warning, on every device and thread."""
+    """Overflowing sums give inf and nan without a warning, on every device and thread."""
     kv.init(0, mx.nd.zeros((3,), dtype="float16"))
     values = [[6e4, np.inf, np.nan], [6e4, -np.inf, 1], [1, 1, 1]]
     kv.push(0, [mx.nd.array(value, ctx=place(i), dtype="float16") for i, value in enumerate(values)])
@@ -253,7 +253,7 @@ def test_overflowing_sums_are_silent(kv, place):
 
 
 def test_properties_of_a_single_process_store(kv):
-    """One process: no waiting, one worker, its own optimizer, and the requested type name."""
+    """A single-process store has rank 0, one worker, no barrier, its own optimizer and the requested type name."""
     assert (kv.rank, kv.num_workers, kv.barrier(), kv._barrier()) == (0, 1, None, None)
     assert kv.is_capable("optimizer") is kv.is_capable(kv.OPTIMIZER.upper()) is True
     assert mx.kv.create(kv.type.upper()).type == kv.type
@@ -261,7 +261,7 @@ def test_properties_of_a_single_process_store(kv):
 
 
 def test_one_array_pushed_twice_counts_twice(kv):
-    """The same NDArray twice in a list is two sources."""
+    """An array that occurs three times in a push is added three times."""
     one = mx.nd.ones((3,))
     kv.init(0, mx.nd.zeros((3,)))
     kv.push(0, [one, one, one])
@@ -271,7 +271,7 @@ def test_one_array_pushed_twice_counts_twice(kv):
 
 
 def test_empty_arrays(kv):
-    """A key may have no elements."""
+    """A key may have arrays without elements."""
     kv.init(0, mx.nd.zeros((0, 3)))
     kv.push(0, [mx.nd.zeros((0, 3))] * 2)
     out = mx.nd.empty((0, 3))
@@ -280,7 +280,7 @@ def test_empty_arrays(kv):
 
 
 def test_failed_gradient_fails_the_pull_until_healed(kv):
-    """push(failed) -> pull -> read raises the operation's error; a later successful push is pulled."""
+    """A pull after the push of a failed gradient raises its error; after a successful push it succeeds."""
     bad = mx.nd.ones((3,))
 
     def broken():
@@ -291,7 +291,7 @@ def test_failed_gradient_fails_the_pull_until_healed(kv):
 
     def use_it():
         engine.get().push(broken, [], [bad.var], mx.cpu(), name="broken gradient")
-        assert engine.get().kind != "NaiveEngine"  # the push itself raises there, on other engines the read
+        assert engine.get().kind != "NaiveEngine"  # there the push raises, on other engines the read
         kv.push("w", [bad, mx.nd.ones((3,))])
         kv.pull("w", out=out)
         out.asnumpy()
@@ -304,7 +304,7 @@ def test_failed_gradient_fails_the_pull_until_healed(kv):
 
 
 def test_bad_calls_leave_a_store_unchanged(kv):
-    """A failed call fixes neither the type of the keys nor their numbering."""
+    """A call that fails creates no key and does not determine the type of keys."""
     for call in (
         lambda: kv.push(3, mx.nd.ones((2,))),
         lambda: kv.pull("zz", out=mx.nd.ones((2,))),
@@ -319,7 +319,10 @@ def test_bad_calls_leave_a_store_unchanged(kv):
 
 
 def test_replace_bypasses_the_updater(kv):
-    """New weights for the store; an unknown key is ignored."""
+    """``replace`` stores new weights without the updater and ignores an unknown key.
+
+    Weights of another shape raise KVStoreError.
+    """
     kv.init("w", mx.nd.zeros((2,)))
     kv.set_optimizer(mx.optimizer.create("test"))
     kv.replace("w", mx.nd.full((2,), 9))
@@ -332,13 +335,13 @@ def test_replace_bypasses_the_updater(kv):
 
 
 def test_set_optimizer_wants_an_optimizer(kv):
-    """A name is not accepted; the previous updater remains."""
+    """``set_optimizer`` refuses the name of an optimizer."""
     with pytest.raises(KVStoreError, match=r"needs an optimizer such as mx.optimizer.create\(.* got 'sgd'"):
         kv.set_optimizer("sgd")
 
 
 def test_threads_may_push_different_keys(kv):
-    """Eight threads with a key each, many rounds: every key ends with its own thread's value."""
+    """Eight threads that push and pull a key each always read the sum of their own values."""
     if engine.get().kind == "Simulator":
         pytest.skip("one thread drives the simulator")
     kv.init(list(range(8)), [mx.nd.zeros((64,))] * 8)
@@ -363,7 +366,7 @@ def test_threads_may_push_different_keys(kv):
 
 
 def test_failed_init_creates_no_key(kv):
-    """The second of two keys does not fit: neither exists afterwards, and the type of keys is still open."""
+    """If memory fails for the second of two keys, neither is created, and the type of keys is still open."""
     small, large = mx.nd.ones((4,)), mx.nd.ones((4000,))
     mx.nd.waitall()
     with storage.using(LimitResource(RawResource(device.get(mx.cpu())), 1000)):
@@ -374,7 +377,7 @@ def test_failed_init_creates_no_key(kv):
 
 
 def test_threads_may_push_one_key(kv):
-    """Every push of four threads to one key reaches the optimizer once, with its own sum."""
+    """Each of 200 pushes of four threads to one key reaches the optimizer once, with its own sum."""
     kv.init("w", mx.nd.zeros((3,)))
     kv.set_optimizer(mx.optimizer.create("test"))
 

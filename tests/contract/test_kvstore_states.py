@@ -1,4 +1,4 @@
-"""Contract of every single-process store: optimizer states in the store, saved and loaded."""
+"""Contract of every single-process store: optimizer states are saved and loaded."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from weftplan.training.optimizers import optimizer as optimizers
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
-    """Training with saved and loaded states continues with the same bits."""
+    """Training that continues from saved optimizer states gives the same bits as uninterrupted training."""
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal((3, 4)).astype("float32") for _ in range(6)]
     settings_ = {"sgd": {"momentum": 0.9}, "adam": {}}[name]
@@ -48,7 +48,7 @@ def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
 
 
 def test_damaged_states_change_nothing(kv, tmp_path):
-    """A truncated states file is an error that names the problem; the states are unchanged."""
+    """A truncated states file raises FormatError, and the states are unchanged."""
     kv.init("w", mx.nd.ones((2,)))
     kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
     kv.push("w", mx.nd.ones((2,)))
@@ -77,7 +77,10 @@ SETTINGS = {"plain": ("sgd", {}), "momentum": ("sgd", {"momentum": 0.9}), "adam"
     ],
 )
 def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, loaded):
-    """They are refused at load, by name and with the expected state; the store continues without them."""
+    """States of another optimizer or weight shape raise FormatError at the load with the expected state.
+
+    The store continues without them.
+    """
     other_store = mx.kv.create("local")
     for store, of, how in ((other_store, shape, saved), (kv, (2,), loaded)):
         store.init("w", mx.nd.ones(of))
@@ -98,10 +101,10 @@ def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, load
 
 @pytest.mark.parametrize("state", [{"mean": 0}, 1.5, "text", (None, [np.ones(2)])], ids=repr)
 def test_states_that_cannot_be_saved(kv, tmp_path, state):
-    """A user's optimizer may have any state; saving lists the supported types and leaves no file."""
+    """Saving an unsupported state raises KVStoreError with the supported types and leaves no file."""
 
     class Own:
-        """Keeps an unsupported state."""
+        """A user's optimizer whose state cannot be saved."""
 
         def create_state_multi_precision(self, index, weight):
             return state

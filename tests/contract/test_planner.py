@@ -20,7 +20,10 @@ from weftplan.planner.recompute import ladder
 
 @cache
 def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Uneven branches from one entry, views, several outputs, a shared weight, and entries without input use."""
+    """Return a network of uneven branches, and its input shapes.
+
+    It has views, several outputs, a shared weight and an entry whose input values are not needed.
+    """
     x, w = sym.Variable("x"), sym.Variable("w")
     wide = sym.FullyConnected(x, num_hidden=64, no_bias=True, name="wide")
     left = sym.tanh(sym.FullyConnected(wide, w, num_hidden=16, no_bias=True, name="left"), name="left_tanh")
@@ -33,7 +36,7 @@ def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 @cache
 def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Nine equal layers, which profit from recomputation."""
+    """Return a network of nine equal layers, which profit from recomputation, and its input shapes."""
     net = sym.Variable("x")
     for k in range(9):
         net = sym.tanh(sym.FullyConnected(net, num_hidden=24, name=f"fc{k}"), name=f"act{k}")
@@ -42,7 +45,7 @@ def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 @cache
 def lenet() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Convolutions, pooling and a loss, with workspaces."""
+    """Return LeNet, whose convolutions need workspaces, and its input shapes."""
     return models.get("lenet"), models.input_shapes("lenet", 4)
 
 
@@ -57,52 +60,55 @@ GRAD_REQS = ("null", "write", "add")
 
 @pytest.fixture(params=NETWORKS)
 def network(request: pytest.FixtureRequest) -> str:
-    """Name of a network."""
+    """The name of a network."""
     return str(request.param)
 
 
 EVERY = [PlanOptions(strategy=s, reorder=r, recompute=p) for s in STRATEGIES for r in (False, True) for p in RECOMPUTE]
-"""Every strategy with every order and every policy."""
+"""Every combination of strategy, order and recomputation policy."""
 EACH = [o for o in EVERY if o.strategy == "auto" or (o.recompute == "off" and not o.reorder)]
-"""Each strategy, and under auto every order with every policy."""
+"""Each strategy alone, and for the strategy auto every combination of order and policy."""
 
 
-def named(case: object) -> str:
-    """Return a short name of a parameter."""
+def case_name(case: object) -> str:
+    """Return a short identifier of a test parameter."""
     if isinstance(case, PlanOptions):
         return "-".join([case.strategy, *["reorder"] * case.reorder, case.recompute])
     return str(case)
 
 
-@pytest.fixture(params=EACH, ids=named)
+@pytest.fixture(params=EACH, ids=case_name)
 def options(request: pytest.FixtureRequest) -> PlanOptions:
-    """Planning options."""
+    """The planning options of ``EACH``."""
     assert isinstance(request.param, PlanOptions)
     return request.param
 
 
-# All options for trained networks, each of them with added or unwanted gradients.
+# All options with written gradients, and each of EACH with added or no gradients.
 with_every_option = pytest.mark.parametrize(
     ("chosen", "grad_req"),
     [*((o, "write") for o in EVERY), *((o, g) for o in EACH for g in GRAD_REQS if g != "write")],
-    ids=named,
+    ids=case_name,
 )
 
 
-def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
-    """Return the plan of a network with all variables of one dtype."""
+def plan_network(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
+    """Return the plan of a network, not cached, with all variables of one dtype."""
     net, shapes = NETWORKS[network]()
     names = [*net.list_arguments(), *net.list_auxiliary_states()]
     return plan_symbol(net, shapes, dict.fromkeys(names, dtype), grad_req=grad_req, options=options)
 
 
 # Plans are frozen, so tests may share them.
-make = cache(make_anew)
+make = cache(plan_network)
 
 
 @with_every_option
 def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """The validator accepts; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
+    """A plan passes the validator, and lower bound <= peak <= bytes without sharing.
+
+    The bytes of the devices and of the slabs each add up to the peak.
+    """
     planned = make(network, chosen, grad_req)
     validate(planned)
     memory = planned.memory
@@ -112,9 +118,9 @@ def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptio
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=named)
+@pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=case_name)
 def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -> None:
-    """Each entry has its elements times the dtype's bytes, and the plan is valid."""
+    """Each entry has its number of elements times the dtype's size in bytes, and the plan is valid."""
     planned = make(network, chosen, "write", dtype)
     validate(planned)
     for eid, (shape, kind) in enumerate(zip(planned.shapes, planned.dtypes, strict=True)):
@@ -124,24 +130,24 @@ def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -
 
 @pytest.mark.parametrize("reorder", [False, True])
 def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches planned with all 4,096 choices (other tests have `short_searches`): the same order and text."""
+    """The search gives the same order and text as trying all 4,096 choices."""
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
     searched = make("branches", chosen, "write")
     monkeypatch.setattr(ladder, "EXHAUSTIVE", 12)
-    tried = make_anew("branches", chosen, "write")
+    tried = plan_network("branches", chosen, "write")
     assert tried.order == searched.order
     assert tried.memory.to_json() == searched.memory.to_json()
 
 
 def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
-    """Planning twice gives the same order and the same text."""
-    first, second = make(network, options, "write"), make_anew(network, options, "write")
+    """Planning the same network twice gives the same order and the same text."""
+    first, second = make(network, options, "write"), plan_network(network, options, "write")
     assert first.order == second.order
     assert first.memory.to_json() == second.memory.to_json()
 
 
 def test_plans_survive_json(network: str, options: PlanOptions) -> None:
-    """A loaded plan is valid by itself, writes the same text and has the same figures."""
+    """A plan loaded from JSON is valid, gives the same text and has the same figures."""
     memory = make(network, options, "write").memory
     text = memory.to_json()
     back = MemoryPlan.from_json(text)
@@ -158,7 +164,7 @@ def test_plans_survive_json(network: str, options: PlanOptions) -> None:
 @together()
 @with_every_option
 def test_no_option_raises_the_peak(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """Order and recomputation give at most the peak of the same strategy without them."""
+    """Reordering and recomputation never give a higher peak than the same strategy without them."""
     plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
     assert make(network, chosen, grad_req).memory.peak <= plain.memory.peak
 
@@ -166,7 +172,7 @@ def test_no_option_raises_the_peak(network: str, chosen: PlanOptions, grad_req: 
 @together()
 @with_every_option
 def test_every_forward_node_runs_before_every_backward_node(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """The forward part is the same set of nodes at the front in any order; each node runs once, after its inputs."""
+    """With any options the forward nodes come first and are the same set; each node runs once, after its inputs."""
     planned = make(network, chosen, grad_req)
     graph, front = planned.graph, planned.order[: planned.num_forward_nodes]
     plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
@@ -180,7 +186,7 @@ def test_every_forward_node_runs_before_every_backward_node(network: str, chosen
 
 
 def test_sharing_orders_the_strategies(network: str) -> None:
-    """auto is the smallest of all strategies; whole blocks need at most the bytes without sharing."""
+    """The strategy auto has the lowest peak of all strategies; match_range has at most the peak without sharing."""
     peaks = {s: make(network, PlanOptions(strategy=s), "write").memory.peak for s in STRATEGIES}
     assert peaks["auto"] == min(peaks.values())
     assert peaks["match_range"] <= peaks["none"]
@@ -189,7 +195,7 @@ def test_sharing_orders_the_strategies(network: str) -> None:
 @pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_several_devices(strategy: str, reorder: bool) -> None:
-    """Branches on two devices: copies keep their positions, and every entry is on its producer's device."""
+    """A network on two devices gets a valid plan with two contexts under every strategy and order."""
     from weftplan.device.context import cpu
 
     x = sym.Variable("x")
@@ -226,7 +232,7 @@ def test_several_devices(strategy: str, reorder: bool) -> None:
 def test_options_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: Any
 ) -> None:
-    """Each variable sets its own option at the next plan; a keyword overrides it; the plan records it."""
+    """Each environment variable sets its own option of the next plan; a keyword overrides the variable."""
     before = PlanOptions.from_environment()
     monkeypatch.setenv(variable, text)
     now = PlanOptions.from_environment()
@@ -239,7 +245,7 @@ def test_options_come_from_the_environment(
 
 
 def test_bad_options_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown values list the legal values; nothing is planned."""
+    """An unknown option or value raises PlanError with the legal values; a bad variable raises ConfigError."""
     with pytest.raises(PlanError, match="strategy must be one of auto, arena"):
         PlanOptions(strategy="best")
     with pytest.raises(PlanError, match="did you mean 'reorder'"):

@@ -1,4 +1,4 @@
-"""Contract of every storage resource."""
+"""Contract of every storage resource: pools, wrappers and plug-ins."""
 
 import gc
 import threading
@@ -41,12 +41,15 @@ MAKERS = {
 
 for _klass in Ledger.__subclasses__():
     if not _klass.__module__.startswith(("weftplan.", "tests.")):
-        MAKERS[_klass.__name__] = _klass  # a plug-in's
+        MAKERS[_klass.__name__] = _klass  # a class of a plug-in
 DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": device.sim(0)}
 
 
 class FailingDevice:
-    """A device whose allocations after the first ``allowed`` fail; counts live allocations."""
+    """A device that refuses an allocation while ``allowed`` allocations are live; None means no limit.
+
+    ``out`` counts the live allocations, ``asked`` all requests.
+    """
 
     def __init__(self, allowed=None, context=None):
         self._host = device.get(context or device.cpu())
@@ -84,7 +87,7 @@ def resource(make):
 
 @pytest.mark.parametrize("kind", [*DEVICES, pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_every_resource_on_every_kind_of_device(make, kind):
-    """Contents stay separate, all memory returns to the device, and a second free is refused, on every device."""
+    """On every device, contents stay separate, a second free is refused, and all memory returns to the device."""
     place = FailingDevice(context=DEVICES.get(kind) or device.gpu(0))
     resource = make(place)
     for turn in range(3):
@@ -105,7 +108,7 @@ def test_every_resource_on_every_kind_of_device(make, kind):
 
 
 def test_allocations_are_exact_and_disjoint(resource):
-    """Two live allocations never share a byte, and each has the requested size."""
+    """Live allocations share no byte, are aligned to 64 bytes, and have exactly the requested size."""
     held = [resource.allocate(n) for n in (1, 63, 64, 4096, 4097, 100_000)]
     for value, allocation in enumerate(held):
         assert allocation.raw.dtype == "uint8"
@@ -119,7 +122,7 @@ def test_allocations_are_exact_and_disjoint(resource):
 
 
 def test_zero_bytes_take_no_memory(resource):
-    """An empty allocation needs no memory and is freed like any other."""
+    """An empty allocation takes no memory and is freed like any other."""
     empty = resource.allocate(0)
     assert empty.raw.size == 0
     assert resource.statistics().allocated_bytes == 0
@@ -128,7 +131,7 @@ def test_zero_bytes_take_no_memory(resource):
 
 
 def test_statistics_follow_live_allocations(resource):
-    """Requested and allocated bytes follow the allocations; peaks stay."""
+    """Requested and allocated bytes follow the live allocations; peaks keep their maximum."""
     first, second = resource.allocate(1000), resource.allocate(5000)
     now = resource.statistics()
     assert (now.live, now.requested_bytes, now.allocations) == (2, 6000, 2)
@@ -146,14 +149,14 @@ def test_statistics_follow_live_allocations(resource):
 
 @pytest.mark.parametrize("size", [-1, 1.5, "8", None, True])
 def test_a_bad_size_is_refused_and_changes_nothing(resource, size):
-    """Sizes are non-negative integers; anything else names the value."""
+    """A size that is no integer >= 0 raises MXNetError and changes nothing."""
     with pytest.raises(MXNetError, match="integer >= 0"):
         resource.allocate(size)
     assert resource.statistics().live == 0
 
 
 def test_freeing_twice_is_an_error(resource):
-    """The second free raises and takes nothing back."""
+    """A second free of an allocation raises MXNetError and does not change the statistics."""
     allocation = resource.allocate(10)
     resource.free(allocation)
     with pytest.raises(MXNetError, match="freed before"):
@@ -162,7 +165,7 @@ def test_freeing_twice_is_an_error(resource):
 
 
 def test_memory_of_another_resource_is_refused(make):
-    """An allocation can be freed only to its own resource, and a refusal leaves its contents unchanged."""
+    """A free to another resource raises MXNetError and does not change the memory's contents."""
     ours, theirs = make(FailingDevice()), make(FailingDevice())
     allocation = theirs.allocate(10)
     allocation.raw.fill(7)
@@ -173,7 +176,7 @@ def test_memory_of_another_resource_is_refused(make):
 
 
 def test_impossible_sizes_are_out_of_memory(make):
-    """A size beyond any machine is refused by a report like any other."""
+    """A size beyond any machine raises OutOfMemoryError with the requested bytes."""
     resource = make(FailingDevice())
     for nbytes in (1 << 62, 1 << 63, 1 << 80):
         with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
@@ -183,10 +186,9 @@ def test_impossible_sizes_are_out_of_memory(make):
 
 
 def test_free_never_waits_for_the_lock(resource):
-    """Free succeeds immediately while another thread holds the lock inside allocate.
+    """A free does not wait for the lock that another thread holds inside allocate.
 
-    thread 1:    [lock ............ unlock]
-    this thread:        free -> deque           the next call takes it back
+    It appends the memory to a deque, from which the next call takes it.
     """
     bottom = resource
     while hasattr(bottom, "upstream"):
@@ -202,7 +204,7 @@ def test_free_never_waits_for_the_lock(resource):
 
 
 def test_a_finalizer_inside_allocate_may_free(make):
-    """A free inside the device's allocate, with the lock held by the same thread, does not hang."""
+    """A finalizer that frees memory inside the device's allocate, on the same thread, does not hang."""
     place = FailingDevice()
     resource = make(place)
     old = resource.allocate(100)
@@ -220,8 +222,8 @@ def test_a_finalizer_inside_allocate_may_free(make):
     assert resource.statistics().live == 0
 
 
-def interrupted(place, call):
-    """Run ``call`` once inside the device's next allocate, like a signal handler on the same thread."""
+def interrupt_allocate(place, call):
+    """Let the device's next allocate run ``call`` once, like a signal handler on the same thread."""
     inner = place.allocate
 
     def allocate(nbytes):
@@ -233,7 +235,7 @@ def interrupted(place, call):
 
 
 def test_signal_handler_inside_allocate_may_allocate(make):
-    """It allocates, frees, queries and empties in the middle of another allocation: no deadlock, all is counted."""
+    """A signal handler inside an allocation may allocate, free, query and empty the cache; all calls are counted."""
     place = FailingDevice()
     resource = make(place)
     cached, old = resource.allocate(5000), resource.allocate(100)
@@ -251,7 +253,7 @@ def test_signal_handler_inside_allocate_may_allocate(make):
         resource.empty_cache()
         assert resource.statistics().allocations >= 2
 
-    interrupted(place, handler)
+    interrupt_allocate(place, handler)
     new = resource.allocate(50_000_000)
     new.raw.fill(9)
     assert (kept[0].raw == 7).all()
@@ -268,7 +270,7 @@ def test_signal_handler_inside_allocate_may_allocate(make):
 
 
 def test_signal_handler_without_memory(make):
-    """It gets the report, and the interrupted allocation continues."""
+    """A signal handler whose allocation fails gets OutOfMemoryError, and the interrupted allocation succeeds."""
     place = FailingDevice()
     resource = make(place)
 
@@ -278,18 +280,14 @@ def test_signal_handler_without_memory(make):
             resource.allocate(60_000)
         place.allowed = inner
 
-    interrupted(place, handler)
+    interrupt_allocate(place, handler)
     resource.free(resource.allocate(70_000))
     assert resource.statistics().failures == 1
     assert resource.statistics().live == 0
 
 
 def test_memory_freed_during_a_refusal_is_used(make):
-    """A free that finds the lock taken while the device refuses makes room: the request is served.
-
-    allocate:      [lock, nothing returned yet ... device refuses ......... served, unlock]
-    finalizer:                                    free(old) -> deque
-    """
+    """If a finalizer frees memory while the device refuses a request, the request is served with that memory."""
     place = FailingDevice(1)
     resource = make(place)
     old = resource.allocate(70_000)
@@ -310,7 +308,7 @@ def test_memory_freed_during_a_refusal_is_used(make):
 
 @pytest.mark.parametrize("allowed", range(5))
 def test_failure_leaves_no_leak(make, allowed):
-    """The nth system allocation fails: earlier memory is intact, the report shows the request, nothing leaks."""
+    """If the nth system allocation fails, the report names the request and the holders, and no memory leaks."""
     place = FailingDevice(allowed)
     resource = make(place)
     held = [resource.allocate(70_000 + step, name=f"array {step}") for step in range(allowed)]
@@ -329,7 +327,7 @@ def test_failure_leaves_no_leak(make, allowed):
 
 
 def test_peaks_can_be_reset(resource):
-    """Later peaks start from the present; live memory stays counted."""
+    """After ``reset_peaks()`` the peaks equal the present values."""
     kept, gone = resource.allocate(3000), resource.allocate(50_000)
     resource.free(gone)
     resource.reset_peaks()
@@ -343,7 +341,7 @@ def test_peaks_can_be_reset(resource):
 
 
 def test_empty_cache_releases_nothing(resource):
-    """Neither a new resource nor one with all memory in use has bytes to release."""
+    """``empty_cache()`` returns 0 if all reserved memory is live or there is none."""
     assert resource.empty_cache() == 0
     held = resource.allocate(5000)
     assert resource.empty_cache() == 0
@@ -353,7 +351,7 @@ def test_empty_cache_releases_nothing(resource):
 
 
 def test_system_counts_are_those_of_the_device(make):
-    """At the bottom of a stack every block from and to the device is counted once."""
+    """System allocations and frees in the statistics of the lowest resource equal the device's counts."""
     place = FailingDevice()
     resource = bottom = make(place)
     while hasattr(bottom, "upstream"):
@@ -372,7 +370,7 @@ def test_system_counts_are_those_of_the_device(make):
 
 
 def test_many_threads_never_share_memory(resource):
-    """Threads allocate, mark, check and free concurrently; every mark survives until its owner frees."""
+    """Four threads that allocate, fill, check and free memory never see another thread's bytes."""
     wrong = []
 
     def work(mark):

@@ -1,4 +1,4 @@
-"""Budgets of cards that this machine does not have."""
+"""Memory budgets for GPU models that this machine does not have."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from weftplan.errors import PlanError
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_a_plan_gets_what_the_process_does_not_take(card: str) -> None:
-    """Memory, less a sixteenth for check bits of GDDR cards, less context and libraries; NCCL with several devices."""
+def test_budget_excludes_process_memory(card: str) -> None:
+    """A budget is the memory without check bits, the CUDA context and libraries, and NCCL's buffers for several GPUs.
+
+    Cards with GDDR memory lose a sixteenth to check bits.
+    """
     memory = CARDS[card] * GIB * (15 if card in CHECKED else 16) // 16
     assert card_budget(card)[0] == memory - CONTEXT - LIBRARIES
     assert card_budget(card.lower(), devices=2)[0] == memory - CONTEXT - LIBRARIES - EXCHANGE
 
 
 def test_a_size_means_powers_of_1024() -> None:
-    """The maker's 8 GB are 8 GiB, however the unit is written."""
+    """A card's size in GB or GiB means powers of 1024."""
     assert card_budget("8GB")[0] == card_budget("8 gib")[0] == card_budget("RTX 4060")[0]
 
 
 @pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "alone take 768.00 MiB")])
 def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
-    """The error names the nearest card, or says what does not fit."""
+    """An unknown card raises PlanError with the nearest name; a too small card, with the bytes needed in advance."""
     with pytest.raises(PlanError, match=message):
         card_budget(card)
 
 
 def test_the_command_plans_for_a_card() -> None:
-    """``--card`` sets the budget and explains it; with ``--budget`` it is refused."""
+    """``--card`` sets and explains the budget; together with ``--budget`` it is refused."""
     asked = ["resnet50", "--batch", "2", "--card", "8GB", "--json"]
     report = json.loads(CliRunner().invoke(command, asked).stdout)
     assert report["total"] <= card_budget("8GB")[0]

@@ -1,4 +1,4 @@
-"""Contexts as values: numbers, names, equality, pickles, and the current one of each thread."""
+"""Contexts as values: numbers, names, equality, pickles, and the current context of each thread."""
 
 import pickle
 import threading
@@ -13,7 +13,7 @@ MAKERS = {"cpu": cpu, "gpu": gpu, "cpu_pinned": cpu_pinned, "sim": sim}
 
 @pytest.mark.parametrize(("kind", "number"), [("cpu", 1), ("gpu", 2), ("cpu_pinned", 3), ("sim", 6)])
 def test_numbers_and_names(kind, number):
-    """Each device type has MXNet's number, a function that makes it, and device 0 if nothing is said."""
+    """Each device type has MXNet's number and a function that makes its contexts, with device 0 as the default."""
     context = MAKERS[kind](2)
     assert (context.device_type, context.device_typeid, context.device_id, repr(context)) == (
         kind, number, 2, f"{kind}(2)",
@@ -25,7 +25,7 @@ def test_numbers_and_names(kind, number):
 
 
 def test_equal_contexts_are_one_value():
-    """Equal, of one hash, through pickles as well; another type or index is another, and so is anything else."""
+    """Contexts of equal type and index are equal, with equal hashes, also after pickling."""
     context = sim(3)
     assert pickle.loads(pickle.dumps(context)) == context == Context("sim", 3)
     assert len({context, sim(3), sim(2), cpu(3)}) == 3
@@ -35,7 +35,7 @@ def test_equal_contexts_are_one_value():
 
 
 def test_the_current_context_of_nested_blocks():
-    """The innermost block counts, the outer one again after it, also after an error; new arrays are made there."""
+    """The innermost ``with`` block sets the current context, for new arrays too; after it the outer one is restored."""
     assert current_context() == cpu(0)
     with sim(1):
         with cpu(2) as inner:
@@ -49,7 +49,7 @@ def test_the_current_context_of_nested_blocks():
 
 
 def test_the_current_context_is_the_threads_own():
-    """Another thread starts with cpu(0), whatever is current here."""
+    """A new thread starts with the context cpu(0), whatever is current elsewhere."""
     seen = []
 
     def look():

@@ -12,7 +12,7 @@ from weftplan.errors import BudgetError
 
 
 def network():
-    """Two branches of products."""
+    """Return a network of two branches of matrix products."""
     sym = mx.sym
     x = sym.Variable("data")
     a, b = (sym.FullyConnected(sym.FullyConnected(x, num_hidden=4), num_hidden=4) for _ in range(2))
@@ -21,8 +21,10 @@ def network():
 
 @pytest.mark.parametrize("setting", [None, ":16:8", ":0:0"])
 def test_products_are_reproducible(monkeypatch, setting):
-    """The workspaces are fixed before the first handle is made, unless the user says otherwise; a plan says how much
-    they take, and whether bits may vary."""
+    """Workspaces have a fixed size unless CUBLAS_WORKSPACE_CONFIG sets another.
+
+    A plan reports their bytes, and whether results may vary from run to run.
+    """
     if setting is None:
         monkeypatch.delenv(cublas.VARIABLE, raising=False)
     else:
@@ -46,7 +48,7 @@ def test_products_are_reproducible(monkeypatch, setting):
 
 
 def test_a_plan_for_a_host_has_no_workspaces():
-    """Nor has one without products."""
+    """A plan for a host, or without matrix products, has no workspaces."""
     assert "cublas_workspaces" not in planner.plan_symbol(network(), {"data": (2, 4)}).memory.external_bytes
     without = mx.sym.exp(mx.sym.Variable("data"))
     assert (
@@ -55,7 +57,7 @@ def test_a_plan_for_a_host_has_no_workspaces():
 
 
 def test_a_budget_covers_the_workspaces(monkeypatch):
-    """They are part of the total, once for each GPU with products, and a budget below them fits nothing."""
+    """Workspaces are part of a plan's total, once per GPU with products; a budget below them fits no plan."""
     monkeypatch.delenv(cublas.VARIABLE, raising=False)
     plan = network().plan(data=(2, 4), train=False, context=mx.gpu(0))
     assert plan.total > 33_554_432

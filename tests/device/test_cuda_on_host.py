@@ -1,4 +1,4 @@
-"""CUDA C as machine code of the host: threads synchronize as on a GPU, and undefined behaviour is detected."""
+"""CUDA C compiled to machine code of the host: threads synchronize as on a GPU; undefined behaviour is detected."""
 
 import numpy as np
 import pytest
@@ -56,40 +56,40 @@ HEAD = 'extern "C" __global__ void k(int* out, const int* a) { int i = blockIdx.
 
 
 def source(body):
-    """Return a kernel with a whole number for each of 64 threads."""
+    """Return the source of a kernel with an integer ``i`` for each of 64 threads."""
     return f"{HEAD}{body} }}"
 
 
 @pytest.fixture(scope="module")
 def xp():
-    """The stand-in; every kernel is compiled at once, and run in four orders of its threads."""
+    """The stand-in with all kernels compiled in advance, each run in four orders of its threads."""
     build.build(source(body) for body, _ in RIGHT + WRONG)
     with installed() as module, on_host((0, 1, 2, 3)):
         yield module
 
 
 def run(xp, body, blocks=1):
-    """Return the output of 64 threads."""
+    """Run a kernel with 64 threads in total; return its 64 outputs."""
     out = xp.asarray(np.zeros(64, np.int32))
     xp.RawKernel(source(body), "k")((blocks,), (64 // blocks,), (out, xp.asarray(np.zeros(64, np.int32))))
     return out.get().tolist()
 
 
 @pytest.mark.parametrize(("body", "wanted"), RIGHT)
-def test_what_a_gpu_computes(xp, body, wanted):
-    """C's arithmetic, casts that end at the bounds, barriers of blocks and of warps, shuffles, votes."""
+def test_results_of_a_gpu(xp, body, wanted):
+    """Arithmetic, casts out of range, barriers, shuffles and votes give a GPU's results."""
     assert run(xp, body) == wanted
 
 
 @pytest.mark.parametrize(("body", "text"), WRONG)
-def test_what_a_gpu_would_do_wrong(xp, body, text):
-    """Out of bounds, races, missing or divergent barriers, uninitialised memory and overflow are detected."""
+def test_undefined_behaviour_is_detected(xp, body, text):
+    """Accesses out of bounds, races, wrong barriers, uninitialised memory and overflow raise KernelError."""
     with pytest.raises(KernelError, match=text):
         run(xp, body)
 
 
-def test_after_a_failure_all_goes_on(xp):
-    """A failed launch leaves its threads at any point; the next launch starts with fresh threads."""
+def test_launches_after_a_failure(xp):
+    """After a failed launch, whose threads may stop anywhere, the next launch gives right results."""
     for _ in range(3):
         with pytest.raises(KernelError):
             run(xp, "if (i < 3) __syncthreads();")
@@ -97,14 +97,14 @@ def test_after_a_failure_all_goes_on(xp):
 
 
 def test_blocks_may_not_rely_on_each_other(xp):
-    """Two blocks that write one element, and one that reads what another writes."""
+    """A race between two blocks raises KernelError, for two writes and for a write and a read."""
     for body in ("out[threadIdx.x] = i;", "out[i] = 1; out[i] = out[(i + 32) % 64];"):
         with pytest.raises(KernelError, match="race"):
             run(xp, body, blocks=2)
 
 
 def test_the_compiler_names_the_parameters(xp):
-    """An argument of another width than the signature's is refused."""
+    """An argument whose dtype differs from the compiled signature raises TypeError."""
     compiled = build.Compiled(source(RIGHT[0][0]), "k")
     assert compiled.parameters == ["int32*", "const int32*"]
     kernel = xp.RawKernel(source(RIGHT[0][0]), "k")
@@ -113,8 +113,8 @@ def test_the_compiler_names_the_parameters(xp):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.int64, np.int8, np.uint8])
-def test_sums_of_a_store_are_cupys_loop(xp, dtype):
-    """An elementwise kernel is the loop that CuPy writes around it; halves are added in float32."""
+def test_sum_kernels_of_a_store(xp, dtype):
+    """The sum kernel of a store gives NumPy's sums for every dtype; float16 is added in float32."""
     from weftplan.kvstore.gpu_sum import _kernel
 
     arrays = [np.arange(300).astype(dtype) * dtype(k) for k in (1, 2, 3)]

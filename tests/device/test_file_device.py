@@ -1,4 +1,4 @@
-"""Files as a device, and the text that lists targets."""
+"""Files as a device, and the text that lists offload targets."""
 
 import errno
 import os
@@ -18,8 +18,8 @@ FILE = device.Context("file", 0)
 GIB = 1 << 30
 
 
-def test_homes_are_read_in_every_spelling():
-    """Sizes in units, folders with and without one, what stands for host memory, and for none."""
+def test_offload_targets_are_parsed():
+    """``parse`` reads sizes in units, folders with and without a size, and words for host memory and for none."""
     assert parse("host:8GB, file:/a/b:50GiB ,peer") == (
         OffloadTarget("host", 8 * 10**9),
         OffloadTarget("file", 50 * GIB, "/a/b"),
@@ -33,7 +33,7 @@ def test_homes_are_read_in_every_spelling():
 
 @pytest.mark.parametrize("size", ["1GB", "1GiB", "1.5 MB", "64KiB", "4096B", "2tb"])
 def test_a_size_means_the_same_in_every_setting(size):
-    """An offload target's limit, and a budget are read by one rule: GB is 10^9, GiB is 2^30."""
+    """A size means the same for an offload target as for a budget: GB is 10^9 bytes, GiB is 2^30."""
     assert parse(f"host:{size}") == (OffloadTarget("host", bytes_of(size)),)
     assert parse(f"file:/a:{size}") == (OffloadTarget("file", bytes_of(size), "/a"),)
 
@@ -52,14 +52,14 @@ def test_a_size_means_the_same_in_every_setting(size):
         ("host,,peer", "'' in 'host,,peer' is no offload target"),
     ],
 )
-def test_a_bad_list_of_homes_says_which_part_is_wrong(text, why):
-    """Unknown kinds, sizes without a unit or below 1, and folders that are missing."""
+def test_bad_target_list_error_names_wrong_part(text, why):
+    """Unknown kinds, bad sizes and missing folders raise ConfigError with the wrong part of the list."""
     with pytest.raises(ConfigError, match=why):
         parse(text)
 
 
-def test_memory_of_a_file_has_no_name_and_keeps_its_bytes(tmp_path):
-    """Written bytes are read back, the folder looks empty, and the statistics follow."""
+def test_file_memory_is_unnamed(tmp_path):
+    """Memory of a file keeps its bytes, the folder looks empty, and ``used`` follows."""
     place = FileDevice(FILE, str(tmp_path), limit=1 << 20)
     raws = [place.allocate(n) for n in (1, 4096, 70_000)]
     for value, raw in enumerate(raws):
@@ -76,7 +76,7 @@ def test_memory_of_a_file_has_no_name_and_keeps_its_bytes(tmp_path):
 
 
 def test_the_limit_of_a_folder_is_kept(tmp_path):
-    """A request beyond it says how many bytes are left, and takes none."""
+    """A request beyond the limit raises OutOfMemoryError with the bytes that are left, and takes none."""
     place = FileDevice(FILE, str(tmp_path), limit=10_000)
     place.allocate(6000)
     with pytest.raises(OutOfMemoryError, match="5,000 bytes requested, 4,000 of the 10,000 that WEFTPLAN_SPILL allows"):
@@ -85,7 +85,7 @@ def test_the_limit_of_a_folder_is_kept(tmp_path):
 
 
 def test_a_full_disk_refuses_before_anything_is_written(tmp_path, monkeypatch):
-    """The bytes are reserved when the file is made, so that no copy meets a full disk."""
+    """Bytes are reserved when a file is created, so a full disk raises there and not during a copy."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -98,16 +98,16 @@ def test_a_full_disk_refuses_before_anything_is_written(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path):
-    """One that is not there, and a file in place of one."""
+def test_unusable_folder_is_refused(tmp_path):
+    """A missing folder, or a file in its place, raises DeviceError when the device is created."""
     (tmp_path / "file").write_text("")
     for wrong in ("missing", "file"):
         with pytest.raises(DeviceError, match=r"no file can be made in .*name a folder in WEFTPLAN_SPILL"):
             FileDevice(FILE, str(tmp_path / wrong))
 
 
-def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path):
-    """Existing bytes stay; new allocations are refused with the folder's name."""
+def test_deleted_folder_keeps_memory_usable(tmp_path):
+    """If the folder is deleted, existing memory stays usable, and new allocations raise with the folder's name."""
     folder = tmp_path / "gone"
     folder.mkdir()
     place = FileDevice(FILE, str(folder))
@@ -121,8 +121,8 @@ def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path):
     place.free(raw)
 
 
-def test_what_a_killed_process_leaves_goes_with_the_next_start(tmp_path, monkeypatch):
-    """Where files need a name for a moment, a kill in just that moment leaves one, and the next device removes it."""
+def test_file_of_killed_process_is_removed(tmp_path, monkeypatch):
+    """A file left by a process that was killed during its creation is removed by the next device."""
     killed = (
         "import os, signal; from weftplan import device; from weftplan.device.file_device import FileDevice\n"
         f"place = FileDevice(device.Context('file', 0), {str(tmp_path)!r})\n"
@@ -137,8 +137,8 @@ def test_what_a_killed_process_leaves_goes_with_the_next_start(tmp_path, monkeyp
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_files_that_need_a_name_lose_it_at_once(tmp_path, monkeypatch):
-    """The way without O_TMPFILE gives the same memory."""
+def test_files_without_o_tmpfile(tmp_path, monkeypatch):
+    """Without O_TMPFILE and posix_fallocate a file's memory works as usual, and the file loses its name at once."""
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     place = FileDevice(FILE, str(tmp_path))
@@ -148,7 +148,7 @@ def test_files_that_need_a_name_lose_it_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_context_without_a_folder_says_what_to_set():
-    """``file(i)`` exists if WEFTPLAN_SPILL lists more than ``i`` folders."""
+def test_context_without_folder_error_names_variable():
+    """The context ``file(i)`` raises DeviceError unless WEFTPLAN_SPILL lists more than ``i`` folders."""
     with pytest.raises(DeviceError, match=r"file\(7\) has no folder: WEFTPLAN_SPILL lists 0"):
         device.get(device.Context("file", 7))

@@ -1,4 +1,4 @@
-"""Faults around a GPU: each gives a clear exception, and the process continues."""
+"""Faults around a GPU: each raises a clear exception, and the process continues."""
 
 import numpy as np
 import pytest
@@ -13,19 +13,19 @@ from weftplan.ops.cuda import dropout
 
 
 def add_one(context):
-    """Work that must still be possible."""
+    """Return the list [2, 2, 2], computed on gpu(0)."""
     return (mx.nd.ones((3,), ctx=context(0)) + 1).asnumpy().tolist()
 
 
-def dropped(context):
-    """Return a step of Dropout on gpu(0)."""
+def run_dropout(context):
+    """Run a training step of Dropout on gpu(0); return its output."""
     executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5).simple_bind(context(0), x=(4,))
     executor.forward(is_train=True)
     return executor.outputs[0].asnumpy()
 
 
 def test_a_driver_that_is_missing(monkeypatch):
-    """CuPy without a driver: the message has CUDA's words and names the package to install."""
+    """CuPy without a driver raises DeviceError with CUDA's message and the package to install."""
     with place("standin") as context:
 
         def fail():
@@ -38,31 +38,33 @@ def test_a_driver_that_is_missing(monkeypatch):
 
 
 def test_a_kernel_that_does_not_compile(monkeypatch):
-    """The exception names the kernel, the dtype and a way out; other work goes on, and so does the kernel once it is
-    mended."""
+    """A kernel that does not compile raises DeviceError with its name, its dtype and a way out.
+
+    Other operations still run, and so does the kernel after its source is corrected.
+    """
     good = dropout._SOURCE
     with place("standin") as context:
         monkeypatch.setattr(dropout, "_SOURCE", good.replace("unsigned int t", "unsigned number t"))
         with pytest.raises(DeviceError, match=r"kernel drop for float32 does not compile .*WEFTPLAN_KERNELS=numpy"):
-            dropped(context)
+            run_dropout(context)
         assert add_one(context) == [2, 2, 2]
         monkeypatch.setattr(dropout, "_SOURCE", good)
-        assert dropped(context).shape == (4,)
+        assert run_dropout(context).shape == (4,)
 
 
 def test_a_compiler_that_is_missing():
-    """A machine with a driver alone: the exception names the extra that brings CUDA's libraries."""
+    """Without CUDA's compiler library, a kernel raises DeviceError with the extra that installs the library."""
     cuda_source._compiled.cache_clear()
     with place("standin") as context:
         machine.libraries_missing = True
         with pytest.raises(DeviceError, match=r"kernel drop cannot be compiled: libnvrtc.*weftplan\[cuda12\]"):
-            dropped(context)
+            run_dropout(context)
         machine.libraries_missing = False
-        assert dropped(context).shape == (4,)
+        assert run_dropout(context).shape == (4,)
 
 
 def test_an_array_of_another_device():
-    """Operands on two GPUs are refused at the call, before anything is pushed."""
+    """Operands on two GPUs raise DeviceError at the call."""
     with place("standin") as context:
         x, y = mx.nd.ones((3,), ctx=context(0)), mx.nd.ones((3,), ctx=context(1))
         with pytest.raises(DeviceError, match=r"gpu\(0\).*gpu\(1\)|gpu\(1\).*gpu\(0\)"):
@@ -71,7 +73,7 @@ def test_an_array_of_another_device():
 
 
 def test_an_array_of_another_stream():
-    """A CuPy array from CuPy's own pool is read after the other stream that still works on it."""
+    """A CuPy array with pending work on another stream is read after that work."""
     with place("standin") as context:
         xp = device.get(context(0)).xp
         with xp.cuda.Stream(non_blocking=True):

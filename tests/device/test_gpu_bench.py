@@ -1,4 +1,4 @@
-"""The bench for GPUs finishes without a GPU, and reports the measurements that were not possible."""
+"""The benchmark for GPUs finishes without a GPU and reports the measurements that were not possible."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ PARTS = ("correctness", "copies", "graphs", "allocations")
 
 
 def test_the_bench_ends_on_the_stand_in(tmp_path):
-    """Table and JSON of the short parts: counted figures meet their goals, times are marked."""
+    """On the stand-in, counts meet their goals, and times are reported as not measured, in table and JSON."""
     path = tmp_path / "gpu.json"
     command = [sys.executable, str(BENCH), "--standin", "--every", "80", "--json", str(path), "--only", *PARTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -32,7 +32,7 @@ def test_the_bench_ends_on_the_stand_in(tmp_path):
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The bench as a module."""
+    """The benchmark script as a module."""
     monkeypatch.setattr(sys, "path", [str(BENCH.parent), *sys.path])
     spec = importlib.util.spec_from_file_location("bench_gpu", BENCH)
     module = importlib.util.module_from_spec(spec)
@@ -49,7 +49,7 @@ ROW = {"what": "something", "value": 1, "goal": 1, "met": True}
     [("os.abort()", "exit -6"), ("sys.exit('no such card')", "exit 1: no such card"), ("time.sleep(1000)", "killed")],
 )
 def test_a_part_that_dies_keeps_its_rows(bench, monkeypatch, tmp_path, end, why):
-    """After a crash, as after a CUDA error, and after a hang, a part's earlier rows are reported."""
+    """If a part crashes or hangs, its earlier rows are reported, followed by a row with the reason."""
     script = tmp_path / "part.py"
     lines = [json.dumps({"machine": {"card": "some"}}), "a library says something", json.dumps({"row": ROW})]
     script.write_text(f"import os, sys, time\nprint({chr(10).join(lines)!r}, flush=True)\n{end}\n")
@@ -59,12 +59,12 @@ def test_a_part_that_dies_keeps_its_rows(bench, monkeypatch, tmp_path, end, why)
     *rows, last = part["rows"]
     assert why in last["value"]
     assert last["met"] is False
-    if why != "killed":  # it may have had no time to start
+    if why != "killed":  # the killed part may have printed nothing
         assert (facts, rows) == ({"card": "some"}, [ROW])
 
 
 def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
-    """An exception is a row after the earlier rows."""
+    """If a part raises, its earlier rows are reported, followed by a row with the exception."""
 
     def broken(args, context, clock, rows):
         rows.append(ROW)
@@ -77,8 +77,8 @@ def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
     assert report[-1] == {"cut": False}
 
 
-def test_time_that_is_over_ends_a_part(bench, capsys):
-    """A part whose share is used up tries nothing more, and says so."""
+def test_part_without_time_measures_nothing(bench, capsys):
+    """A part whose time is over measures nothing more and reports this."""
     bench.alone("correctness", argparse.Namespace(**{**vars(ARGS), "seconds": -1.0}))
     report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert report[-1] == {"cut": True}

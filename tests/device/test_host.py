@@ -15,7 +15,7 @@ from weftplan.errors import DeviceError
 
 @pytest.mark.parametrize("context", [device.cpu(0), device.cpu(3), device.cpu_pinned(0)])
 def test_host_memory_is_flat_aligned_and_exact(context):
-    """Raw memory has exactly the bytes, starts on a cache line, and can be viewed as any dtype."""
+    """Host memory has exactly the requested bytes, starts on a cache line, and can be viewed in any dtype."""
     place = device.get(context)
     for nbytes in (1, 63, 64, 1000):
         raw = place.allocate(nbytes)
@@ -26,7 +26,7 @@ def test_host_memory_is_flat_aligned_and_exact(context):
 
 
 def test_one_device_per_context():
-    """Equal contexts give one object; every thread sees the same."""
+    """Equal contexts give one device object, also on different threads."""
     seen = []
     threads = [threading.Thread(target=lambda: seen.append(device.get(device.cpu(7)))) for _ in range(4)]
     for thread in threads:
@@ -37,8 +37,8 @@ def test_one_device_per_context():
     assert isinstance(seen[0], device.Device)
 
 
-def test_a_host_stream_does_everything_at_once():
-    """launch and copy have happened when they return; events are complete."""
+def test_host_stream_runs_work_inline():
+    """On a host stream, launch and copy are complete when they return, and so are its events."""
     place = device.get(device.cpu())
     stream = place.new_stream()
     target = np.zeros(3)
@@ -60,7 +60,7 @@ def test_a_host_stream_does_everything_at_once():
 
 
 def test_streams_of_a_thread_are_its_own():
-    """A stream entered here is not current in another thread, and blocks must be left in order."""
+    """The current stream is per thread, and nested ``with`` blocks of streams must be left in order."""
     place = device.get(device.cpu())
     outer, inner = place.new_stream(), place.new_stream()
     elsewhere = []
@@ -77,13 +77,13 @@ def test_streams_of_a_thread_are_its_own():
 
 
 def test_memory_info_is_plausible():
-    """Free bytes lie between 0 and the total."""
+    """The free bytes of the host are above 0 and at most the total."""
     free, total = device.get(device.cpu()).memory_info()
     assert 0 < free <= total
 
 
-def test_a_gpu_without_cupy_says_what_to_install(monkeypatch):
-    """Making gpu(0) is free; using it names CuPy and both extras."""
+def test_missing_cupy_error_names_extras(monkeypatch):
+    """Without CuPy, the use of gpu(0) raises DeviceError with both extras to install."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     context = device.gpu(0)
     with pytest.raises(DeviceError) as caught:
@@ -95,7 +95,7 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch):
 
 
 class FakeCupy:
-    """CuPy as far as the checks before first use go."""
+    """Test double of CuPy, with the parts that are used before the first device; ``count`` None means no driver."""
 
     class cuda:
         class runtime:
@@ -108,15 +108,15 @@ class FakeCupy:
                 return cls.count
 
 
-def test_a_gpu_that_does_not_exist_names_those_that_do(monkeypatch):
-    """gpu(2) on a machine with one GPU."""
+def test_missing_gpu_error_lists_gpus(monkeypatch):
+    """The error for gpu(2) on a machine with one GPU lists gpu(0)."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     with pytest.raises(DeviceError, match=r"gpu\(2\) does not exist: this machine has 1 GPU\(s\): gpu\(0\)"):
         cupy_device.load_cupy(device.gpu(2))
 
 
-def test_cupy_without_a_driver_points_at_the_driver(monkeypatch):
-    """CuPy imports but finds no GPU: gpu(0) fails with the reason, pinned memory falls back to plain memory."""
+def test_missing_driver_error_names_driver(monkeypatch):
+    """Without a driver, gpu(0) raises DeviceError with the reason, and page-locked memory is plain memory."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     monkeypatch.setattr(FakeCupy.cuda.runtime, "count", None)
     with pytest.raises(DeviceError, match=r"cudaErrorNoDevice.*nvidia-smi"):
@@ -125,7 +125,7 @@ def test_cupy_without_a_driver_points_at_the_driver(monkeypatch):
 
 
 def test_the_number_of_gpus(monkeypatch):
-    """The number is the driver's, or 0 if any part is missing, and never an error."""
+    """``num_gpus()`` returns the driver's count, and 0 if CuPy or the driver is missing."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     assert device.num_gpus() == 1
     monkeypatch.setattr(FakeCupy.cuda.runtime, "count", None)
@@ -138,7 +138,7 @@ def test_the_number_of_gpus(monkeypatch):
 
 
 def test_mxnets_module_of_contexts():
-    """`mx.context` has MXNet's names."""
+    """``mx.context`` has the names of MXNet's module."""
     assert mx.context.num_gpus is device.num_gpus
     assert mx.context.gpu_memory_info is device.gpu_memory_info
     assert mx.context.Context is mx.Context
@@ -146,7 +146,7 @@ def test_mxnets_module_of_contexts():
 
 
 def test_contexts_of_contexts_and_of_numpys_integers():
-    """Both are as good as the name and the number."""
+    """A context can be made from a context or with a NumPy integer."""
     assert mx.Context(mx.cpu(3)) == mx.Context("cpu", np.int64(3)) == mx.cpu(np.uint8(3)) == mx.cpu(3)
     assert repr(mx.sim(np.int64(2))) == "sim(2)"
     assert type(mx.cpu(np.int64(3)).device_id) is int
@@ -154,20 +154,20 @@ def test_contexts_of_contexts_and_of_numpys_integers():
 
 @pytest.mark.parametrize("index", [-1, 1.0, "1", None, True, np.bool_(True), np.float32(1)])
 def test_a_bad_index_is_refused(index):
-    """An index is an integer from 0 up."""
+    """A device index that is no integer >= 0 raises DeviceError."""
     with pytest.raises(DeviceError, match="device index of cpu must be an integer >= 0"):
         mx.cpu(index)
 
 
 @pytest.mark.parametrize("kind", ["tpu", "", None, ["cpu"], 1])
 def test_a_bad_device_type_is_refused(kind):
-    """The message lists the legal types."""
+    """An unknown device type raises DeviceError with the legal types."""
     with pytest.raises(DeviceError, match="expected one of cpu, gpu, cpu_pinned, sim"):
         mx.Context(kind)
 
 
 def test_a_context_empties_its_cache():
-    """Unused memory of that context goes back, of no other."""
+    """``empty_cache()`` releases the cached bytes of its own context only, and returns them."""
     here, there = mx.cpu(9861), mx.cpu(9862)
     for context in (here, there):
         pool = mx.storage.get(context)

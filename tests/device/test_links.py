@@ -1,4 +1,4 @@
-"""Links between simulated devices: routes, wires that copies share, and refusals."""
+"""Links between simulated devices: routes, wires that copies share, and refused links."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ pytestmark = pytest.mark.usefixtures("no_links")
 GIGABYTE = 1e9
 
 
-def copies(pairs, nbytes):
-    """Virtual seconds of copies between (from, to), all enqueued at once, each on a stream of its own."""
+def seconds_of_copies(pairs, nbytes):
+    """Return the virtual seconds of copies between (source, target) pairs, all enqueued at the same time.
+
+    Each copy has its own stream.
+    """
     rooms = {place: device.get(mx.sim(place)).allocate(nbytes) for place in sorted({*sum(pairs, ())})}
     start = begin_together([device.get(mx.sim(place)) for place in rooms])
     streams = []
@@ -37,33 +40,36 @@ def copies(pairs, nbytes):
 
 
 def test_each_pair_of_a_matrix_has_its_own_bandwidth_and_latency():
-    """1 MB at 1 GB/s and 10 us takes 1.01 ms, at 4 GB/s and 20 us 0.27 ms, at once and in whatever order."""
+    """Each pair of a matrix has its own bandwidth and latency: 1 MB at 1 GB/s and 10 us takes 1.01 ms."""
     connect(matrix([[0, 1e9, 4e9], [1e9, 0, 1e9], [4e9, 1e9, 0]], [[0, 1e-5, 2e-5]] * 3))
-    assert copies([(0, 1), (0, 2)], 1_000_000) == pytest.approx([1.01e-3, 0.27e-3])
+    assert seconds_of_copies([(0, 1), (0, 2)], 1_000_000) == pytest.approx([1.01e-3, 0.27e-3])
 
 
-def test_copies_over_one_wire_take_turns():
-    """Two copies into one port take twice as long as copies into two."""
+def test_copies_share_a_wire():
+    """Two copies into one port take twice as long as copies into two ports."""
     connect(ports(4, GIGABYTE, 0.0))
-    assert copies([(0, 2), (1, 3)], 1_000_000) == pytest.approx([1e-3, 1e-3])
+    assert seconds_of_copies([(0, 2), (1, 3)], 1_000_000) == pytest.approx([1e-3, 1e-3])
     connect(ports(4, GIGABYTE, 0.0))
-    assert copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([1e-3, 2e-3])
+    assert seconds_of_copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([1e-3, 2e-3])
 
 
-def test_devices_that_are_no_peers_copy_through_the_host():
-    """Both hops take their time; with peers taken away all devices do that."""
+def test_non_peers_copy_through_the_host():
+    """Devices that are no peers copy through the host, and both hops take their time.
+
+    ``without_peers()`` gives links on which all pairs copy in this way.
+    """
     links = matrix([[0, 1e9], [0, 0]], 0.0, host_bandwidth=2e9, host_latency=1e-3)
     assert links.peers(0, 1)
     assert not links.peers(1, 0)
     connect(links)
-    assert copies([(1, 0)], 2_000_000) == pytest.approx([2 * 2e-3])
+    assert seconds_of_copies([(1, 0)], 2_000_000) == pytest.approx([2 * 2e-3])
     connect(links.without_peers())
-    assert copies([(0, 1)], 2_000_000) == pytest.approx([2 * 2e-3])
+    assert seconds_of_copies([(0, 1)], 2_000_000) == pytest.approx([2 * 2e-3])
     assert links.bandwidth(1, 0) == pytest.approx(1e9)
 
 
-def test_copies_from_and_to_the_host_take_its_wires():
-    """1 MB over a host link of 2 GB/s and 10 us, in each direction."""
+def test_host_copies_use_host_links():
+    """A copy of 1 MB over a host link of 2 GB/s and 10 us takes 0.51 ms in each direction."""
     connect(matrix([[0]], host_bandwidth=2e9, host_latency=1e-5))
     place = device.get(mx.sim(0))
     raw, host = place.allocate(1_000_000), np.zeros(1_000_000, np.uint8)
@@ -77,15 +83,15 @@ def test_copies_from_and_to_the_host_take_its_wires():
     assert stream.time - start == pytest.approx(2 * 0.51e-3)
 
 
-def test_without_links_a_copy_takes_what_the_cost_model_says():
-    """As before anybody connected anything: nothing is shared."""
+def test_copy_without_links_uses_cost_model():
+    """Without links a copy takes the time of the cost model, and copies share no wire."""
     cost = device.get(mx.sim(0)).cost
-    assert copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([cost.copy(1_000_000)] * 2)
+    assert seconds_of_copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([cost.copy(1_000_000)] * 2)
 
 
 @pytest.mark.parametrize("links", [nvlink_mesh(), pcie_tree(), ports(8, 1e9, 0.0)], ids=["mesh", "tree", "ports"])
-def test_presets_join_eight_devices_alike_in_both_directions(links):
-    """Every pair has the bandwidth of the opposite direction, and each device reaches the host."""
+def test_presets_are_symmetric(links):
+    """In each preset all pairs have equal bandwidth in both directions, and every device reaches the host."""
     assert links.count == 8
     for a in range(8):
         assert links.hops(a, HOST)
@@ -95,15 +101,15 @@ def test_presets_join_eight_devices_alike_in_both_directions(links):
 
 
 def test_each_device_of_the_mesh_has_six_links():
-    """A V100 has six NVLinks; here they lead to four others."""
+    """A device of the NVLink mesh has six links to four other devices."""
     links = nvlink_mesh(1e9)
     for a in range(8):
         actual = [round(links.bandwidth(a, b) / 1e9) for b in range(8) if links.peers(a, b)]
         assert (len(actual), sum(actual)) == (4, 6)
 
 
-def test_contexts_say_which_devices_are_asked_for():
-    """Places of the answer are the contexts in their order; the host's contexts need no links."""
+def test_interconnect_follows_context_order():
+    """``interconnect`` numbers devices in the order of the given contexts; it returns None if a context is a CPU."""
     links = nvlink_mesh(1e9)
     connect(links)
     actual = interconnect([mx.sim(4), mx.sim(0), mx.sim(1)])
@@ -124,14 +130,14 @@ def test_contexts_say_which_devices_are_asked_for():
         (lambda: Interconnect(2, (1.0,), {(0, 1): Route(0.0, (7,))}), "unknown place or wire"),
     ],
 )
-def test_links_that_make_no_sense_are_refused(make, words):
-    """The message states the expected form."""
+def test_malformed_links_are_refused(make, words):
+    """Malformed links raise DeviceError with the expected form."""
     with pytest.raises(DeviceError, match=words):
         make()
 
 
-def test_memory_that_was_dropped_is_no_longer_of_its_device():
-    """Memory that was never freed leaves the address table, since a host array may reuse its addresses."""
+def test_dropped_memory_leaves_address_table():
+    """Memory that is dropped without a free leaves the address table, since a host array may reuse the address."""
     place = device.get(mx.sim(97))
     with simulated_device._world:
         simulated_device._memory._remove_dead()

@@ -23,14 +23,16 @@ def _apart_afterwards():
 
 
 @pytest.mark.parametrize("name", ["mesh", "tree", "uneven"])
-def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Bandwidth and latency of every pair are those of the links, and pairs that are no peers have none; also where
-    other work of a device ends late."""
+def test_measured_links_equal_simulated_links(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The measured bandwidth and latency of each pair are those of its link, and only peers have a link.
+
+    This is also true if a device's clock is ahead of the others.
+    """
     uneven = matrix([[0, 5e9, 0], [9e9, 0, 2e9], [0, 1e9, 0]], [[0, 1e-6, 0], [2e-6, 0, 3e-6], [0, 4e-6, 0]])
     inputs = {"mesh": nvlink_mesh(), "tree": pcie_tree(), "uneven": uneven}[name]
     connect(inputs)
     first = device.get(mx.sim(0))
-    monkeypatch.setattr(first, "_clock", first.clock + 100.0)  # undone at the end: other tests read this clock
+    monkeypatch.setattr(first, "_clock", first.clock + 100.0)  # restored after the test: other tests read it
     actual = measured([mx.sim(index) for index in range(inputs.count)])
     assert set(actual.routes) == set(inputs.routes)
     for (a, b), route in inputs.routes.items():
@@ -39,8 +41,8 @@ def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
         assert actual.wires[actual.routes[a, b].wires[0]] == pytest.approx(speed, rel=1e-3)
 
 
-def test_trees_of_measured_links_are_those_of_the_given_ones():
-    """MXNET_KVSTORE_USETREE finds the same trees on a mesh that was measured."""
+def test_measured_links_give_the_same_trees():
+    """MXNET_KVSTORE_USETREE gives the same trees for a measured mesh as for the configured one."""
     contexts = [mx.sim(index) for index in range(8)]
     plans = []
     connect(nvlink_mesh())
@@ -54,8 +56,8 @@ def test_trees_of_measured_links_are_those_of_the_given_ones():
     assert [share.parents for share in first.way.shares] == [share.parents for share in second.way.shares]
 
 
-def test_gpus_are_measured_and_take_what_is_declared():
-    """Copies between GPUs take time; stores plan with the declared links, and peer access is unchanged."""
+def test_stores_use_declared_links():
+    """Measured links of GPUs have positive bandwidths; after ``declare`` stores plan with them."""
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(3)]
         actual = measured(contexts)
@@ -78,7 +80,7 @@ def test_gpus_are_measured_and_take_what_is_declared():
 
 
 def test_mistakes():
-    """One device, one twice, and the host's memory have no links to measure."""
+    """``measured`` refuses a single device, duplicates and CPUs."""
     for contexts in ([mx.sim(0)], [mx.sim(0), mx.sim(0)], [mx.cpu(0), mx.cpu(1)]):
         with pytest.raises(DeviceError, match="two or more GPUs"):
             measured(contexts)

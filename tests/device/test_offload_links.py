@@ -1,5 +1,7 @@
-"""Link speeds of offload targets: measured once on GPUs, configured on simulated devices, else assumed; plans use
-them."""
+"""Link speeds of offload targets, which plans use.
+
+They are measured once on GPUs, configured on simulated devices, and otherwise assumed.
+"""
 
 import numpy as np
 import pytest
@@ -23,29 +25,29 @@ def _short_copies(monkeypatch):
     monkeypatch.setattr(offload_links, "_LONG", 1 << 20)
 
 
-def copies():
-    """Copies in and out that the stand-in has counted."""
+def count_copies():
+    """Return the number of copies in and out that the stand-in has counted."""
     return meter.launches["memcpy HtoD"] + meter.launches["memcpy DtoH"]
 
 
 def test_a_gpu_is_measured_once():
-    """The slower direction counts, rounded to a tenth; later questions copy nothing."""
+    """The speed of a GPU's link is that of the slower direction; a second call copies nothing."""
     with place("standin") as context:
-        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes a millisecond
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes per millisecond
         actual = speed(context(0), HOST)
         assert actual is not None
         assert actual.bandwidth == pytest.approx(20e9, rel=0.06)
         assert actual.latency == pytest.approx(10e-6)
-        count = copies()
+        count = count_copies()
         assert count > 0
         machine.rates = {}
         assert speed(context(0), HOST) == actual
-        assert copies() == count
-        assert speed(context(1), HOST) is None  # another pair, and its copies take no time
+        assert count_copies() == count
+        assert speed(context(1), HOST) is None  # a pair without a set rate: its copies take no time
 
 
 def test_two_gpus_are_measured():
-    """An offload target on another GPU has a speed of its own."""
+    """The link to another GPU has its own measured speed."""
     with place("standin") as context:
         machine.rates = {"memcpy peer": 200e6}
         actual = speed(context(0), context(1))
@@ -55,7 +57,7 @@ def test_two_gpus_are_measured():
 
 
 def test_small_differences_are_rounded_away():
-    """Measurements that differ by some per cent give one speed, hence one plan."""
+    """Measurements that differ by a few per cent give the same speed and hence the same plan."""
     seen = set()
     for rate in (20.0e6, 20.3e6, 19.8e6):
         with place("standin") as context:
@@ -64,8 +66,8 @@ def test_small_differences_are_rounded_away():
     assert len(seen) == 1
 
 
-def test_what_cannot_be_measured_is_assumed():
-    """A GPU without room for the copies, and devices that are no GPU."""
+def test_unmeasurable_link_is_assumed():
+    """Without memory for the copies, and for devices that are no GPUs, no speed is measured; plans assume PCIe."""
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}
         machine.capacity[0] = 1 << 19
@@ -75,8 +77,8 @@ def test_what_cannot_be_measured_is_assumed():
     assert speed(mx.cpu(), HOST) is None
 
 
-def test_a_simulated_device_says_what_it_was_given():
-    """Its cost model, without a copy, and without time passing."""
+def test_simulated_device_reports_its_cost_model():
+    """The speed of a simulated device is that of its cost model; no copy is made, and no time passes."""
     ctx = mx.sim(70)
     configure(70, cost=CostModel(bandwidth=3e9, latency=2e-5))
     before = device.get(ctx).clock
@@ -85,15 +87,15 @@ def test_a_simulated_device_says_what_it_was_given():
 
 
 def network():
-    """Layers whose results wait for the backward part."""
+    """Return a network whose intermediate results wait for the backward part."""
     net = mx.sym.Variable("data")
     for k in range(6):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=64, name=f"f{k}"), act_type="tanh")
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
-def bound(ctx, share):
-    """Return an executor under a budget of a share of its planned memory."""
+def bind_with_budget(ctx, share):
+    """Return an executor whose memory budget is the given share of its planned memory."""
     net = network()
     shapes = {"data": (256, 64), "softmax_label": (256,)}
     whole = net.plan(shapes, context=ctx).peak
@@ -104,11 +106,11 @@ def bound(ctx, share):
 @pytest.mark.shows("WEFTPLAN_MEASURE_LINKS")
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_a_bind_with_a_budget_measures(setting, monkeypatch):
-    """The plan's options have the speed, and so has the model of the copies; switched off, nothing is measured."""
+    """A bind with a budget measures the link; with WEFTPLAN_MEASURE_LINKS=0 it assumes PCIe."""
     monkeypatch.setenv("WEFTPLAN_MEASURE_LINKS", setting)
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
-        executor = bound(context(0), 1.0)
+        executor = bind_with_budget(context(0), 1.0)
         (target,) = places(context(0), executor.memory_plan.options)
         if setting == "1":
             assert target.link == speed(context(0), HOST)
@@ -120,13 +122,13 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
 
 
 @pytest.mark.stress
-def test_a_slow_way_keeps_results_on_the_device():
-    """Under a small budget more is computed again where copies are slow."""
+def test_slow_link_reduces_offloading():
+    """With a slow link, a plan within a small budget offloads fewer bytes."""
     moved = {}
     for rate in (25e6, 1e3):
         with place("standin") as context:
             machine.rates = {"memcpy HtoD": rate, "memcpy DtoH": rate}
-            executor = bound(context(0), 0.7)
+            executor = bind_with_budget(context(0), 0.7)
             moved[rate] = executor.memory_plan.offloaded
             assert executor.allocated_bytes == executor.memory_plan.peak
             del executor
@@ -134,7 +136,7 @@ def test_a_slow_way_keeps_results_on_the_device():
 
 
 def test_a_bind_without_a_budget_measures_nothing():
-    """Nor does a plan that no device is bound to."""
+    """A bind without a budget, and a plan without a bind, measure nothing."""
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
         executor = network().simple_bind(context(0), data=(8, 64), softmax_label=(8,))
@@ -144,14 +146,14 @@ def test_a_bind_without_a_budget_measures_nothing():
 
 
 @pytest.mark.parametrize("links", [(("gpu(0)", "cpu_pinned(0)", 0.0, 0.0),), (("gpu(0)",),), (("a", "b", "fast", 0),)])
-def test_links_that_are_none(links):
-    """A speed of 0, rows that are too short, words for numbers."""
+def test_bad_links_are_refused(links):
+    """The option ``links`` refuses a speed of 0, rows that are too short, and words in place of numbers."""
     with pytest.raises(PlanError, match="plan option links must be a tuple"):
         planner.PlanOptions(links=links)
 
 
-def test_rounding_keeps_what_is_there():
-    """A speed and its rounded value differ by less than a twentieth."""
+def test_rounding_error_is_small():
+    """A rounded speed differs from the speed by less than a twentieth."""
     for bandwidth in np.logspace(8, 12, 50):
         steps = round(np.log(bandwidth) / np.log(offload_links._STEP))
         assert offload_links._STEP**steps == pytest.approx(bandwidth, rel=0.05)

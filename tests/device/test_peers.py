@@ -1,4 +1,4 @@
-"""Copies between GPUs: directly where a pair has shown that it can, else through page-locked memory; traces say it."""
+"""Copies between GPUs: direct if peer access works, else through page-locked memory; traces name the route."""
 
 import gc
 
@@ -16,37 +16,39 @@ BIG = 3_000_001
 """Elements of float32: more than two pieces of the page-locked memory that copies pass through."""
 
 
-def copied(context, count=BIG):
-    """Return a copy from gpu(0) over gpu(1) and gpu(2) back to the host, and the original."""
+def copy_over_gpus(context, count=BIG):
+    """Copy an array from gpu(0) over gpu(1) and gpu(2) to the host; return the copy and the original."""
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
     return x.as_in_context(context(1)).as_in_context(context(2)).asnumpy(), values + 1
 
 
 @pytest.mark.parametrize("where", GPUS)
-def test_copies_bring_the_bytes(where):
-    """From GPU to GPU to GPU and back, whichever way they go; on one card they stay there."""
+def test_copies_are_exact(where):
+    """A copy over three GPUs has the original's bytes, by any route."""
     with place(where) as context:
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
     np.testing.assert_array_equal(actual, wanted)
 
 
 def test_peers_copy_directly():
-    """A pair is asked, enabled and checked once; copies are then one launch each."""
+    """Peer access of a pair is enabled and checked once; each later copy is one direct launch."""
     with place("standin") as context:
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
         np.testing.assert_array_equal(actual, wanted)
         assert {(0, 1), (1, 2)} <= machine.peers
         meter.reset()
-        copied(context)
+        copy_over_gpus(context)
         assert meter.launches["memcpy peer"] == 2
         assert way(context(0), context(1)) == PEER
 
 
 @pytest.mark.parametrize("why", ["off", "apart", "corrupt"])
-def test_others_pass_through_the_host(monkeypatch, why):
-    """The setting, the driver's answer, and a check that brings other bytes: the same values through page-locked
-    memory, piece by piece, without a wait of the host."""
+def test_non_peers_copy_through_the_host(monkeypatch, why):
+    """Without peer access, values pass through page-locked memory in pieces and are equal.
+
+    Peer access is missing if it is switched off, if the driver refuses it, or if its check brings other bytes.
+    """
     texts = {"off": "MXNET_ENABLE_GPU_P2P is off", "apart": "the driver offers no peer access",
              "corrupt": "a check of peer access brought other bytes"}  # fmt: skip
     with place("standin") as context:
@@ -57,9 +59,9 @@ def test_others_pass_through_the_host(monkeypatch, why):
             machine.apart |= {(0, 1), (1, 2)}
         else:
             machine.corrupt |= {(0, 1), (1, 2)}
-        copied(context, 10)
+        copy_over_gpus(context, 10)
         meter.reset()
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
         np.testing.assert_array_equal(actual, wanted)
         assert not meter.launches["memcpy peer"]
         assert meter.launches["memcpy HtoD"] >= 6
@@ -70,7 +72,7 @@ def test_others_pass_through_the_host(monkeypatch, why):
 @pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize(("setting", "text"), [("1", "(peer access)"), ("0", "(through the host)")])
 def test_a_trace_says_which(monkeypatch, setting, text):
-    """The name of the copy has it."""
+    """The name of a copy in a trace contains its route."""
     monkeypatch.setattr(config, "_first", {})
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", setting)
     with place("standin") as context:
@@ -85,9 +87,8 @@ def test_a_trace_says_which(monkeypatch, setting, text):
         assert device.get(context(0)).peers.way(device.get(context(1)))
 
 
-def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
-    """CUDA gives a new stream the handle of a destroyed stream: it may take over its page-locked memory, but only after
-    the copies that are still in flight."""
+def test_reused_page_locked_memory_waits_for_copies(monkeypatch):
+    """A stream that reuses the handle of a destroyed stream reuses its page-locked memory after pending copies."""
     with place("standin") as context:
         machine.apart |= {(0, 1)}
         here, there = device.get(context(0)), device.get(context(1))
@@ -107,15 +108,18 @@ def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
         assert len(here.peers._free_stages) == 1
 
 
-def test_a_new_stream_gets_no_temporaries_of_an_old_one():
-    """The old one may still work with them, though CUDA has given the new one its handle."""
+def test_new_stream_reuses_no_temporaries():
+    """A stream that reuses the handle of a destroyed stream does not reuse its temporaries.
+
+    Work of the old stream may still use them.
+    """
     with place("standin") as context:
         gpu = device.get(context(0))
         stream = gpu.new_stream()
         handle = stream.handle.ptr
         with stream:
             first = gpu.temporaries.allocate(512).ptr
-            assert gpu.temporaries.allocate(512).ptr == first  # on one stream memory goes from hand to hand
+            assert gpu.temporaries.allocate(512).ptr == first  # on one stream freed memory is reused
         del stream
         gc.collect()
         stream = gpu.new_stream()

@@ -1,4 +1,4 @@
-"""The simulated device: ordering bugs show, always, and the virtual clock adds up."""
+"""The simulated device: ordering bugs give wrong values in every run, and the virtual clock adds up."""
 
 import weakref
 
@@ -16,8 +16,8 @@ def place(request):
     return SimDevice(device.sim(90), order=request.param)
 
 
-def test_work_of_a_stream_runs_in_order_and_late(place):
-    """Nothing runs at the call; synchronising runs it in the order of the calls."""
+def test_stream_work_runs_in_order_at_waits(place):
+    """Launched work runs at the synchronization, in the order of the launches."""
     stream, log = place.new_stream(), []
     with stream:
         for step in range(4):
@@ -30,7 +30,7 @@ def test_work_of_a_stream_runs_in_order_and_late(place):
 
 
 def write_then_read(place, *, wait):
-    """stream a: x = 1, record e;   stream b: [wait e], y = x.   Returns what b read."""
+    """Write x = 1 on stream a, copy x to y on stream b, which waits for an event of a if ``wait``; return y."""
     x, y = np.zeros(1), np.full(1, -1.0)
     a, b = place.new_stream(), place.new_stream()
     with a:
@@ -46,18 +46,18 @@ def write_then_read(place, *, wait):
 
 
 def test_an_event_orders_two_streams(place):
-    """With the event, the read always sees the write."""
+    """With an event between the streams, the read sees the write in all of twenty runs."""
     assert [write_then_read(place, wait=True) for _ in range(20)] == [1] * 20
 
 
-def test_a_missing_event_is_a_wrong_value_every_time():
-    """Lazy order: without the event the read never sees the write."""
+def test_missing_event_always_gives_wrong_value():
+    """In lazy order, without an event, the read never sees the write."""
     lazy = SimDevice(device.sim(91))
     assert [write_then_read(lazy, wait=False) for _ in range(20)] == [0] * 20
 
 
-def test_a_missing_event_shows_in_random_order_the_same_way_per_seed():
-    """Random order: some runs go wrong, and the seed decides which."""
+def test_missing_event_in_random_order_depends_on_seed():
+    """In random order, without an event, some reads miss the write, and the seed decides which."""
 
     def runs(seed):
         place = SimDevice(device.sim(92), order="random", seed=seed)
@@ -67,8 +67,8 @@ def test_a_missing_event_shows_in_random_order_the_same_way_per_seed():
     assert set(runs(1)) == {0, 1}
 
 
-def test_the_write_after_read_race_shows_too():
-    """Stream b overwrites x before stream a has read it, unless b waits for a."""
+def test_write_after_read_race_is_visible():
+    """Without a wait, stream b overwrites x before stream a has read it; with a wait it does not."""
     results = {}
     for wait in (False, True):
         place = SimDevice(device.sim(93))
@@ -86,8 +86,8 @@ def test_the_write_after_read_race_shows_too():
     assert results == {False: 9, True: 1}
 
 
-def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
-    """a waits for b's event and b for a's, both recorded after the waits."""
+def test_streams_that_wait_for_each_other_are_refused():
+    """Two streams that wait for each other's later events raise DeviceError instead of hanging."""
     place = SimDevice(device.sim(94))
     a, b = place.new_stream(), place.new_stream()
     first, second = simulated.SimEvent(a), simulated.SimEvent(b)
@@ -97,8 +97,8 @@ def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
         a.synchronize()
 
 
-def test_memory_given_back_is_poisoned_at_once():
-    """A copy still pending from freed memory delivers NaN."""
+def test_freed_memory_is_poisoned():
+    """A pending copy from freed memory gives NaN."""
     place = SimDevice(device.sim(95))
     raw = place.allocate(16)
     values = raw.view(np.float32)
@@ -112,15 +112,15 @@ def test_memory_given_back_is_poisoned_at_once():
     assert np.isnan(place.allocate(16).view(np.float32)).all()
 
 
-def test_capacity_is_enforced_and_comes_back():
-    """A device of 1,000 bytes holds 1,000 bytes."""
+def test_capacity_is_enforced():
+    """A device of 1,000 bytes refuses an allocation beyond them; its capacity cannot fall below the bytes in use."""
     place = simulated.configure(96, capacity=1000)
     raw = place.allocate(600)
     with pytest.raises(OutOfMemoryError, match=r"sim\(96\): 500 bytes requested, 400 of 1,000 free"):
         place.allocate(500)
     with pytest.raises(DeviceError, match="below the 600 bytes in use"):
         simulated.configure(96, capacity=599)
-    place.free(place.allocate(400))  # exactly what is left
+    place.free(place.allocate(400))  # exactly the free bytes
     simulated.configure(96, capacity=600)
     simulated.configure(96, capacity=1000)
     place.free(raw)
@@ -128,15 +128,15 @@ def test_capacity_is_enforced_and_comes_back():
 
 
 def test_memory_that_the_host_refuses_is_not_counted():
-    """A device larger than the machine: the refusal leaves the device as empty as it was."""
+    """An allocation that the host refuses does not change the device's free bytes."""
     place = simulated.configure(87, capacity=1 << 62)
     with pytest.raises(OutOfMemoryError, match="the system refused"):
         place.allocate(1 << 61)
     assert place.memory_info() == (1 << 62, 1 << 62)
 
 
-def test_configure_changes_what_is_given():
-    """Order, seed and cost reach the device of sim(i); an unknown order is refused with the legal orders."""
+def test_configure_changes_given_settings():
+    """``configure`` sets order and cost of sim(i); an unknown order raises DeviceError with the legal ones."""
     cost = CostModel(launch=2.0)
     place = simulated.configure(89, order="random", seed=3, cost=cost)
     assert (place.order, place.cost, place is device.get(device.sim(89))) == ("random", cost, True)
@@ -145,7 +145,7 @@ def test_configure_changes_what_is_given():
 
 
 def test_work_without_a_stream_waits_for_everything():
-    """As on CUDA's default stream, earlier work runs first, and the call returns after completion."""
+    """Work without a stream runs after all earlier work and has completed when the call returns, as in CUDA."""
     place = SimDevice(device.sim(97))
     log, stream = [], place.new_stream()
     with stream:
@@ -155,7 +155,7 @@ def test_work_without_a_stream_waits_for_everything():
 
 
 def test_the_clock_follows_the_cost_model():
-    """Streams overlap in virtual time; an event carries its time over."""
+    """Streams overlap in virtual time, and a stream that waits for an event continues at the event's time."""
     place = SimDevice(device.sim(98))
     place.cost = CostModel(launch=1.0, latency=0.5, bandwidth=8.0)
     a, b = place.new_stream(), place.new_stream()
@@ -173,7 +173,7 @@ def test_the_clock_follows_the_cost_model():
 
 
 def test_an_exception_is_raised_once_at_synchronisation(place):
-    """Work that raises does not stop the stream; the first error comes out at the next wait, once."""
+    """Work that raises does not stop its stream; the next wait raises the first error, once."""
     stream, log = place.new_stream(), []
     with stream:
         place.launch(lambda: 1 // 0)
@@ -185,7 +185,7 @@ def test_an_exception_is_raised_once_at_synchronisation(place):
 
 
 def test_a_host_stream_waits_for_a_device(place):
-    """Everything of a host stream happens at once, so its wait for an event of a device ends when that is complete."""
+    """A host stream's wait for a device's event returns when the event is complete."""
     x, stream = np.zeros(1), place.new_stream()
     with stream:
         place.launch(lambda: x.fill(1))
@@ -195,8 +195,8 @@ def test_a_host_stream_waits_for_a_device(place):
     assert x[0] == 1
 
 
-def test_an_event_raises_what_its_stream_did(place):
-    """Waiting for an event tells of a failure of the work before it, once; work after it is not looked at."""
+def test_event_wait_raises_error_of_its_stream(place):
+    """A wait for an event raises the error of earlier work on its stream, once."""
     stream = place.new_stream()
     stream.enqueue(lambda: 1 // 0)
     event = stream.record()
@@ -207,7 +207,7 @@ def test_an_event_raises_what_its_stream_did(place):
 
 
 def test_a_seed_can_be_set_again():
-    """From then on the same seed gives the same order of work, another seed another order."""
+    """The same seed gives the same order of work, and another seed another order; a call without a seed keeps it."""
     place = simulated.configure(86, order="random")
     streams = [place.new_stream() for _ in range(4)]
 
@@ -220,13 +220,13 @@ def test_a_seed_can_be_set_again():
         return log
 
     first = order(1)
-    simulated.configure(86)  # says nothing of seeds
+    simulated.configure(86)  # without a seed
     assert order(1) == first
     assert order(2) != first
 
 
 def test_polling_an_event_ends(place):
-    """A loop on query() makes progress."""
+    """Repeated queries of an event make the work before it progress; the event is complete within 50 queries."""
     stream = place.new_stream()
     for _ in range(5):
         stream.enqueue(int)
@@ -238,8 +238,8 @@ def test_polling_an_event_ends(place):
     assert event.query()
 
 
-def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
-    """Like a real device's: dropping it drops no work; afterwards nothing of it is kept."""
+def test_dropped_stream_runs_its_work(place):
+    """A dropped stream still runs its work and raises its error; afterwards it is freed."""
     log = []
     stream = place.new_stream()
     stream.enqueue(lambda: log.append(1), seconds=2.0)
@@ -255,7 +255,7 @@ def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
 
 
 def test_floating_point_is_silent(place):
-    """Infinities and NaN of simulated work are results: a wait for them emits no warning."""
+    """Infinities and NaN in simulated work give no warning at the wait."""
     stream, x = place.new_stream(), np.full(2, -200.0, np.float32)
     with stream:
         place.launch(lambda: np.exp(-x, out=x))
@@ -264,8 +264,8 @@ def test_floating_point_is_silent(place):
     assert np.isinf(x).all()
 
 
-def test_seconds_of_work_do_not_depend_on_what_ran_before():
-    """One device and one of its streams were ahead; the work of both devices is measured from a common beginning."""
+def test_seconds_do_not_depend_on_earlier_work():
+    """``seconds_of`` gives the same seconds, whatever ran on the devices before."""
     contexts = [device.sim(91), device.sim(92)]
     first, second = (device.get(ctx) for ctx in contexts)
     ahead, behind = first.new_stream(), first.new_stream()
@@ -283,7 +283,7 @@ def test_seconds_of_work_do_not_depend_on_what_ran_before():
 
 
 @pytest.mark.parametrize("contexts", [[], [device.sim(91), device.cpu()]])
-def test_seconds_are_those_of_simulated_devices(contexts):
-    """A clock of another device says nothing of virtual seconds."""
+def test_seconds_need_simulated_devices(contexts):
+    """``seconds_of`` raises DeviceError for no devices or for a device that is not simulated."""
     with pytest.raises(DeviceError, match="needs simulated devices"):
         simulated.seconds_of(int, contexts)

@@ -1,4 +1,4 @@
-"""The stand-in for CuPy refuses what CuPy refuses; its table of names is that of the installed CuPy."""
+"""The stand-in for CuPy refuses what CuPy refuses, and its table of names is that of the installed CuPy."""
 
 import gc
 import importlib.util
@@ -19,13 +19,16 @@ from weftplan.errors import DeviceError, OutOfMemoryError
 
 @pytest.fixture
 def xp():
-    """The stand-in."""
+    """The module of the stand-in, installed as ``cupy``."""
     with installed() as module:
         yield module
 
 
 def test_the_table_is_that_of_the_installed_cupy():
-    """Where CuPy of the recorded version is installed, it gives the recorded table. (It imports without a driver.)"""
+    """The installed CuPy, if it has the recorded version, gives the recorded table of names and parameters.
+
+    CuPy can be imported without a driver.
+    """
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("CuPy is not installed")
     with warnings.catch_warnings():
@@ -38,8 +41,8 @@ def test_the_table_is_that_of_the_installed_cupy():
     assert table == stored
 
 
-def test_what_is_not_in_cupy_does_not_exist(xp):
-    """Names of NumPy's that CuPy lacks, parameters that it lacks, methods of arrays that it lacks."""
+def test_names_missing_in_cupy_do_not_exist(xp):
+    """The stand-in lacks the functions, parameters and array methods of NumPy that CuPy lacks."""
     with pytest.raises(AttributeError, match="bmat"):
         xp.bmat  # noqa: B018
     with pytest.raises(TypeError, match="where"):
@@ -51,7 +54,7 @@ def test_what_is_not_in_cupy_does_not_exist(xp):
 
 
 def test_host_and_device_do_not_mix(xp):
-    """NumPy arrays are refused as operands and as sources of assignments; conversions are explicit only."""
+    """NumPy arrays are refused as operands and as sources of assignments; only explicit conversions work."""
     x, host = xp.zeros(3), np.ones(3)
     for call in (
         lambda: xp.add(x, host),
@@ -70,7 +73,7 @@ def test_host_and_device_do_not_mix(xp):
 
 
 def test_loops_are_those_of_cupy(xp):
-    """Python numbers are weak, casting follows the loops, and at() takes few dtypes."""
+    """Python numbers do not widen a dtype, casts follow CuPy's loops, and ``at()`` accepts few dtypes."""
     assert xp.add(xp.zeros(2, np.float32), 1.5).dtype == np.float32
     assert xp.sqrt(xp.zeros(2, np.int32)).dtype == np.float64
     with pytest.raises(TypeError, match="casting"):
@@ -84,7 +87,7 @@ def test_loops_are_those_of_cupy(xp):
 
 
 def test_one_random_number_is_drawn_without_a_size(xp):
-    """``random(out=…)`` fills with a single number; with the shape it draws as many as it should."""
+    """``random(out=…)`` without a size fills the array with a single number; with the shape, the elements differ."""
     generator = xp.random.Generator(xp.random.Philox4x3210(3))
     out = xp.empty(100, np.float32)
     generator.random(dtype=np.float32, out=out)
@@ -98,7 +101,7 @@ def test_one_random_number_is_drawn_without_a_size(xp):
 
 
 def test_take_wraps_around(xp):
-    """Positions out of range are no error and are not clipped."""
+    """``take`` wraps positions out of range instead of raising an error or clipping them."""
     assert xp.take(xp.arange(3), xp.asarray([3, -1])).tolist() == [0, 2]
 
 
@@ -112,7 +115,11 @@ def test_another_device_may_not_be_current(xp):
 
 
 def race(xp, wait):
-    """Stream a writes x, stream b reads it."""
+    """Write x on stream a, read it on stream b, and write it on stream a again.
+
+    ``wait``: "event" orders the streams by events, "host" orders only the first two by a wait of the host, None orders
+    nothing.
+    """
     x, y = xp.zeros(4), xp.zeros(4)
     a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     xp.cuda.get_current_stream().synchronize()
@@ -131,8 +138,8 @@ def race(xp, wait):
         x += 1
 
 
-def test_streams_that_nothing_orders_are_refused(xp):
-    """A read after another stream's write, and a write after another's read, need an event or the host."""
+def test_unordered_streams_are_refused(xp):
+    """Unordered accesses of two streams to an array raise, unless an event or the host orders them."""
     race(xp, "event")
     with pytest.raises(StreamRaceError, match="reads"):
         race(xp, None)
@@ -141,7 +148,7 @@ def test_streams_that_nothing_orders_are_refused(xp):
 
 
 def test_an_event_belongs_to_a_device(xp):
-    """An event cannot be recorded on another device's stream."""
+    """An event cannot be recorded on a stream of another device."""
     stream = xp.cuda.Stream()
     with xp.cuda.Device(1):
         event = xp.cuda.Event()
@@ -150,7 +157,7 @@ def test_an_event_belongs_to_a_device(xp):
 
 
 def test_counts(xp):
-    """Launches by name, what makes the host wait, copies from the host, arrays that CuPy allocates, atomics."""
+    """The meter counts launches by name, host waits, copies from the host, CuPy's allocations and atomics."""
     x = xp.zeros(4)
     meter.reset()
     y = x + 1
@@ -166,7 +173,7 @@ def test_counts(xp):
 
 
 def test_dry_runs_count_the_same(xp):
-    """Nothing is computed, everything is counted and checked."""
+    """A dry run computes nothing, but counts and checks the same operations."""
     counts = []
     for dry in (False, True):
         x = xp.ones(4)
@@ -183,7 +190,7 @@ def test_dry_runs_count_the_same(xp):
 
 
 def test_the_driver_refuses_memory(xp):
-    """Allocations beyond a device's capacity fail; freed bytes return."""
+    """An allocation beyond the device's capacity raises OutOfMemoryError; freed bytes can be allocated again."""
     machine.capacity[0] = 10_000
     place = device.get(mx.gpu(0))
     raw = place.allocate(8_000)
@@ -193,14 +200,14 @@ def test_the_driver_refuses_memory(xp):
     place.allocate(4_000)
 
 
-def test_gpus_that_are_not_there(xp):
-    """gpu(9) names those that are; the stand-in goes as it came."""
+def test_missing_gpu_is_refused(xp):
+    """The error for gpu(9) lists the four GPUs that exist."""
     with pytest.raises(DeviceError, match=r"gpu\(9\) does not exist: this machine has 4 GPU\(s\): gpu\(0\), gpu\(1\)"):
         device.get(mx.gpu(9))
 
 
-def test_nothing_is_left_behind():
-    """Afterwards ``cupy`` is the previous module, and no device of the stand-in remains."""
+def test_installation_is_undone():
+    """After the block, ``cupy`` is the previous module, and no device or pool of the stand-in remains."""
     before = sys.modules.get("cupy")
     with installed():
         mx.nd.ones((2,), ctx=mx.gpu(0)).wait_to_read()
@@ -211,15 +218,15 @@ def test_nothing_is_left_behind():
 
 
 def test_the_rules_name_their_sources():
-    """Every rule of the list names a file of CuPy's, or CUDA's own guide."""
+    """Every rule in the list names a file of CuPy or CUDA's guide as its source."""
     text = (pathlib.Path(record.__file__).with_name("README.md")).read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     assert len(rows) > 20
     assert all("cupy/" in row.split("|")[3] or "CUDA C++" in row.split("|")[3] for row in rows)
 
 
-def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
-    """Names of operations are only computed if faults are recorded, so hosts and GPUs do not pay for them."""
+def test_work_is_named_on_simulated_devices_only(xp):
+    """The name of an operation is computed only on simulated devices, which record faults."""
     asked = []
     for context in (mx.cpu(), mx.gpu(0), mx.sim(0)):
         stream = device.get(context).new_stream()
@@ -229,7 +236,7 @@ def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
 
 
 def test_work_of_any_thread_is_captured(xp):
-    """A capture belongs to its stream, not to the thread that began it."""
+    """A capture belongs to its stream, so it includes the work of every thread on that stream."""
     x, stream = xp.zeros(3), xp.cuda.Stream(non_blocking=True)
     xp.cuda.get_current_stream().synchronize()
 
@@ -247,9 +254,11 @@ def test_work_of_any_thread_is_captured(xp):
     assert x.host.tolist() == [1, 1, 1]
 
 
-def test_what_waits_for_a_captured_stream_is_refused(xp):
-    """Events of the capture, the stream and the device, by any thread; a stream that waits for such an event becomes
-    part of the capture, and has to be joined again."""
+def test_waits_for_a_captured_stream_are_refused(xp):
+    """A wait for a captured stream, its device or its events raises an error and invalidates the capture.
+
+    A stream that waits for an event of the capture becomes a part of it, and must be joined before its end.
+    """
     stream, second = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     before = second.record()
     calls = {
@@ -286,8 +295,8 @@ def test_what_waits_for_a_captured_stream_is_refused(xp):
     assert not second.is_capturing()
 
 
-def test_errors_come_late(xp):
-    """The launch of a faulty kernel succeeds; a later wait raises, and so does every call from then on."""
+def test_kernel_errors_are_raised_at_waits(xp):
+    """The launch of a faulty kernel succeeds; a later wait raises its error, and so does every further call."""
     x = xp.zeros(3)
     machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     xp.add(x, 1, out=x)
@@ -300,7 +309,7 @@ def test_errors_come_late(xp):
 
 
 def test_handles_of_streams_are_used_again(xp):
-    """A new stream gets the handle of one that is gone."""
+    """A new stream gets the handle of a destroyed stream."""
     stream = xp.cuda.Stream()
     handle = stream.ptr
     del stream
@@ -309,7 +318,7 @@ def test_handles_of_streams_are_used_again(xp):
 
 
 def test_freeing_waits_for_the_device(xp):
-    """``cudaFree`` returns when all streams of the device are empty: later work is ordered after them."""
+    """A free waits for all streams of the device, so later work on other streams is ordered after them."""
     a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     x, second = xp.zeros(3), xp.cuda.Memory(8)
     xp.cuda.get_current_stream().synchronize()
@@ -322,8 +331,8 @@ def test_freeing_waits_for_the_device(xp):
         xp.add(x, 1, out=x)
 
 
-def test_a_handle_of_cublas_is_one_threads(xp):
-    """Each thread has its own for each device, with workspaces that the driver counts."""
+def test_cublas_handle_belongs_to_its_thread(xp):
+    """Each thread has its own cuBLAS handle on a device, with a workspace of 32 MiB; another thread cannot use it."""
     free = xp.cuda.runtime.memGetInfo()[0]
     handle = xp.cuda.get_cublas_handle()
     assert xp.cuda.get_cublas_handle() == handle

@@ -10,13 +10,13 @@ from tests.standin_cupy.cuda.syntax import CompileException
 
 @pytest.fixture(scope="module")
 def xp():
-    """The stand-in."""
+    """The module of the stand-in."""
     with installed() as module:
         yield module
 
 
 def run(xp, body, out, *arrays, threads=8, blocks=1, parameters="", before=""):
-    """Run a kernel whose body may use ``out`` and ``a``, ``b``, … ."""
+    """Run a kernel whose body may use ``out``, the arrays ``a``, ``b``, … and the index ``i``; return ``out``."""
     named = [f"const {C[str(x.dtype)]}* {name}" for name, x in zip("abcd", arrays, strict=False)]
     head = ", ".join([f"{C[str(out.dtype)]}* out", *named])
     index = "int i = blockIdx.x * blockDim.x + threadIdx.x;"
@@ -47,14 +47,14 @@ C = {"float32": "float", "float64": "double", "int32": "int", "int64": "long lon
         ("out[i] = twice(i, 2);", [0, 2, 4, 6, 8, 10, 12, 14]),
     ],
 )  # fmt: skip
-def test_what_c_computes(xp, body, wanted):
-    """Precedence, division towards zero, wrapping, loops that threads leave at different times, functions."""
+def test_results_of_c(xp, body, wanted):
+    """Precedence, division towards zero, overflow, diverging loops and functions give C's results."""
     before = "__device__ int twice(int x, int n) { if (n == 0) return 0; int y = x; return x * n; }"
     assert run(xp, body, np.zeros(8, np.int32), before=before).tolist() == wanted
 
 
 def test_floats_stay_floats(xp):
-    """float and double meet in double, float alone stays float; numbers without f are double."""
+    """float and double give a double, float alone stays float, and a literal without f is a double."""
     a = np.full(8, 1e-8, np.float32)
     assert run(xp, "out[i] = (a[i] + 1.0f) - 1.0f;", np.zeros(8), a).tolist() == [0.0] * 8
     assert run(xp, "out[i] = (a[i] + 1.0) - 1.0;", np.zeros(8), a).min() > 9e-9
@@ -63,15 +63,15 @@ def test_floats_stay_floats(xp):
 @pytest.mark.parametrize(
     ("kind", "wanted"), [("float32", [0, -(2**63), 2**63]), ("float64", [-(2**31), -(2**63), 2**63])]
 )
-def test_what_is_no_number_becomes_what_a_gpu_makes_of_it(xp, kind, wanted):
-    """The cast of a NaN to int, long long and unsigned long long, by the tables of PTX."""
+def test_casts_of_nan(xp, kind, wanted):
+    """A NaN cast to int, long long or unsigned long long gives the value of PTX's tables."""
     a = np.full(8, np.nan, kind)
     for dtype, value in zip((np.int32, np.int64, np.uint64), wanted, strict=True):
         assert run(xp, f"out[i] = ({C[np.dtype(dtype).name]})a[i];", np.zeros(8, dtype), a).tolist() == [value] * 8
 
 
 def test_the_upper_half_of_a_product(xp):
-    """``__umul64hi`` against Python's integers."""
+    """``__umul64hi`` gives the upper half of the product of Python's integers."""
     rng = np.random.default_rng(3)
     a, b = (rng.integers(0, 2**64, 8, np.uint64) for _ in range(2))
     actual = run(xp, "out[i] = __umul64hi(a[i], b[i]);", np.zeros(8, np.uint64), a, b)
@@ -79,7 +79,7 @@ def test_the_upper_half_of_a_product(xp):
 
 
 def test_blocks_share_memory(xp):
-    """A tree of sums in shared memory, with a barrier between its levels."""
+    """A tree of sums in shared memory, with a barrier between its levels, gives the sum of each block."""
     body = """__shared__ float s[4]; int t = threadIdx.x; s[t] = a[i]; __syncthreads();
     for (int k = 2; k > 0; k /= 2) { if (t < k) s[t] += s[t + k]; __syncthreads(); }
     if (t == 0) out[blockIdx.x] = s[0];"""
@@ -103,8 +103,8 @@ def test_blocks_share_memory(xp):
         ("out[i] = 1 / (i - 3);", "divides a whole number by 0"),
     ],
 )
-def test_what_has_no_fixed_result_is_refused(xp, body, text):
-    """Bounds, races in global and shared memory, barriers that not all reach."""
+def test_undefined_results_are_refused(xp, body, text):
+    """Accesses out of bounds, races and barriers that some threads miss raise KernelError."""
     with pytest.raises(KernelError, match=text):
         run(xp, body, np.zeros(8, np.int32), np.zeros(8, np.int32))
 
@@ -120,21 +120,21 @@ def test_what_has_no_fixed_result_is_refused(xp, body, text):
         ("wchar x = 1;", "expected"),
     ],
 )
-def test_what_does_not_compile_is_refused(xp, body, text):
-    """NVRTC would not take it either."""
+def test_invalid_code_is_refused(xp, body, text):
+    """Code that NVRTC would refuse raises CompileException."""
     with pytest.raises(CompileException, match=text):
         run(xp, body, np.zeros(8, np.int32), np.zeros(8, np.float32))
 
 
 def test_floats_are_not_added_by_atomics(xp):
-    """``atomicAdd`` of whole numbers has one result; of floats it has none that is fixed."""
+    """``atomicAdd`` of integers gives their sum; of floats it raises, because the order is not fixed."""
     assert run(xp, "atomicAdd(out + i % 2, i);", np.zeros(2, np.int32)).tolist() == [12, 16]
     with pytest.raises(KernelError, match="no fixed order"):
         run(xp, "atomicAdd(out + i % 2, 1.0f);", np.zeros(2, np.float32))
 
 
 def test_arguments_are_checked(xp):
-    """Dtypes of arrays and numbers, contiguity and grid sizes are checked."""
+    """Arguments of the wrong number, dtype or layout, and too large blocks, raise an error."""
     kernel = xp.RawKernel(
         'extern "C" __global__ void k(float* x, long long n) { if (threadIdx.x < n) x[0] = 1.0f; }', "k"
     )

@@ -1,4 +1,4 @@
-"""CuPy's temporaries come from storage, are freed to their stream, and return to storage when memory is short."""
+"""CuPy's temporaries come from storage, are freed to their stream, and are released when memory is short."""
 
 import numpy as np
 import pytest
@@ -13,29 +13,29 @@ from weftplan.storage import RawResource
 
 @pytest.fixture
 def place():
-    """gpu(0) of the stand-in."""
+    """The device gpu(0) of the stand-in."""
     with installed():
         yield device.get(mx.gpu(0))
 
 
-def held():
-    """Return the bytes of temporaries that storage has given out."""
+def temporary_bytes():
+    """Return the bytes of temporaries that storage has allocated."""
     return sum(a.nbytes for a in storage.get(mx.gpu(0)).holders() if a.name == NAME)
 
 
-def test_kernels_take_nothing_from_cupy(place):
-    """A sorting operator makes CuPy allocate: CuPy's pool stays empty, and ours names the temporaries."""
+def test_kernels_do_not_use_cupys_pool(place):
+    """A sorting operator allocates its temporaries from storage under their name, and none from CuPy's pool."""
     x = mx.nd.array(np.random.default_rng(0).standard_normal((50, 20)), ctx=mx.gpu(0))
     mx.nd.waitall()
     meter.reset()
     y = mx.nd.sort(x, axis=1)
     np.testing.assert_array_equal(y.asnumpy(), np.sort(x.asnumpy(), axis=1))
     assert (meter.temporaries, meter.temporary_bytes) == (0, 0)
-    assert held() > 0
+    assert temporary_bytes() > 0
 
 
-def test_steady_work_takes_no_more(place):
-    """The tenth call of an operator finds the blocks of the first."""
+def test_repeated_calls_reuse_temporaries(place):
+    """Ten further calls of an operator reuse the temporaries of the first calls."""
     x = mx.nd.ones((64, 64), ctx=mx.gpu(0))
     for _ in range(3):
         mx.nd.argsort(x).wait_to_read()
@@ -46,8 +46,8 @@ def test_steady_work_takes_no_more(place):
     assert place.temporaries.reserved == before > 0
 
 
-def test_a_block_goes_back_to_its_own_stream(place):
-    """Another stream gets another block, though the first is free: the device may still use it."""
+def test_block_is_reused_on_its_stream(place):
+    """A freed block is reused on its own stream only, because the device may still use it."""
     xp = place.xp
     a, b = place.new_stream(), place.new_stream()
     with a:
@@ -58,26 +58,25 @@ def test_a_block_goes_back_to_its_own_stream(place):
         assert xp.empty(900).data.ptr == first != second
 
 
-def test_emptying_caches_gives_them_back(place):
-    """Free blocks go after a wait for the device; blocks in use stay."""
+def test_empty_cache_releases_temporaries(place):
+    """``empty_cache()`` waits for the device and releases free blocks; blocks in use stay."""
     with place.new_stream():
         kept = place.xp.empty(1 << 16)
         place.xp.empty(1 << 20)
         used = machine.used[0]
     mx.gpu(0).empty_cache()
     assert machine.used[0] <= used - (8 << 20)
-    assert place.temporaries.reserved == held() == kept.nbytes
+    assert place.temporaries.reserved == temporary_bytes() == kept.nbytes
     with place.new_stream():
         kept += 1
     assert storage.get(mx.gpu(0)).statistics().live == 1
 
 
-def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
-    """A worker enqueues, and drops what CuPy took for it, after the device was found idle and before the blocks go:
+def test_block_freed_during_release_stays(place, monkeypatch):
+    """A block that is freed during the wait of ``release()`` stays with its stream.
 
-        release: the device is idle     worker: enqueue on block B, drop it     release: give B to storage
-
-    Nothing would order the next user of B, on another stream, after that work.
+    A worker may enqueue work on the block after the device was found idle; nothing would order the block's next user on
+    another stream after that work.
     """
     stream = place.new_stream()
     with stream:
@@ -96,15 +95,15 @@ def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
     assert place.temporaries.release() == 1 << 20
     monkeypatch.undo()
     assert waited == [0]
-    assert place.temporaries.reserved == held() == 1 << 16
+    assert place.temporaries.reserved == temporary_bytes() == 1 << 16
     allocation = storage.get(mx.gpu(0)).allocate(1 << 16)
     with place.new_stream():
         allocation.raw.fill(2)
     storage.get(mx.gpu(0)).free(allocation)
 
 
-def test_memory_that_is_short_comes_from_temporaries(place):
-    """An allocation that only fits once they are given back succeeds."""
+def test_starved_allocation_releases_temporaries(place):
+    """An allocation that fits only after temporaries are released succeeds."""
     machine.capacity[0] = 20 << 20
     with storage.using(RawResource(place)):
         with place.new_stream():
@@ -114,7 +113,7 @@ def test_memory_that_is_short_comes_from_temporaries(place):
 
 
 def test_out_of_memory_inside_a_kernel(place):
-    """The wait raises our error with the report, and the next operation runs."""
+    """If a kernel finds no memory, the wait raises OutOfMemoryError with the report, and the next operation runs."""
     x = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
     mx.nd.waitall()
     out = mx.nd.zeros((1 << 20,), ctx=mx.gpu(0))
@@ -127,7 +126,7 @@ def test_out_of_memory_inside_a_kernel(place):
 
 
 def test_a_sticky_error_is_not_out_of_memory(place):
-    """After an illegal address every call of CUDA fails: the error says so, and that only a new process helps."""
+    """After an illegal address, an allocation raises DeviceError, which says that only a new process helps."""
     machine.sticky = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     with pytest.raises(DeviceError, match=r"IllegalAddress.*not a lack of memory. Start the process again"):
         place.allocate(100)

@@ -1,4 +1,4 @@
-"""How busy processors are: cores of this process, GPUs by NVIDIA's management library, in events and on the page."""
+"""Use of processors: cores by this process, GPUs by NVIDIA's management library, in events and on the page."""
 
 import json
 import sys
@@ -16,12 +16,12 @@ from weftplan.training.fit.events import Events, read_events
 
 
 class NVMLError(Exception):
-    """The library's."""
+    """The exception class of the library."""
 
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """A stand-in for ``pynvml``, which numbers GPUs by their place on the bus, unlike CUDA; gpu(1) says no power."""
+    """A stand-in for ``pynvml``, which numbers GPUs by bus address, unlike CUDA; gpu(1) reports no power."""
     library = types.ModuleType("pynvml")
     library.NVMLError = NVMLError
     library.begun = False
@@ -49,8 +49,8 @@ def nvml(monkeypatch):
     return library
 
 
-def test_cores_that_are_busy():
-    """A loop keeps one core busy, sleep none."""
+def test_busy_cores():
+    """The figure ``cpu`` is at least twice as high during a busy loop as during sleep."""
     usage = Usage([mx.cpu()])
     end = time.process_time() + 0.3
     while time.process_time() < end:
@@ -62,7 +62,7 @@ def test_cores_that_are_busy():
 
 
 def test_gpus_are_found_by_their_address(nvml):
-    """CUDA's device numbers and the library's differ; values that a card does not report are omitted."""
+    """GPUs are identified by bus address, and figures that a card does not report are omitted."""
     with place("standin") as context:
         actual = Usage([context(0), context(1), context(0), mx.cpu()]).figures()["gpus"]
     assert actual == {
@@ -73,7 +73,7 @@ def test_gpus_are_found_by_their_address(nvml):
 
 @pytest.mark.parametrize("what", ["missing", "no driver"])
 def test_without_the_library_no_gpu_is_watched(nvml, monkeypatch, what):
-    """Nothing fails."""
+    """Without the library or a driver, only ``cpu`` is reported, without an error."""
     if what == "missing":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     else:
@@ -82,8 +82,8 @@ def test_without_the_library_no_gpu_is_watched(nvml, monkeypatch, what):
         assert set(Usage([context(0)]).figures()) == {"cpu"}
 
 
-def test_events_and_the_page_say_how_busy_they_are(nvml, tmp_path):
-    """Each line of figures has cores and GPUs; the page draws both."""
+def test_events_and_page_show_usage(nvml, tmp_path):
+    """Each step event of a training has figures of cores and GPUs, and the page shows both."""
     with place("standin") as context:
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
         data = mx.io.NDArrayIter(np.ones((8, 3), np.float32), np.zeros(8, np.float32), 4)

@@ -1,4 +1,4 @@
-"""Engines that are the process-wide one for a test."""
+"""Engines for the tests of this folder."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from weftplan import engine
 
 @pytest.fixture(params=["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def driver(request: pytest.FixtureRequest):
-    """Each kind of engine as the process-wide engine."""
+    """Each kind of engine, as the process-wide engine of the test."""
     eng = engine.create(request.param)
     before = engine.set_engine(eng)
     yield eng
@@ -17,7 +17,7 @@ def driver(request: pytest.FixtureRequest):
 
 @pytest.fixture
 def threaded():
-    """A threaded engine with two workers."""
+    """A threaded engine with two workers, as the process-wide engine of the test."""
     eng = engine.create("ThreadedEngine", cpu_workers=2)
     before = engine.set_engine(eng)
     yield eng
@@ -27,7 +27,7 @@ def threaded():
 
 @pytest.fixture
 def eng():
-    """The default engine with one worker per CPU context."""
+    """The default engine with one worker per CPU context; the process-wide engine stays."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     yield eng
     eng.stop()

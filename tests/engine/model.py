@@ -1,9 +1,9 @@
 """Explicit-state model checker for protocols between threads.
 
-An actor is a generator that yields one operation on shared state at a time and receives its result. Every operation is
-atomic; any other actor may run between two of them. :func:`explore` visits all interleavings. A state is the shared
-fields and, per actor, its position and local variables. Everything relevant must be a local variable: an iterator hides
-its position.
+An actor is a generator that yields operations on shared state and receives their results. Every operation is atomic;
+any other actor may run between two of them. :func:`explore` visits all interleavings. A state consists of the shared
+fields and, per actor, its position and local variables. Everything relevant must be a local variable: an iterator, for
+example, hides its position.
 """
 
 from collections import deque
@@ -16,11 +16,14 @@ BLOCKED = object()
 
 
 class Violation(AssertionError):
-    """A property is violated; the text is the interleaving that leads there."""
+    """A violated property; the text is the interleaving that violates it."""
 
 
 class Actor:
-    """A generator function as an automaton that is discovered step by step, because generators cannot be copied."""
+    """A generator function as an automaton.
+
+    Generators cannot be copied, so its local states are found by running the function again with recorded results.
+    """
 
     def __init__(self, name: str, make: Callable[[], Steps]) -> None:
         self.name = name
@@ -28,7 +31,7 @@ class Actor:
         self._numbers: dict[Any, int] = {}
         self._histories: list[tuple[Any, ...]] = []
         self.pending: list[Op | None] = []
-        """Next operation by number of the local state; None at the end."""
+        """Next operation of each local state, by the state's number; None if the actor has ended."""
         self._next: dict[tuple[int, Any], int] = {}
         self.first = self._reach((None,))
 
@@ -48,7 +51,7 @@ class Actor:
         return number
 
     def advance(self, number: int, response: Any) -> int:
-        """Return the local state after ``response``."""
+        """Return the number of the local state that follows ``number`` after ``response``."""
         successor = self._next.get((number, response))
         if successor is None:
             successor = self._next[number, response] = self._reach((*self._histories[number], response))
@@ -63,12 +66,13 @@ def _frames(steps: Any) -> Generator[Any, None, None]:
 
 
 def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[Any, tuple[Any, ...]]:
-    """Return the result of ``op`` and the shared state after it; (BLOCKED, ...) if it has to wait.
+    """Return the result of ``op`` and the shared state after it; the result is BLOCKED if the actor must wait.
 
-    Fields: ``get f``, ``set f v``, ``add f n``, ``take a number f`` (add 1, return the old value), ``change f v w``
-    (compare and swap, return whether it did), ``unless f v`` (wait until it is not v). Tuples: ``append f v``, ``first
-    f`` and ``last f`` (remove and return; None if empty), ``remove f v`` (return whether it was there), ``await f v``
-    (wait until it is there). Locks (0 closed, 1 open): ``acquire f``, ``release f``.
+    Operations on fields: ``get f``, ``set f v``, ``add f n``, ``take a number f`` (add 1, return the old value),
+    ``change f v w`` (compare and swap, return whether it changed), ``unless f v`` (wait while the value is v). On
+    tuples: ``append f v``, ``first f`` and ``last f`` (remove and return; None if empty), ``remove f v`` (return
+    whether v was present), ``await f v`` (wait until v is present). On locks (0 closed, 1 open): ``acquire f``,
+    ``release f``.
     """
     kind, name = op[0], op[1]
     at = fields[name]
@@ -113,7 +117,7 @@ def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[An
 
 
 class Found(NamedTuple):
-    """Result of an exploration."""
+    """Result of an exploration: the number of states, and of states in which no actor can continue."""
 
     states: int
     ends: int
@@ -127,16 +131,17 @@ def explore(
     busy: str = "",
     if_busy: Callable[[dict[str, Any]], str | None] = lambda _: None,
 ) -> Found:
-    """Visit all interleavings.
+    """Visit all interleavings; return the numbers of states and of ends.
 
     Args:
         always: returns a complaint about a reachable state, or None.
-        at_end: the same for states in which no actor can continue.
-        busy: name of an operation that may take long. ``if_busy`` judges states when every actor that can continue
-            stands before it.
+        at_end: returns a complaint about a state in which no actor can continue, or None.
+        busy: name of a field. Decreasing it ends an operation that may take arbitrarily long.
+        if_busy: returns a complaint, or None, about a state in which actors can only end such operations.
 
     Raises:
-        Violation: a complaint, or a state without a reachable end; with the shortest interleaving.
+        Violation: a function returns a complaint, or no end can be reached from a state. The text is the shortest
+            interleaving that leads to the state.
     """
     fields = {name: i for i, name in enumerate(shared)}
     start = (tuple(shared.values()), tuple(actor.first for actor in actors))

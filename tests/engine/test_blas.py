@@ -1,4 +1,4 @@
-"""Thread policy of BLAS: when it applies, to which libraries, and that results do not depend on workers."""
+"""Thread policy of BLAS: when and to which libraries it applies, and that results do not depend on workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(before, threads())
 
 
 def run(code: str, **variables: str) -> list[int]:
-    """Return the numbers that ``code`` prints in a process with no BLAS or weftplan variables except ``variables``."""
+    """Return the integers that ``code`` prints in a process without BLAS or weftplan variables except ``variables``."""
     clean = {
         k: v
         for k, v in os.environ.items()
@@ -36,7 +36,7 @@ def run(code: str, **variables: str) -> list[int]:
 
 
 class Library:
-    """Test double of a BLAS that counts threads per calling thread."""
+    """Test double of a BLAS library with a thread count per calling thread; it records the counts that are set."""
 
     threading_layer = "openmp"
 
@@ -49,7 +49,7 @@ class Library:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch):
-    """The state before the first engine, without variables and without real limits."""
+    """The double of the only BLAS library, in the state before the first engine, without variables."""
     for name in (*blas_threads.NATIVE, blas_threads.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     config._reset_for_tests()
@@ -69,27 +69,27 @@ def fresh(monkeypatch: pytest.MonkeyPatch):
 
 
 class TestInAProcess:
-    """The real BLAS."""
+    """Tests with the real BLAS, each in a new process."""
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
     def test_first_engine_limits_blas_threads(self, kind):
-        """An import changes nothing; the first engine of any kind limits BLAS to one thread."""
+        """An import does not change BLAS; the first engine of any kind limits it to one thread."""
         before, after = run(PROBE.format(kind=kind))
         assert after == 1
         assert before == run("from threadpoolctl import *; import numpy; print(threadpool_info()[0]['num_threads'])")[0]
 
     @pytest.mark.shows("WEFTPLAN_BLAS_NTHREADS")
     def test_own_variable_wins(self):
-        """WEFTPLAN_BLAS_NTHREADS sets the count, whatever BLAS's own variables say."""
+        """WEFTPLAN_BLAS_NTHREADS sets the number of BLAS threads, whatever OMP_NUM_THREADS is."""
         assert run(PROBE.format(kind="ThreadedEngine"), WEFTPLAN_BLAS_NTHREADS="2", OMP_NUM_THREADS="1")[1] == 2
 
     def test_blas_variable_is_respected(self):
-        """OPENBLAS_NUM_THREADS set by the user is not changed."""
+        """A user's OPENBLAS_NUM_THREADS is not changed."""
         before, after = run(PROBE.format(kind="ThreadedEngine"), OPENBLAS_NUM_THREADS="2")
         assert before == after == 2
 
     def test_same_bits_for_every_worker_count(self):
-        """Products of odd sizes give one digest on every engine and worker count."""
+        """A matrix product of odd sizes has the same bits on every engine and for every number of workers."""
         code = """
 import hashlib, numpy as np, weftplan as mx
 rng = np.random.default_rng(0)
@@ -112,16 +112,16 @@ print(len(digests))
 
 
 class TestRule:
-    """Rules of the policy, with test doubles."""
+    """Rules of the policy, tested on the double."""
 
     def test_limit_is_set_once(self, fresh):
-        """The first call limits; later calls do not override a later change."""
+        """The first call of ``limit()`` sets one thread; a second call sets nothing."""
         blas_threads.limit()
         blas_threads.limit()
         assert fresh.set_to == [1]
 
     def test_workers_limit_per_thread_libraries(self, fresh):
-        """A library that counts per thread is limited again by each worker."""
+        """After ``limit()``, each worker limits again a library that has a thread count per calling thread."""
         blas_threads.enter_worker()
         assert fresh.set_to == []
         blas_threads.limit()
@@ -130,7 +130,7 @@ class TestRule:
         assert fresh.set_to == [1, 1, 1]
 
     def test_per_process_library_is_set_once(self, fresh):
-        """Workers leave a library that counts per process alone."""
+        """Workers do not limit again a library that has one thread count for the process."""
         fresh.threading_layer = "pthreads"
         blas_threads.limit()
         blas_threads.enter_worker()
@@ -145,7 +145,7 @@ class TestRule:
 
     @pytest.mark.parametrize("name", blas_threads.DECIDING)
     def test_planned_limit_names_its_variable(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
-        """The planned limit, with the deciding variable; an empty variable counts as unset."""
+        """``planned()`` returns the limit and the deciding variable; an empty variable counts as unset."""
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         monkeypatch.setenv(name, "")
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
@@ -155,7 +155,7 @@ class TestRule:
         assert fresh.set_to == []
 
     def test_bad_count_limits_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
-        """A bad count limits nothing; the next engine reports it again."""
+        """A bad WEFTPLAN_BLAS_NTHREADS limits nothing, and every engine raises ConfigError."""
         monkeypatch.setenv("WEFTPLAN_BLAS_NTHREADS", "many")
         for _ in range(2):
             with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):
@@ -164,7 +164,7 @@ class TestRule:
 
 
 def test_training_step_ignores_omp_threads():
-    """With OMP_NUM_THREADS=2 every BLAS call of a training step uses one thread, and the bits do not change.
+    """With any OMP_NUM_THREADS a training step uses one BLAS thread and gives the same bits.
 
     Two spinning BLAS threads next to the workers made a step ten times slower.
     """

@@ -1,4 +1,4 @@
-"""Splitting an operation over idle cores: permission to split, each part runs once, and the bits do not change."""
+"""Splitting of an operation over idle cores: when it is allowed, and that each part runs once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("four_cores")
 
 
 def on_worker(work, **options):
-    """Return the result of ``work()`` as an operation of a new engine."""
+    """Run ``work()`` as an operation of a new engine and return its result."""
     engine = mx.engine.create(**{"kind": "ThreadedEnginePerDevice", **options})
     results = []
     engine.push(lambda: results.append(work()), [], [engine.new_variable()])
@@ -30,14 +30,14 @@ def on_worker(work, **options):
 
 
 class TestIdle:
-    """Number of cores that may help."""
+    """``idle_cores()``, the number of further cores that an operation may use."""
 
     def test_single_worker_gets_all_idle_cores(self):
-        """The worker's own core is busy."""
+        """On a four-core machine, the only running operation has three idle cores."""
         assert on_worker(core_sharing.idle_cores) == 3
 
     def test_busy_workers_reduce_idle_cores(self):
-        """Two concurrent operations leave two cores."""
+        """Two concurrent operations leave two idle cores to each."""
         engine = mx.engine.create("ThreadedEngine", cpu_workers=2)
         both, actual = threading.Barrier(2), []
 
@@ -64,13 +64,13 @@ class TestIdle:
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator"])
     def test_inline_engines_do_not_split(self, kind):
-        """Engines that run everything inline split nothing; nor does the calling thread."""
+        """There are no idle cores for an operation of a naive engine or simulator, or outside of operations."""
         assert on_worker(core_sharing.idle_cores, kind=kind) == 0
         assert core_sharing.idle_cores() == 0
 
     @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
     def test_single_worker_engine_does_not_split(self, kind):
-        """An engine created with one worker uses one thread."""
+        """There are no idle cores for an operation of an engine created with one worker."""
         assert on_worker(core_sharing.idle_cores, kind=kind, cpu_workers=1) == 0
 
     @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class TestIdle:
     )  # fmt: skip
     @pytest.mark.shows("WEFTPLAN_KERNEL_CORES")
     def test_variables_limit_cores(self, monkeypatch, variables, idle):
-        """OMP_NUM_THREADS limits an operation as in MXNet; WEFTPLAN_KERNEL_CORES overrides it, the machine both."""
+        """OMP_NUM_THREADS limits the cores of an operation, as in MXNet; WEFTPLAN_KERNEL_CORES overrides it."""
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         config._reset_for_tests()
@@ -90,11 +90,11 @@ class TestIdle:
 
 
 class TestSplit:
-    """Each part runs once, on any thread."""
+    """``split()`` runs each part once, on any thread."""
 
     @pytest.mark.parametrize("parts", [0, 1, 2, 3, 8, 100])
     def test_each_part_runs_once(self, parts):
-        """On a worker with idle cores, and on a thread that may not split."""
+        """Each part runs once, both on a worker with idle cores and on a thread that may not split."""
 
         def work() -> list[int]:
             seen: list[int] = []
@@ -104,12 +104,12 @@ class TestSplit:
         assert on_worker(work) == work() == list(range(parts))
 
     def test_parts_run_concurrently(self):
-        """Three parts that wait for each other all finish."""
+        """Three parts that wait for each other all finish, so they run at the same time."""
         together = threading.Barrier(3, timeout=60)
         on_worker(lambda: core_sharing.split(lambda part: together.wait(), 3))
 
     def test_idle_helpers_take_the_next_job(self):
-        """A helper that just finished a part takes the next job before it sleeps, even if it came too late before."""
+        """A helper that has just finished a part takes the next job before it sleeps."""
         together = threading.Barrier(3, timeout=60)
 
         def work() -> None:
@@ -121,7 +121,7 @@ class TestSplit:
         on_worker(work)
 
     def test_spinning_threads_see_memory_from_python(self, monkeypatch):
-        """A wait checks from Python code, so the other side's memory writes become visible."""
+        """After polling in compiled code, helper and owner check from Python, where they see each other's writes."""
         seen: dict[str, list[bool]] = {"helper": [], "owner": []}
 
         def look(start: int) -> None:
@@ -132,7 +132,7 @@ class TestSplit:
             who = "helper" if "helper" in threading.current_thread().name else "owner"
             seen[who].append(words[0] != words[1])
             if not seen[who][-1]:
-                over.append(True)  # once is enough
+                over.append(True)  # end the other waits, too
 
         over: list[bool] = []
         monkeypatch.setattr(slots.POLLING, "value", lambda: look)
@@ -157,7 +157,7 @@ class TestSplit:
         assert all(seen["helper"][:19])
 
     def test_caller_runs_parts_without_helpers(self, monkeypatch):
-        """A helper that never starts: the caller runs all parts."""
+        """If the helpers never start, the caller runs all parts."""
 
         class Sleepy:
             def give(self, *work: object) -> None: ...
@@ -170,7 +170,7 @@ class TestSplit:
         assert len(set(seen)) == 1
 
     def test_caller_runs_parts_if_no_thread_starts(self, monkeypatch):
-        """If the system refuses a thread, the caller runs all parts."""
+        """If the system refuses a new thread, the caller runs all parts."""
 
         def refuse(wanted: int) -> None:
             raise RuntimeError("can't start new thread")
@@ -181,7 +181,7 @@ class TestSplit:
         assert sorted(seen) == list(range(5))
 
     def test_helpers_are_reused(self):
-        """A hundred splits start no more helpers than one."""
+        """A hundred splits start at most three helpers."""
 
         def work() -> None:
             for _ in range(100):
@@ -194,7 +194,7 @@ class TestSplit:
 
     @pytest.mark.parametrize("bad", [0, 5])
     def test_error_of_a_part_is_raised(self, bad):
-        """The error of a part is raised by the split after all running parts have ended; the helpers remain usable."""
+        """The split raises the error of a part, and afterwards all cores are idle again."""
 
         def part(number: int) -> None:
             if number == bad:
@@ -208,7 +208,7 @@ class TestSplit:
         assert on_worker(work) == (f"part {bad}", 3)
 
     def test_late_helper_holds_no_reference(self):
-        """Objects used by the parts are released at the end of the split, even if a helper never came."""
+        """A job that has ended holds no reference to its work, even if a helper comes late."""
         job = core_sharing._Job(lambda lo, hi: None, [(0, 1)])
         late = job._help
         job._finish()
@@ -216,7 +216,7 @@ class TestSplit:
         late(core_sharing._Word())
 
     def test_helpers_use_the_callers_errstate(self):
-        """A helper treats overflow like the splitting thread."""
+        """A helper uses the NumPy errstate of the splitting thread."""
         together = threading.Barrier(2, timeout=60)
         modes: list[str] = []
 
@@ -233,7 +233,7 @@ class TestSplit:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
     def test_forked_child_starts_new_helpers(self):
-        """A child has no helpers of its parent and starts its own."""
+        """A forked child, which has none of its parent's helpers, starts its own."""
         code = """
 import os, threading, weftplan as mx
 from weftplan.support import blas_threads as blas, core_sharing as cores
@@ -254,22 +254,22 @@ assert os.waitpid(child, 0)[1] == 0 and both()
 
 
 class Awake:
-    """Test double of a helper that spins or sleeps."""
+    """Test double of a helper that spins (``looks``) or sleeps; it counts its wake-ups."""
 
     def __init__(self, looks: bool, words: int = 0):
         self.looks, self.words, self.given = looks, words, 0
 
     def give(self, *work: object) -> None:
-        """Record the call."""
+        """Count a wake-up."""
         self.given += 1
 
 
 class TestLookers:
-    """Work reaches spinning helpers without a wake-up."""
+    """``with_lookers`` passes work to spinning helpers without waking a thread."""
 
     @pytest.fixture
     def free(self, monkeypatch):
-        """Three helpers of which two spin."""
+        """Three free helpers; the first and the third spin."""
         helpers = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
         monkeypatch.setattr(core_sharing._pool, "free", list(helpers))
         monkeypatch.setattr(core_sharing._pool, "started", 3)
@@ -281,14 +281,14 @@ class TestLookers:
         (1, True, [1]), (2, True, [1, 3]), (3, True, None), (3, False, [1, 3]), (1, False, [1]),
     ])  # fmt: skip
     def test_spinning_helpers_are_notified(self, free, most, all_or_none, told):
-        """The requested number of spinning helpers is notified; if too few spin, none."""
+        """Up to ``most`` spinning helpers are notified; with ``all_or_none``, none if fewer spin."""
         seen = []
         assert core_sharing.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
         assert seen == ([] if told is None else [told])
         assert set(core_sharing._pool.free) == set(free)
 
     def test_notified_helpers_count_as_busy(self, free):
-        """Their cores are busy until the work is done, also if it fails."""
+        """The cores of notified helpers count as busy until the work ends, even if it raises."""
 
         def run(boxes):
             idle.append(core_sharing.idle_cores())
@@ -306,12 +306,12 @@ class TestLookers:
         assert set(core_sharing._pool.free) == set(free)
 
     def test_no_spinning_helper_means_no_call(self, monkeypatch):
-        """No helper is woken."""
+        """Without a spinning helper, with_lookers returns a false value and does not call the function."""
         monkeypatch.setattr(core_sharing._pool, "free", [])
         assert not core_sharing.with_lookers(pytest.fail, 1, all_or_none=False)
 
     def test_repeated_request_wakes_a_sleeping_helper(self, monkeypatch, free):
-        """A second request within a millisecond wakes one; a third within five milliseconds does not."""
+        """A second request within a millisecond wakes a helper; a third within five milliseconds wakes none."""
         now = [10.0]
         monkeypatch.setattr(core_sharing.time, "monotonic", lambda: now[0])
         woken = []
@@ -323,7 +323,7 @@ class TestLookers:
         assert set(core_sharing._pool.free) == set(free)
 
     def test_woken_helper_spins_again(self, monkeypatch):
-        """It spins again and can be notified."""
+        """A woken helper spins."""
         monkeypatch.setattr(core_sharing._pool, "free", [])
         monkeypatch.setattr(core_sharing._pool, "started", 0)
         looked = threading.Event()

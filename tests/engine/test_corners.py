@@ -20,7 +20,7 @@ def nothing():
 
 
 def test_the_caller_may_reuse_its_lists(eng):
-    """Changing a list after the push has no effect."""
+    """A change of the caller's list after the push has no effect."""
     a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()
     eng.push(gate.wait, (), [a])
     writes = [a]
@@ -33,7 +33,7 @@ def test_the_caller_may_reuse_its_lists(eng):
 
 @pytest.mark.parametrize("options", [{"ctx": "cpu"}, {"priority": "high"}, {"prop": 99}])
 def test_bad_arguments_leave_nothing_half_done(eng, options):
-    """A bad context, priority or property is refused before any var is changed."""
+    """A push with a bad context, priority or property raises an error before it changes any var."""
     var = eng.new_variable()
     with pytest.raises((EngineError, ValueError)):
         eng.push(nothing, (), [var], **options)
@@ -43,7 +43,7 @@ def test_bad_arguments_leave_nothing_half_done(eng, options):
 
 
 def test_non_vars_are_explained(eng):
-    """A var instead of a list, and objects that are no vars, are explained."""
+    """A var in place of a list, and an object that is not a var, raise EngineError."""
     var = eng.new_variable()
     for reads, writes in ((["x"], ()), ((), ["x"]), (var, ()), ((), var)):
         with pytest.raises(EngineError):
@@ -53,7 +53,7 @@ def test_non_vars_are_explained(eng):
 
 
 def test_versions_agree_on_every_engine_in_a_bulk():
-    """Five writes are five versions, in a bulk or not."""
+    """Five writes increase the version by five on every engine, also in a bulk."""
     for kind in KINDS:
         eng = engine.create(kind)
         var = eng.new_variable()
@@ -66,7 +66,7 @@ def test_versions_agree_on_every_engine_in_a_bulk():
 
 
 def test_a_traceback_does_not_grow(eng):
-    """Raising the same failure fifty times leaves its traceback as short as after the second time."""
+    """Raising the same failure fifty times does not lengthen its traceback."""
     var, depths = eng.new_variable(), []
     eng.push(boom, (), [var])
     for _ in range(50):
@@ -77,7 +77,7 @@ def test_a_traceback_does_not_grow(eng):
 
 
 def test_errors_of_asynchronous_operations(eng):
-    """It may raise after completion, or complete with a value that is no exception: no worker dies."""
+    """No worker dies if an asynchronous operation raises after completion or completes with a non-exception."""
     var = eng.new_variable()
 
     def late(done):
@@ -97,7 +97,7 @@ def test_errors_of_asynchronous_operations(eng):
 
 
 def test_exceptions_with_broken_methods(eng):
-    """Exceptions whose text and notes raise, and exceptions not derived from Exception."""
+    """A wait raises exceptions whose text and notes raise, and SystemExit, without ending the engine."""
 
     class Odd(Exception):
         def __str__(self):
@@ -123,7 +123,7 @@ def test_exceptions_with_broken_methods(eng):
 
 
 def test_destructor_of_a_function_may_push(eng):
-    """The function is destroyed outside the lock; its destructor may push."""
+    """A function's destructor may push, because the engine destroys the function outside its lock."""
     var, log = eng.new_variable(), []
 
     class Last:
@@ -142,7 +142,7 @@ def test_destructor_of_a_function_may_push(eng):
 
 
 def test_endless_wait_on_naive_engine_raises():
-    """A wait inside an operation for its own var raises an error with the fix instead of hanging."""
+    """A wait inside an operation for its own var raises WaitInWorkerError with the fix instead of hanging."""
     naive = engine.create("NaiveEngine")
     var = naive.new_variable()
 
@@ -157,7 +157,10 @@ def test_endless_wait_on_naive_engine_raises():
 
 
 def test_nested_push_failures_on_naive_engine():
-    """Operations that wait for their pushing operation fail after it: its push raises the first, a wait the other."""
+    """On the naive engine, nested operations that wait for their pusher run after it.
+
+    If they fail, the outer push raises the first failure and a wait the second.
+    """
     naive = engine.create("NaiveEngine")
     a, b, c, log = *(naive.new_variable() for _ in range(3)), []
 
@@ -179,7 +182,7 @@ def test_nested_push_failures_on_naive_engine():
 
 
 def test_operation_may_wait_on_another_engine(eng):
-    """A wait is refused only for the engine whose worker is waiting."""
+    """An operation may wait for another engine."""
     other_engine = engine.create("ThreadedEnginePerDevice")
     a, b = eng.new_variable(), other_engine.new_variable()
     other_engine.push(nothing, (), [b])
@@ -192,7 +195,7 @@ def test_operation_may_wait_on_another_engine(eng):
     "kinds", [("NaiveEngine", "NaiveEngine"), ("NaiveEngine", "Simulator"), ("Simulator", "NaiveEngine")]
 )
 def test_inline_operation_may_wait_on_another_engine(kinds):
-    """Being inside an operation of one engine does not count for another."""
+    """An operation on an engine that runs inline may wait for another inline engine."""
     eng, second = (engine.create(kind) for kind in kinds)
     a, b, log = eng.new_variable(), second.new_variable(), []
 
@@ -218,7 +221,7 @@ def test_short_operations_run_at_the_push(eng):
 
 
 def test_the_simulator_waits_for_other_threads():
-    """Dependants of an asynchronous operation run after another thread completes it."""
+    """The simulator waits until another thread completes an asynchronous operation; then its dependants run."""
     sim = engine.create("Simulator")
     var, log = sim.new_variable(), []
     sim.push_async(lambda done: threading.Timer(0.05, done).start(), (), [var])
@@ -228,7 +231,7 @@ def test_the_simulator_waits_for_other_threads():
 
 
 def test_bulk_survives_its_thread(eng):
-    """Collected members run after their thread has ended."""
+    """Members that a thread collected for a bulk run after the thread has ended."""
     log = []
 
     def work():
@@ -243,7 +246,7 @@ def test_bulk_survives_its_thread(eng):
 
 
 def test_bulk_member_failure_without_writes_is_raised(eng):
-    """The failure is on no var and is still raised."""
+    """A wait for all raises the failure of a bulk member that writes no var."""
     with eng.bulk(5):
         eng.push(boom)
         eng.push(nothing, (), [eng.new_variable()])
@@ -253,7 +256,7 @@ def test_bulk_member_failure_without_writes_is_raised(eng):
 
 @pytest.mark.shows("WEFTPLAN_ERRORS")
 def test_one_raise_heals_all_arrays(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: one raise heals every array that holds the failure, as in MXNet 1.9.1."""
+    """With WEFTPLAN_ERRORS=mxnet, one raise clears the failure of every array, as in MXNet 1.9.1."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice")
     a, b = eng.new_variable(), eng.new_variable()
@@ -268,7 +271,7 @@ def test_one_raise_heals_all_arrays(monkeypatch):
 
 
 def test_await_and_futures(eng):
-    """``await var`` suspends the task; a cancelled future has no effect on others."""
+    """``await var`` suspends the coroutine and raises the var's failure; a cancelled future affects no operation."""
 
     async def main():
         a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()
@@ -290,7 +293,7 @@ def test_await_and_futures(eng):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_raising_tracer_is_removed(eng, monkeypatch, error):
-    """Its error is reported once, and the engine continues; every operation completes."""
+    """A tracer that raises is removed, its error is reported once, and every operation completes."""
     told = []
 
     def tracer(*record):

@@ -1,4 +1,4 @@
-"""Debug mode: the watchdog, complete dumps, read-only views of inputs, stale declarations."""
+"""Debug mode: the watchdog, complete dumps, read-only views of inputs, and stale operators."""
 
 import threading
 import time
@@ -15,18 +15,18 @@ from weftplan.errors import EngineError, UndeclaredWriteError
 
 @pytest.fixture
 def debug(monkeypatch):
-    """Debug mode, with a watchdog patience of a quarter of a second."""
+    """Enable debug mode, and let the watchdog report after 0.25 seconds without progress."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0.25")
 
 
 def stuck_here(gate):
-    """The line that the watchdog must report."""
+    """Wait at the gate; the watchdog must report this function."""
     gate.wait(60)
 
 
 def until(condition):
-    """Wait for another thread, a minute at most."""
+    """Wait until ``condition()`` is true, at most a minute."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
@@ -34,7 +34,7 @@ def until(condition):
 
 
 def test_watchdog_names_stuck_operations(debug, capfd):
-    """It lists waiting operations, their vars, the holders and the thread's stack; once per standstill."""
+    """The watchdog reports a standstill once: waiting operations, their vars, the holders and the thread's stack."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     a, gate, told = eng.new_variable("weights"), threading.Event(), []
     eng.push(lambda: stuck_here(gate), (), [a], name="slow load")
@@ -65,7 +65,7 @@ def test_watchdog_names_stuck_operations(debug, capfd):
 )
 @pytest.mark.shows("WEFTPLAN_ENGINE_WATCHDOG_S")
 def test_watched_engines(monkeypatch, variables, watched):
-    """Engines in debug mode, and all engines if the variable is set; 0 seconds disables it."""
+    """A watchdog runs in debug mode or if WEFTPLAN_ENGINE_WATCHDOG_S is set; 0 seconds disables it."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     before = set(threading.enumerate())
@@ -76,7 +76,7 @@ def test_watched_engines(monkeypatch, variables, watched):
 
 
 def test_watchdog_reports_each_standstill(debug, capfd):
-    """Two standstills give two reports; progress or idleness resets the patience."""
+    """Two standstills give two reports."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     told = []
     for round in range(2):
@@ -91,13 +91,13 @@ def test_watchdog_reports_each_standstill(debug, capfd):
 
 
 class Looks:
-    """Replaces the watchdog's event: before each check it runs the next step of a script."""
+    """Replacement of the watchdog's event: before each check it runs the next step of a script."""
 
     def __init__(self, script):
         self.script = iter(script)
 
     def wait(self, seconds):
-        """Return whether the script has ended."""
+        """Run the next step of the script; return True if there is none."""
         step = next(self.script, None)
         if step is not None:
             step()
@@ -105,7 +105,10 @@ class Looks:
 
 
 def test_slow_progress_is_not_reported(monkeypatch, capsys):
-    """An end between the fourth check and the next gives no report; four checks without an end give exactly one."""
+    """Four checks without a completed operation give one report; a completion resets the count.
+
+    There is no report if nothing is pending.
+    """
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0")
     sim = engine.create("Simulator")
@@ -128,7 +131,7 @@ def test_slow_progress_is_not_reported(monkeypatch, capsys):
 
 
 def test_watchdog_ignores_idle_engine(debug, capfd):
-    """An idle engine is no standstill."""
+    """The watchdog prints nothing for an idle engine."""
     eng = engine.create("ThreadedEnginePerDevice")
     eng.push(lambda: None)
     eng.wait_for_all()
@@ -138,7 +141,7 @@ def test_watchdog_ignores_idle_engine(debug, capfd):
 
 
 def test_watchdog_ends_with_its_engine(debug):
-    """A dropped engine leaves no watchdog thread."""
+    """The watchdog thread ends when its engine is dropped."""
     before = set(threading.enumerate())
     eng = engine.create("NaiveEngine")
     (watchdog,) = (t for t in set(threading.enumerate()) - before if t.name == "weftplan-engine-watchdog")
@@ -147,7 +150,7 @@ def test_watchdog_ends_with_its_engine(debug):
 
 
 def test_the_report_of_a_thread_that_has_ended(debug):
-    """An asynchronous operation that never completes."""
+    """The report names an asynchronous operation that has not completed, although its thread has left it."""
     eng = engine.create("ThreadedEnginePerDevice")
     kept, var = [], eng.new_variable("x")
     eng.push_async(kept.append, (), [var], name="forgetful")
@@ -160,7 +163,7 @@ def test_the_report_of_a_thread_that_has_ended(debug):
 
 
 def test_dumps_as_text_and_graph(debug):
-    """They show every pending operation and its blockers; an unknown format is refused."""
+    """Dumps as text and as a graph show each pending operation and its holders; an unknown format is refused."""
     eng = engine.create("Simulator")
     a, b = eng.new_variable("a"), eng.new_variable("b")
     eng.push(lambda: None, (), [a], name="first")
@@ -177,9 +180,10 @@ def test_dumps_as_text_and_graph(debug):
 
 
 def test_dumps_name_every_holder(debug):
-    """Readers r1, r2 of a, b; a free --> writer w of a and b, reader of c --> last, reader of b.
+    """A dump shows for each waiting operation all operations that it waits for.
 
-    w waits for both readers only; r1 and r2 wait for nothing; operations pushed after w wait for w.
+    Operations r1 and r2 read var a; w writes a and b and waits for both readers; the two operations pushed after w wait
+    only for w.
     """
     eng = engine.create("Simulator")
     a, b, c = (eng.new_variable(name) for name in "abc")
@@ -213,7 +217,7 @@ def test_dumps_name_every_holder(debug):
 
 
 def test_dump_mentions_debug_mode():
-    """Only if something is pending."""
+    """Without debug mode, a dump with a pending operation names the variable that enables debug mode."""
     eng = engine.create("Simulator")
     assert eng.dump() == "<Simulator: 0 pushed, 0 pending>\n"
     eng.push(lambda: None)
@@ -223,7 +227,7 @@ def test_dump_mentions_debug_mode():
 
 
 def test_stale_operator_is_refused(debug):
-    """A stored operator whose var has been deleted is refused."""
+    """The push of a stored operator whose var has been deleted is refused."""
     eng = engine.create("ThreadedEnginePerDevice")
     var = eng.new_variable("gone")
     operator = eng.new_operator(lambda: None, [var], name="stale")
@@ -234,7 +238,7 @@ def test_stale_operator_is_refused(debug):
 
 
 def test_undeclared_write_names_its_line(debug):
-    """An operation that writes to a read-only view fails with its name, the array's name and the line."""
+    """An operation that writes to a read-only array fails with its name, the array's name and the line."""
     eng = engine.create("ThreadedEnginePerDevice")
     data, var = np.zeros(3), eng.new_variable()
     locked = data.view()
@@ -253,7 +257,7 @@ def test_undeclared_write_names_its_line(debug):
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
-    """With debug mode off, operators receive writable arrays."""
+    """``debug_enabled()`` is true with WEFTPLAN_ENGINE_DEBUG=1, and operators still work on their read-only inputs."""
     assert not engine.debug_enabled()
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     with engine.using(engine.create("ThreadedEnginePerDevice")) as eng:
@@ -265,7 +269,7 @@ def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_an_undeclared_write_in_a_bulk(debug, size):
-    """It names the member that wrote, as for a single push."""
+    """The error of an undeclared write names the operation that wrote, in a bulk of 5 and without one."""
     eng, fixed = engine.create("ThreadedEngine", cpu_workers=1), np.zeros(3)
     fixed.flags.writeable = False
     var = eng.new_variable()
@@ -287,7 +291,7 @@ def test_an_undeclared_write_in_a_bulk(debug, size):
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_objects_with_broken_attributes(debug, size):
-    """Neither an error without text nor a local without attributes ends a worker."""
+    """A worker survives an error whose text raises and a local variable whose attributes raise."""
 
     class Odd(ValueError):
         def __str__(self):

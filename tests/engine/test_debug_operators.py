@@ -1,4 +1,4 @@
-"""Debug mode of arrays and executors: an operator that writes to its input is caught only in debug mode."""
+"""Debug mode of arrays and executors detects an operator that writes to its input."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from weftplan.ops.core.schema import Op
 
 
 def careless(ctx, params, inputs, outputs):
-    """Double the input as a side effect."""
+    """Write twice the input to the output, and to the input as well."""
     data = inputs[0]
     data *= 2
     outputs[0][...] = data
@@ -24,18 +24,18 @@ CARELESS = Op(name="careless_double", forward=careless, infer_shape=same_shape, 
 
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "Simulator"])
 def kind(request):
-    """Engines on which a push does not raise."""
+    """The names of engines on which a push does not raise."""
     return request.param
 
 
 @pytest.fixture
 def debug(monkeypatch):
-    """Debug mode."""
+    """Enable debug mode."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
 
 
 def test_an_operator_on_arrays(debug, kind):
-    """The wait names the operator, the array's name and its line; the array is unchanged."""
+    """The wait raises an error with the operator, the variable name and the line; the input is unchanged."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -46,7 +46,7 @@ def test_an_operator_on_arrays(debug, kind):
 
 
 def test_an_operator_in_an_executor(debug, kind, monkeypatch):
-    """Operators of a bound graph also receive read-only inputs."""
+    """In a bound graph, too, an operator cannot write to its input."""
     monkeypatch.setitem(registry._OPS, CARELESS.name, CARELESS)
     with engine.using(engine.create(kind)) as eng:
         net = mx.sym.exp(mx.sym.careless_double(mx.sym.Variable("x"), name="bad"))
@@ -60,7 +60,7 @@ def test_an_operator_in_an_executor(debug, kind, monkeypatch):
 
 
 def test_undeclared_write_passes_without_debug_mode(kind):
-    """The tests above can fail: without debug mode the same operator changes its input."""
+    """Without debug mode the same operator changes its input, so the tests above can fail."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -70,7 +70,7 @@ def test_undeclared_write_passes_without_debug_mode(kind):
 
 
 def test_declared_outputs_are_writable(debug, kind):
-    """In place: ``a += b`` and ``out=a`` write to arrays that are also read; moving statistics are written."""
+    """In debug mode, ``a += b``, ``out=a`` and moving statistics may be written."""
     with engine.using(engine.create(kind)) as eng:
         a, b = mx.nd.ones((3,)), mx.nd.ones((3,))
         a += b

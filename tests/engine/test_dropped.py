@@ -1,4 +1,4 @@
-"""Unreferenced engines: their threads end, and destructors in the same garbage may still push."""
+"""Engines without references: their threads end, and destructors in the same garbage may still push."""
 
 import gc
 import threading
@@ -14,12 +14,12 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    """Each threaded engine."""
+    """The name of each threaded engine."""
     return request.param
 
 
-def ended(threads):
-    """Return whether none of ``threads`` is alive, within a minute."""
+def wait_for_end(threads):
+    """Return whether all of ``threads`` end within a minute."""
     end = time.monotonic() + 60
     while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
         gc.collect()
@@ -27,10 +27,10 @@ def ended(threads):
     return not any(thread.is_alive() for thread in threads)
 
 
-def used(kind):
-    """Return an engine with sleeping workers, and these threads.
+def make_used_engine(kind):
+    """Return an engine with two sleeping workers, and the set of their threads.
 
-    Workers report themselves, because other collected engines may start threads at any time.
+    The workers add their threads themselves, because other engines may start threads at any time.
     """
     eng, threads = engine.create(kind, cpu_workers=2), set()
     meet = threading.Barrier(3)
@@ -42,34 +42,34 @@ def used(kind):
 
 
 def test_threads_end_with_the_engine(kind):
-    """Without a stop."""
-    eng, threads = used(kind)
+    """The threads of an engine end when its last reference is dropped, without a stop."""
+    eng, threads = make_used_engine(kind)
     assert len(threads) == 2
     del eng
-    assert ended(threads)
+    assert wait_for_end(threads)
 
 
 def test_threads_end_with_a_busy_engine(kind):
-    """A running operation keeps the engine alive until it is done; then everything is collected."""
-    eng, threads = used(kind)
+    """A running operation keeps its engine alive until it has ended; then the threads end."""
+    eng, threads = make_used_engine(kind)
     gate, ran = threading.Event(), []
     eng.push(lambda: (gate.wait(60), ran.append(1)))
     del eng
     gc.collect()
     assert any(thread.is_alive() for thread in threads)
     gate.set()
-    assert ended(threads)
+    assert wait_for_end(threads)
     assert ran == [1]
 
 
 @pytest.mark.parametrize("how", ["push", "delete", "on another context"])
 def test_destructor_resurrects_engine(kind, how):
-    """Garbage: engine <-- object with a destructor that pushes <--> itself.
+    """A destructor that refers to a dropped engine can still push; afterwards all threads end.
 
-    The engine's finalizer runs first (weak references are cleared before destructors) and stops its workers. The
-    destructor's push starts new workers, or an old one runs it. Then the engine ends a second time.
+    The engine's finalizer runs first and stops the workers, because weak references are cleared before destructors run.
+    The push starts new workers, or an old worker runs it; then the engine is stopped a second time.
     """
-    eng, threads = used(kind)
+    eng, threads = make_used_engine(kind)
     ran = []
 
     class Last:
@@ -91,4 +91,4 @@ def test_destructor_resurrects_engine(kind, how):
         time.sleep(0.001)
     assert len(ran) == 1
     later = [thread for thread in ran if thread is not threading.current_thread()]
-    assert ended({*threads, *later})
+    assert wait_for_end({*threads, *later})

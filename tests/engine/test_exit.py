@@ -1,4 +1,4 @@
-"""Process exit: its messages, the work that still runs, and that it terminates."""
+"""Exit of the process: its messages, the operations that still run, and that it terminates."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ import pytest
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
-def script(text, **environment):
-    """Run a program in its own process; return (exit status, output, errors)."""
+def run_program(text, **environment):
+    """Run a program in its own process; return its exit status, output and error output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MXNET_", "WEFTPLAN_"))}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
@@ -26,18 +26,21 @@ def script(text, **environment):
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    """Each threaded engine."""
+    """The name of each threaded engine."""
     return request.param
 
 
 def test_exit_waits_for_endless_operation(kind):
-    """Exit waits for it and regularly names the engine and, in debug mode, the operation; Ctrl-C ends the process."""
+    """Exit waits for an endless operation and reports the busy engine repeatedly; Ctrl-C then ends the process.
+
+    In debug mode the report also names the operation.
+    """
     text = """
         import signal, threading
         from weftplan import engine
         from weftplan.engine import factory
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
         factory.EXIT_PATIENCE_S = 0.05
         eng, begun = engine.get(), threading.Event()
         eng.push(lambda: (begun.set(), threading.Event().wait()), (), [eng.new_variable()], name="endless")
@@ -59,8 +62,8 @@ def test_exit_waits_for_endless_operation(kind):
 
 
 def test_pushed_and_submitted_work_runs_at_exit(kind):
-    """User operations and tasks of every engine of the process run, with the array operations that they depend on."""
-    code, out, err = script(
+    """At exit, user operations and tasks of all engines run, with the array operations that they depend on."""
+    code, out, err = run_program(
         """
         import time, weakref
         import numpy as np
@@ -70,7 +73,7 @@ def test_pushed_and_submitted_work_runs_at_exit(kind):
         class Gone:
             pass
 
-        proxy = weakref.proxy(Gone())  # asking it for its class raises
+        proxy = weakref.proxy(Gone())  # its __class__ raises
         a, b, x = np.zeros(2), np.zeros(2), mx.nd.zeros((2,))
         other_engine = engine.create("ThreadedEngine")
         other_engine.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other_engine.new_variable()])
@@ -87,7 +90,7 @@ def test_pushed_and_submitted_work_runs_at_exit(kind):
 
 
 def test_ctrl_c_during_exit(kind):
-    """Running operations may end; those that have not begun are counted and dropped."""
+    """After Ctrl-C during exit, the running task may end; tasks that have not begun never run."""
     text = """
         import os, signal, threading
         import numpy as np
@@ -101,7 +104,7 @@ def test_ctrl_c_during_exit(kind):
         factory._print_busy = lambda eng: (tell_busy(eng), told.set())
 
         def first(out):
-            waits.wait()  # from here on the end is interrupted where it waits
+            waits.wait()  # from here on, Ctrl-C interrupts the wait at exit
             os.kill(os.getpid(), signal.SIGINT)
             told.wait()
 
@@ -109,14 +112,14 @@ def test_ctrl_c_during_exit(kind):
         for _ in range(3):
             engine.submit(print, a, "ran", flush=True)
     """
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind)
     assert (code, out) == (0, "")
     assert "still busy" in err
 
 
 @pytest.mark.parametrize("wait", ["engine.wait(tasks)", "list(engine.as_completed(tasks))", "threading.Event().wait()"])
 def test_ctrl_c_drops_tasks_not_begun(kind, wait):
-    """An uncaught Ctrl-C ends the process after the running tasks; a caught one still lets all of them run."""
+    """An uncaught Ctrl-C ends the process without the tasks that have not begun; after a caught one all tasks run."""
     text = f"""
         import os, signal, threading, time
         from weftplan import engine
@@ -141,17 +144,17 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
             if os.environ.get("CAUGHT") is None:
                 raise
     """
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind)
     assert code == -signal.SIGINT, err
     assert "KeyboardInterrupt" in err
-    assert len(out.split()) < 150  # at 20 a second and worker, far more than start within the second of grace
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
+    assert len(out.split()) < 150  # each worker runs 20 a second during one second of grace
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
     assert (code, len(out.split()), err) == (0, 200, "")
 
 
 def test_silent_exit_without_failures(kind):
-    """Awaited work, and failures raised by a wait or a future: no message."""
-    code, out, err = script(
+    """Exit prints nothing if a wait or a future has raised every failure."""
+    code, out, err = run_program(
         """
         from weftplan import engine
 
@@ -171,7 +174,7 @@ def test_silent_exit_without_failures(kind):
 
 
 def test_pending_custom_operator_may_use_arrays(kind):
-    """A custom operator pending at the end of the script can still use arrays; no message."""
+    """A custom operator that is pending at exit can still use arrays, and exit prints nothing."""
     text = """
         import threading, time
 
@@ -183,7 +186,7 @@ def test_pending_custom_operator_may_use_arrays(kind):
             def forward(self, is_train, req, in_data, out_data, aux):
                 begun.set()
                 ending.wait(60)
-                time.sleep(0.1)  # the end has come as far as it can without this
+                time.sleep(0.1)  # exit now waits for this operation
                 self.assign(out_data[0], req[0], mx.nd.array(in_data[0].asnumpy() * 2))
                 print("computed")
 
@@ -201,12 +204,12 @@ def test_pending_custom_operator_may_use_arrays(kind):
         executor.forward(x=mx.nd.ones((2, 2)))
         begun.wait(60)
         """
-    assert script(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
+    assert run_program(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
 
 
 def test_bulk_members_run_at_exit(kind):
-    """Unflushed bulk members of the main thread are pushed at exit like ordinary pushes."""
-    code, out, err = script(
+    """Bulk members that the main thread has not pushed yet are pushed and run at exit."""
+    code, out, err = run_program(
         """
         import time
         from weftplan import engine
@@ -229,8 +232,8 @@ def test_bulk_members_run_at_exit(kind):
 
 
 def test_exit_covers_every_engine(kind):
-    """On all engines, deletes run and failures are reported with operation and line."""
-    code, out, err = script(
+    """Exit runs the deletes of every engine and reports each failure with its operation and line."""
+    code, out, err = run_program(
         """
         import time
         from weftplan import engine
@@ -252,8 +255,8 @@ def test_exit_covers_every_engine(kind):
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
 def test_destructor_after_exit_is_refused(kind):
-    """Its pushes and waits raise an error that explains the exit, and the process ends."""
-    code, out, err = script(
+    """Pushes and waits of a destructor that runs after exit raise an error that names the exit."""
+    code, out, err = run_program(
         """
         import sys
         from weftplan import engine
@@ -289,8 +292,8 @@ def test_destructor_after_exit_is_refused(kind):
 
 
 def test_arrays_dying_after_exit_are_silent():
-    """Their finalizers print nothing and create no engine."""
-    code, out, err = script(
+    """Arrays destroyed after exit print nothing."""
+    code, out, err = run_program(
         """
         import sys
         import weftplan as mx
@@ -302,8 +305,8 @@ def test_arrays_dying_after_exit_are_silent():
 
 
 def test_unread_results_are_dropped_silently(kind):
-    """Pending array operations without a reader are dropped without a message."""
-    code, out, err = script(
+    """Pending array operations whose results no code reads are dropped at exit without a message."""
+    code, out, err = run_program(
         """
         import threading, time
         import weftplan as mx
@@ -321,8 +324,8 @@ def test_unread_results_are_dropped_silently(kind):
 
 
 def test_pushing_daemon_threads_are_refused_at_exit(kind):
-    """Their pushes raise an error; exit does not wait for them."""
-    code, out, err = script(
+    """At exit, pushes of daemon threads raise an error, and exit does not wait for these threads."""
+    code, out, err = run_program(
         """
         import atexit, threading, time
         from weftplan import engine

@@ -1,4 +1,4 @@
-"""Memory of failures: no locals of failed calls, a bounded number, and one summary at exit."""
+"""Memory of failures: they keep no locals alive, their number is bounded, and exit prints one summary."""
 
 import contextlib
 import gc
@@ -15,7 +15,7 @@ from weftplan.engine.failure import MOST_UNOBSERVED
 
 
 class Large:
-    """Stands for memory that a failed call held."""
+    """A local object of a failed call, whose release the tests observe."""
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def without_collector():
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def eng(request):
-    """An engine with one worker, in use."""
+    """The current engine of the test, with one worker."""
     with engine.using(engine.create(request.param, cpu_workers=1)) as result:
         yield result
     result.stop()
 
 
 def failing(alive, number=0):
-    """Fail with locals on two levels, a cause and a context."""
+    """Raise ValueError(number) with a cause, and append weak references to locals of two levels to ``alive``."""
     local = Large()
     alive.append(weakref.ref(local))
 
@@ -92,7 +92,7 @@ def told_of_a_push(alive):
     "told", [told_by_result, told_by_exception, told_by_wait, told_by_map, told_of_a_push], ids=lambda f: f.__name__
 )
 def test_raised_failures_release_locals(eng, without_collector, told):
-    """Once the error is caught and the handle dropped, no locals of the call or its caller are alive."""
+    """After the error is caught and the handle dropped, no local of the call or its caller is alive."""
     alive: list[weakref.ref[Large]] = []
 
     def caller():
@@ -100,7 +100,7 @@ def test_raised_failures_release_locals(eng, without_collector, told):
         alive.append(weakref.ref(local))
         told(alive)
 
-    caller()  # twice, and a successful task last: a worker's variables hold its last operation
+    caller()  # twice, then a successful task, because a worker refers to its last operation
     caller()
     engine.submit(int).result()
     assert len(alive) >= 4
@@ -108,7 +108,7 @@ def test_raised_failures_release_locals(eng, without_collector, told):
 
 
 def test_unobserved_failures_hold_no_locals(eng, without_collector):
-    """They hold no locals of their calls while they wait to be reported."""
+    """Failures that no wait has raised keep no locals of their calls alive."""
     alive: list[weakref.ref[Large]] = []
     for _ in range(5):
         engine.submit(failing, alive)
@@ -121,9 +121,9 @@ def test_unobserved_failures_hold_no_locals(eng, without_collector):
 
 
 def test_number_of_recorded_failures_is_bounded(eng):
-    """The first failure is raised; its notes describe others up to the bound, then their number.
+    """At most MOST_UNOBSERVED failures are recorded; the first is raised, with a note about the number of the rest.
 
-    Dropped ones heal, too.
+    A failure that was not recorded can be cleared by an overwrite, too.
     """
     last = np.zeros(2)
     for number in range(MOST_UNOBSERVED + 50):
@@ -145,7 +145,7 @@ def test_number_of_recorded_failures_is_bounded(eng):
 
 
 def test_one_summary_at_exit():
-    """Many unobserved failures give a few lines: their number and kinds."""
+    """Exit after 303 unraised failures prints at most eight lines, with their number and kinds."""
     program = (
         "from weftplan import engine\n"
         "def bad(x): raise ValueError('many\\nlines')\n"
@@ -160,7 +160,7 @@ def test_one_summary_at_exit():
 
 
 def test_suspended_generators_survive_clearing(eng):
-    """A suspended generator that has caught the error can be resumed."""
+    """Clearing the traceback of an error does not close a suspended generator that has caught it."""
 
     def numbers():
         try:

@@ -1,4 +1,4 @@
-"""Fairness: no thread serves all others for long, and a pending limit throttles pushes."""
+"""Fairness: no thread serves the requests of all others for long, and a limit on pending operations delays pushes."""
 
 import threading
 
@@ -15,14 +15,13 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_region_is_left_during_a_request_storm(kind, monkeypatch):
-    """A request storm: each served request adds another. The thread inside must hand the token over after a limit.
+    """A thread inside the region leaves it after MOST_AT_ONCE requests, although new requests keep coming.
 
-    1. The thread inside finds a new request after each one it serves. 2. After the limit it puts the token back. 3.
-    Another thread takes the token, and the first has nothing more to do.
+    After the limit it gives the token back and sleeps; then another thread can take the token.
     """
     eng = engine.create(kind, cpu_workers=1)
     busy, gate = threading.Event(), threading.Event()
-    eng.push(lambda: (busy.set(), gate.wait(60)))  # otherwise the worker's requests count, too
+    eng.push(lambda: (busy.set(), gate.wait(60)))  # a running worker would add requests
     assert busy.wait(60)
     monkeypatch.setattr(eng, "_dispatch", dispatch := Storm(eng))
     pauses = []
@@ -40,7 +39,7 @@ def test_region_is_left_during_a_request_storm(kind, monkeypatch):
 
 
 class Storm:
-    """Dispatches, and pushes one more operation each time, as other threads would."""
+    """Replacement of ``_dispatch`` that also pushes one more operation each time, as other threads would."""
 
     def __init__(self, eng):
         self.engine = eng
@@ -55,17 +54,17 @@ class Storm:
 
 
 @pytest.fixture
-def bounded(monkeypatch):
-    """Factory of engines with at most eight pending operations."""
+def make_bounded_engine(monkeypatch):
+    """Return a function that creates an engine with at most eight pending operations."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "8")
     return lambda kind, **options: engine.create(kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.shows("WEFTPLAN_ENGINE_MAX_PENDING")
-def test_push_waits_at_the_pending_limit(bounded, kind):
-    """From one thread and from four; the limit applies to each thread's push, so each may exceed it by one."""
-    eng = bounded(kind, cpu_workers=1)
+def test_push_waits_at_the_pending_limit(make_bounded_engine, kind):
+    """A push waits while eight operations are pending; four pushing threads may exceed the limit by one each."""
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, most = eng.new_variable(), []
 
     def load():
@@ -84,10 +83,10 @@ def test_push_waits_at_the_pending_limit(bounded, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
-    """Unserved requests count as pending: the limit holds although nothing is admitted meanwhile."""
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorter time until they check again for unserved requests
-    eng = bounded(kind, cpu_workers=1)
+def test_unserved_requests_count_towards_the_limit(make_bounded_engine, kind, monkeypatch):
+    """Requests that no thread has served yet count as pending, so the limit holds."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorten the time until waiting pushes check again
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
     forking.seize(eng)  # as if the system had descheduled a thread inside
     pushing = [
@@ -97,7 +96,7 @@ def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
     for thread in pushing:
         thread.start()
     for thread in pushing:
-        thread.join(0.05)  # too short for the waiting push, enough for one that would not wait
+        thread.join(0.05)  # too short for a push that waits, long enough for one that does not
     left = len(eng._region.requests)
     forking.leave(eng)
     for thread in pushing:
@@ -110,9 +109,9 @@ def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
 
 @pytest.mark.parametrize("wait", ["settle", "_wait_idle"])
 def test_timed_wait_checks_repeatedly(wait, monkeypatch):
-    """Both waits are split: the operation here ends only at the wait's second check.
+    """A timed wait checks again after each PATIENCE_S, so it notices an operation that ends after its first check.
 
-    Ctrl-C just before Python blocks is thus noticed after one piece instead of at the time limit.
+    For the same reason it notices a Ctrl-C that comes just before Python blocks.
     """
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)
     eng, go, looks = engine.create("ThreadedEngine", cpu_workers=1), threading.Event(), []
@@ -130,9 +129,9 @@ def test_timed_wait_checks_repeatedly(wait, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pushes_inside_operations_never_wait(bounded, kind):
-    """The operation itself is pending, so a wait might never end."""
-    eng = bounded(kind, cpu_workers=1)
+def test_pushes_inside_operations_never_wait(make_bounded_engine, kind):
+    """A push inside an operation never waits: the operation itself is pending, so the wait might not end."""
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
 
     def outer():
@@ -147,7 +146,7 @@ def test_pushes_inside_operations_never_wait(bounded, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_limit_no_push_waits(kind):
-    """The default."""
+    """By default no push waits: more than 900 operations may be pending."""
     eng = engine.create(kind, cpu_workers=1)
     gate = threading.Event()
     eng.push(gate.wait)
@@ -159,9 +158,9 @@ def test_without_a_limit_no_push_waits(kind):
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
-def test_a_push_inside_the_region_does_not_wait(bounded, kind, monkeypatch):
-    """A destructor's push would wait for the thread that it has interrupted."""
-    eng = bounded(kind)
+def test_a_push_inside_the_region_does_not_wait(make_bounded_engine, kind, monkeypatch):
+    """A push from inside the region does not wait, because it would wait for its own thread."""
+    eng = make_bounded_engine(kind)
     dispatch, ran = eng._dispatch, []
 
     def interrupted():

@@ -1,6 +1,6 @@
-"""Forks during a push, inside an operation, and with pending work.
+"""Forks of the process during a push, inside an operation, and with pending operations.
 
-The file is long because each case is a separate program, written as text, that a child runs.
+The file is long because each case is a separate program that a child process runs.
 """
 
 import os
@@ -23,8 +23,8 @@ from weftplan.support import blas_threads
 from weftplan.tasks.registry import registry
 
 
-def in_child(check):
-    """Fork; return whether ``check()`` is true in the child, which ends within half a minute."""
+def check_in_child(check):
+    """Fork and check that ``check()`` is true in the child, which must exit within 60 seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -48,9 +48,10 @@ def in_child(check):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_queue_created_between_stop_and_fork():
-    """(1) stop() removes the queues. (2) A late push creates one, whose worker parks. (3) The fork happens.
+    """A child can run operations if its parent created a queue between stop() and the fork.
 
-    The child must not wake the missing worker.
+    A push after stop() creates a queue whose worker sleeps. The child must not try to wake that worker, because its
+    thread does not exist in the child.
     """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, stop = eng.new_variable(), eng.stop
@@ -68,7 +69,7 @@ def test_queue_created_between_stop_and_fork():
         return var.version == 2
 
     eng.stop = stop_then_late_push
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_var(var)
@@ -79,9 +80,10 @@ def test_queue_created_between_stop_and_fork():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_push_between_stop_and_fork_completes(kind):
-    """(1) stop() waits for everything. (2) A late push adds an operation that blocks. (3) The fork finds it pending.
+    """An operation pushed between stop() and the fork completes before the fork.
 
-    The fork stops again, during which the operation ends; the child sees it completed, and no thread inside.
+    The fork calls stop() again while the operation is pending. The child sees it completed and finds no thread inside
+    the engine.
     """
     eng = engine.create(kind, cpu_workers=1)
     var, stop, gate, stops = eng.new_variable(), eng.stop, threading.Event(), []
@@ -103,7 +105,7 @@ def test_push_between_stop_and_fork_completes(kind):
         return (var.version, len(eng._region.token)) == (2, 1)
 
     eng.stop = stop_twice
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
@@ -111,8 +113,8 @@ def test_push_between_stop_and_fork_completes(kind):
     eng.stop()
 
 
-def forked(text):
-    """Run a forking program in its own process and return its output."""
+def run_forking_program(text):
+    """Run a program that forks in its own process; return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
         capture_output=True,
@@ -126,9 +128,9 @@ def forked(text):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_a_fork_from_inside_an_operation(kind):
-    """The fork returns immediately in both processes.
+    """A fork inside an operation returns immediately in both processes.
 
-    The child's copy of that engine refuses every verb with the reason, its other engines work, and the parent
+    The child's copy of that engine refuses every call with the reason; the child's other engines work, and the parent
     continues.
     """
     text = """
@@ -169,7 +171,7 @@ def test_a_fork_from_inside_an_operation(kind):
         eng.wait_for_all()
         print(var.version, theirs.version)
     """
-    assert forked(text.replace("KIND", repr(kind))).split() == ["0", "1", "1"]
+    assert run_forking_program(text.replace("KIND", repr(kind))).split() == ["0", "1", "1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -204,7 +206,7 @@ def test_both_sides_go_on(kind):
                 eng.push(lambda: ran.append(3), (), [good])
             eng.wait_for_all()
             assert (ran[100:], good.version, bad.version) == ([2, 3], 101, 2)
-            assert len(eng._region.token) == 1  # or two threads could be inside at once
+            assert len(eng._region.token) == 1  # with two tokens, two threads could be inside
             eng.stop()
             status = 0
         finally:
@@ -212,11 +214,11 @@ def test_both_sides_go_on(kind):
                 os._exit(status)
         print(os.waitpid(pid, 0)[1])
     """
-    assert forked(text.replace("KIND", repr(kind))) == "0\n"
+    assert run_forking_program(text.replace("KIND", repr(kind))) == "0\n"
 
 
 def test_gate_blocks_only_other_threads(monkeypatch):
-    """During a fork, pushes of other threads wait; those of the forking thread and of operations do not."""
+    """During a fork, pushes of other threads block; pushes of the forking thread and of operations do not."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     mine, theirs, inner = (eng.new_variable() for _ in range(3))
@@ -241,7 +243,7 @@ def test_gate_blocks_only_other_threads(monkeypatch):
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("begun", [False, True])
 def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
-    """A fork waits for started asynchronous operations, so the thread that completes one must not wait for the fork."""
+    """During a fork, another thread can complete a started asynchronous operation, for which the fork waits."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create(kind, cpu_workers=1)
     var, ends = eng.new_variable(), []
@@ -267,7 +269,7 @@ def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun
     "lock", [core._delete_lock, factory._lock, streams._lock, blas_threads._lock, failure._note_lock]
 )
 def test_foreign_lock_is_free_in_child(lock):
-    """In the child, where its owner does not exist, the lock is free; in the parent it stays held."""
+    """A lock held by another thread at the fork is free in the child and still held in the parent."""
     held, go = threading.Event(), threading.Event()
 
     def hold():
@@ -278,7 +280,7 @@ def test_foreign_lock_is_free_in_child(lock):
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60)
-    in_child(lambda: lock.acquire(blocking=False))
+    check_in_child(lambda: lock.acquire(blocking=False))
     assert not lock.acquire(blocking=False)
     go.set()
     thread.join(60)
@@ -288,7 +290,7 @@ def test_foreign_lock_is_free_in_child(lock):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_lookup_of_a_var():
-    """The fork waits for the lookup: the child can look up other arrays."""
+    """A fork waits while another thread holds the lock of the array registry, so the child can look up arrays."""
     held, taking = threading.Event(), threading.Event()
 
     def hold():
@@ -300,15 +302,15 @@ def test_fork_during_lookup_of_a_var():
     thread.start()
     assert held.wait(60)
     threading.Timer(0.2, taking.set).start()
-    in_child(lambda: engine.var_of(np.zeros(3)) is not None)
+    check_in_child(lambda: engine.var_of(np.zeros(3)) is not None)
     thread.join(60)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_change_of_bulk_registration():
-    """(1) A thread has collected bulk members. (2) Another is about to register as collecting. (3) The fork happens.
+    """A child drops the bulk members that a thread of its parent had collected.
 
-    In the child the first thread's members are gone, and it is unregistered.
+    At the fork, one thread has collected a member and another thread holds the lock of the bulk registration.
     """
     eng, collected, held, go = engine.create("ThreadedEngine", cpu_workers=1), *(threading.Event() for _ in range(3))
 
@@ -334,7 +336,7 @@ def test_fork_during_change_of_bulk_registration():
         eng.wait_for_all()
         return eng.statistics().completed == 1 and not eng._unusual
 
-    in_child(goes_on)
+    check_in_child(goes_on)
     go.set()
     for thread in threads:
         thread.join(60)
@@ -345,7 +347,7 @@ def test_fork_during_change_of_bulk_registration():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_while_a_thread_enters_the_gate():
-    """1. A push holds the lock of a fork's gate. 2. The fork happens. 3. In the child no code needs that lock."""
+    """A child can push although a thread of its parent held the lock of the fork gate at the fork."""
     eng = engine.create("ThreadedEngine", cpu_workers=1)
     var, stop, held = eng.new_variable(), eng.stop, threading.Event()
 
@@ -367,7 +369,7 @@ def test_fork_while_a_thread_enters_the_gate():
         return var.version == 1
 
     eng.stop = stop_with_a_thread_at_the_gate
-    in_child(goes_on)
+    check_in_child(goes_on)
     thread.join(60)
     del eng.stop
     eng.push(lambda: None, (), [var])
@@ -378,7 +380,7 @@ def test_fork_while_a_thread_enters_the_gate():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_of_naive_engines_under_load():
-    """Requests of other threads during the fork are served; both processes continue."""
+    """While three threads push to a naive engine, five forks succeed, and both processes continue."""
     eng = engine.create("NaiveEngine")
     stop = threading.Event()
 
@@ -399,7 +401,7 @@ def test_fork_of_naive_engines_under_load():
                 eng.wait_for_all()
                 return var.version == 1
 
-            in_child(goes_on)
+            check_in_child(goes_on)
     finally:
         stop.set()
     for thread in threads:
@@ -409,10 +411,7 @@ def test_fork_of_naive_engines_under_load():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_a_lazy_import():
-    """(1) A thread imports ``mx.nd``. (2) Another forks.
-
-    (3) The child uses ``mx.nd``, whose import lock must be free.
-    """
+    """A child can import ``mx.nd`` although another thread was importing it at the fork."""
     program = """
         import os, signal, sys, threading, time
         import weftplan as mx

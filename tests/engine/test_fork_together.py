@@ -1,11 +1,11 @@
-"""Forks of busy processes: bulks, engines created meanwhile, concurrent forks, Ctrl-C during the wait."""
+"""Forks of busy processes: bulks, engines created meanwhile, concurrent forks, Ctrl-C during the wait for idleness."""
 
 import os
 import threading
 
 import pytest
 
-from tests.engine.test_fork import forked, in_child
+from tests.engine.test_fork import check_in_child, run_forking_program
 from weftplan import engine
 from weftplan.engine.edges import forking
 from weftplan.errors import EngineError
@@ -16,7 +16,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", [*KINDS, "Simulator"])
 def test_bulk_members_run_once_across_fork(kind):
-    """They run in the parent before the fork, not in both processes. Another thread's bulk is pushed by the parent."""
+    """Bulk members run once in total: the forking thread's before the fork, another thread's later in the parent."""
     eng = engine.create(kind)
     var, (read, write) = eng.new_variable(), os.pipe()
     collected, go = threading.Event(), threading.Event()
@@ -38,7 +38,7 @@ def test_bulk_members_run_once_across_fork(kind):
     with eng.bulk(10):
         eng.push(lambda: os.write(write, b"a"), (), [var])
         eng.push(lambda: os.write(write, b"a"), (), [var])
-        in_child(goes_on)
+        check_in_child(goes_on)
     go.set()
     thread.join(60)
     eng.wait_for_all()
@@ -50,9 +50,9 @@ def test_bulk_members_run_once_across_fork(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_engine_created_during_fork(kind):
-    """(1) A fork waits for one engine. (2) Another thread creates and uses a second engine. (3) The fork happens.
+    """A child can use an engine that another thread created while the fork waited for a first engine.
 
-    The child does not rely on threads of the second engine either.
+    The child must not rely on the second engine's threads, because they do not exist there.
     """
     eng, result = engine.create(kind, cpu_workers=1), []
     stop = eng.stop
@@ -78,7 +78,7 @@ def test_engine_created_during_fork(kind):
         return var.version == 2
 
     eng.stop = stop_while_another_makes_one
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     goes_on()
     result[0][0].stop()
@@ -87,7 +87,7 @@ def test_engine_created_during_fork(kind):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_engine_missed_by_the_fork(monkeypatch, busy):
-    """Created after the last check: in the child it works if it was idle, otherwise it refuses instead of hanging."""
+    """In a child, an engine that the fork missed works if it was idle; otherwise its calls raise EngineError."""
     eng, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     var, real = eng.new_variable(), forking.engines
     eng.push(lambda: None, (), [var])
@@ -107,7 +107,7 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
                 verb()
         return True
 
-    in_child(goes_on)
+    check_in_child(goes_on)
     gate.set()
     eng.wait_for_all()
     assert var.version == 1 + busy
@@ -115,11 +115,11 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
 
 
 def test_ctrl_c_ends_the_wait_before_fork():
-    """The interrupt is raised after the fork.
+    """Ctrl-C ends a fork's wait for a busy engine; the interrupt is raised in the parent after the fork.
 
-    The child's copy of the busy engine refuses, others work; the parent's pushes are unblocked.
+    In the child the busy engine refuses calls, and other engines work. In the parent all engines work.
     """
-    assert forked("""
+    assert run_forking_program("""
         import os, signal, threading, time
         from weftplan import engine
         from weftplan.errors import EngineError
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_the_wait_before_fork():
 
 
 def test_two_threads_fork_concurrently(monkeypatch):
-    """Each child finds idle engines; no thread blocks at the gate of a thread that waits for it."""
+    """Two threads that fork at the same time both get children with usable engines, and neither thread hangs."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     engines = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
     variables = [eng.new_variable() for eng in engines]
@@ -190,7 +190,7 @@ def test_two_threads_fork_concurrently(monkeypatch):
             for _ in range(10):
                 for eng, var in zip(engines, variables, strict=True):
                     eng.push(lambda: None, (), [var])
-                in_child(goes_on)
+                check_in_child(goes_on)
         except BaseException as error:
             failures.append(error)
 

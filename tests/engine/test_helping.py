@@ -1,4 +1,4 @@
-"""Waiting threads that stand in for workers: when, how many at a time, and the effect of Ctrl-C."""
+"""Waiting threads that run operations in place of a worker: when, how many at a time, and the effect of Ctrl-C."""
 
 import subprocess
 import sys
@@ -19,20 +19,20 @@ from weftplan.support import core_sharing
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
-def warm(eng, var):
-    """Run operations until the engine has measured a short one; then waits may help."""
+def run_short_operations(eng, var):
+    """Run three operations, so that the engine has measured a short one; only then may waiting threads help."""
     for _ in range(3):
         eng.push(lambda: None, (), [var])
         eng.wait_for_var(var)
 
 
 def plain_queue(eng):
-    """Return the queue of pushes without options; it exists after the first of them."""
+    """Return the queue of pushes without options; it exists after the first such push."""
     return eng._plain_queues[OprBlock]
 
 
 def thread_of_next(eng, var, **options):
-    """Return the thread that runs an operation with an immediate wait."""
+    """Push an operation, wait for it immediately, and return the identifier of the thread that ran it."""
     ran = []
     eng.push(lambda: ran.append(threading.get_ident()), (), [var], **options)
     eng.wait_for_var(var)
@@ -41,7 +41,7 @@ def thread_of_next(eng, var, **options):
 
 @pytest.fixture(autouse=True)
 def all_functions(monkeypatch):
-    """Pushes in this file are user functions."""
+    """Let waiting threads run all operations: pushes in this file are user functions."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "all")
 
 
@@ -54,17 +54,17 @@ def eng(request):
 
 
 def test_a_short_operation_runs_on_the_waiting_thread(eng):
-    """Often, because a worker may be faster."""
+    """If the caller waits immediately, its thread runs more than 20 of 200 short operations; a worker runs the rest."""
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert sum(thread_of_next(eng, var) == me for _ in range(200)) > 20
 
 
 def test_wait_for_all_runs_ready_operations(eng):
-    """Each operation of a chain runs once and in order on any thread; the counts include it."""
+    """Each operation of a chain runs once and in order, on any thread, and the statistics count it."""
     var, ran = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     before = sum(q.completed for q in eng.statistics().queues)
     for i in range(1000):
         eng.push(lambda i=i: ran.append(i), (), [var])
@@ -74,9 +74,9 @@ def test_wait_for_all_runs_ready_operations(eng):
 
 
 def test_no_help_after_a_long_operation(eng):
-    """After a long operation the worker runs the next, out of reach of Ctrl-C."""
+    """After a long operation the worker runs the next one, because a waiting thread would delay Ctrl-C."""
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     for _ in range(3):
         eng.push(lambda: time.sleep(0.02), (), [var])
         eng.wait_for_var(var)
@@ -85,7 +85,7 @@ def test_no_help_after_a_long_operation(eng):
 
 
 def test_no_help_before_the_first_measurement(eng, monkeypatch):
-    """The first operation of an engine may be long: it is left to a worker, however late that starts."""
+    """A waiting thread leaves the first operation of an engine to a worker, because it may be long."""
     var, ran = eng.new_variable(), []
     with monkeypatch.context() as late:
         late.setattr(WorkerQueue, "wake", lambda queue, engine: None)
@@ -100,10 +100,10 @@ def test_no_help_before_the_first_measurement(eng, monkeypatch):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_earlier_operations_run_with_one_worker(workers, monkeypatch):
-    """With one worker it would run first in any case, so it does; with more workers it is left to one of them."""
+    """With one worker, a waiting thread runs earlier operations first; with several, it leaves them to the workers."""
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     first, second, ran = eng.new_variable(), eng.new_variable(), []
-    warm(eng, first)
+    run_short_operations(eng, first)
     while len(plain_queue(eng).idle) < len(plain_queue(eng).started):
         time.sleep(0.001)
     plain_queue(eng).quick = True
@@ -121,12 +121,12 @@ def test_earlier_operations_run_with_one_worker(workers, monkeypatch):
 
 @pytest.mark.parametrize("what", ["var", "all"])
 def test_wait_for_a_busy_worker_sleeps(eng, what):
-    """It does not poll for the worker's end."""
+    """A thread that waits for a running operation sleeps and does not poll: it uses less than 0.03 s of CPU time."""
     var, begun = eng.new_variable(), threading.Event()
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
-    plain_queue(eng).quick = True  # as if the worker's operation had looked short
+    plain_queue(eng).quick = True  # as if the worker had measured a short operation
     eng.push(lambda: None)
     eng.push(lambda: None, (), [var])
     before = time.thread_time()
@@ -136,21 +136,21 @@ def test_wait_for_a_busy_worker_sleeps(eng, what):
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_WAITERS_HELP")
 def test_no_help_when_switched_off(monkeypatch):
-    """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
+    """With WEFTPLAN_ENGINE_WAITERS_HELP=0, the waiting thread never runs an operation."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert all(thread_of_next(eng, var) != me for _ in range(100))
     eng.stop()
 
 
 def test_priorities_are_left_to_their_workers():
-    """A priority queue orders ready operations; a waiting thread does not take from it."""
+    """A waiting thread does not take operations from a priority queue, which orders them."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert all(thread_of_next(eng, var, prop=FnProperty.CPU_PRIORITIZED) != me for _ in range(20))
     eng.stop()
@@ -158,7 +158,7 @@ def test_priorities_are_left_to_their_workers():
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_help_keeps_the_concurrency_limit(workers):
-    """Six threads push and wait; operations of the queue overlap at most as often as it has workers."""
+    """If six threads push and wait, the queue never runs more operations at a time than it has workers."""
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     guard, inside, most, count = threading.Lock(), [0], [0], [0]
 
@@ -187,9 +187,9 @@ def test_help_keeps_the_concurrency_limit(workers):
 
 
 def test_operation_does_not_see_the_waiters_context(eng):
-    """NumPy's errstate of the waiting thread does not apply, as on a worker."""
+    """An operation that a waiting thread runs does not see that thread's NumPy errstate, as on a worker."""
     var, zero = eng.new_variable(), np.zeros(1)
-    warm(eng, var)
+    run_short_operations(eng, var)
     seen = []
     with np.errstate(divide="raise", invalid="raise"):
         for _ in range(50):
@@ -201,20 +201,20 @@ def test_operation_does_not_see_the_waiters_context(eng):
 
 
 def test_nested_wait_is_refused_in_the_seat(eng):
-    """An operation that waits for its own engine gets an error on any thread."""
+    """An operation that waits for its own engine gets WaitInWorkerError on any thread."""
     var, second = eng.new_variable(), eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push(lambda: eng.wait_for_var(second), (), [var])
     with pytest.raises(WaitInWorkerError):
         eng.wait_for_var(var)
 
 
 def test_operation_waits_for_another_engine(eng):
-    """It may run an operation of that engine on the same thread."""
+    """An operation that waits for another engine may run an operation of that engine on the same thread."""
     other_engine = engine.create("ThreadedEngine", cpu_workers=1)
     outer, inner, ran = eng.new_variable(), other_engine.new_variable(), []
-    warm(eng, outer)
-    warm(other_engine, inner)
+    run_short_operations(eng, outer)
+    run_short_operations(other_engine, inner)
 
     def work():
         other_engine.push(lambda: ran.append(threading.get_ident()), (), [inner])
@@ -229,9 +229,9 @@ def test_operation_waits_for_another_engine(eng):
 
 
 def test_failures_in_the_seat_match_a_worker(eng):
-    """The wait raises the failure; dependants are skipped; the failed var can be written again."""
+    """On the waiting thread as on a worker, the wait raises the failure, dependants are skipped, a write clears it."""
     var, ran = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     for _ in range(20):
         eng.push(lambda: 1 / 0, (), [var])
         eng.push(lambda: ran.append(1), [var])
@@ -244,11 +244,11 @@ def test_failures_in_the_seat_match_a_worker(eng):
 
 
 _HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Background jobs of a shell, and their children, ignore SIGINT."""
+"""Source that installs Python's SIGINT handler, since a shell's background jobs ignore SIGINT."""
 
 
-def script(text):
-    """Run a program in its own process and return its output."""
+def run_program(text):
+    """Run a program in its own process with a SIGINT handler; return the words of its output."""
     done = subprocess.run(
         [sys.executable, "-c", _HANDLER + textwrap.dedent(text)],
         capture_output=True,
@@ -261,14 +261,14 @@ def script(text):
 
 
 def test_ctrl_c_waits_for_a_short_operation():
-    """Its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
-    assert script("""
+    """After Ctrl-C a short operation completes; then the wait raises KeyboardInterrupt, and the var has no failure."""
+    assert run_program("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
         from weftplan import engine
         from weftplan.engine import shield
 
-        shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
+        shield.PATIENCE_NS = 60_000_000_000  # so that the operation counts as short even on a busy machine
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         var, halves, torn, told = eng.new_variable(), [], 0, 0
         for _ in range(3):
@@ -299,8 +299,8 @@ def test_ctrl_c_waits_for_a_short_operation():
 
 
 def test_ctrl_c_ends_operation_after_nested_operation():
-    """A nested operation of another engine does not reset the time of the long one."""
-    assert script("""
+    """Ctrl-C interrupts a long operation even if it has run a short operation of another engine."""
+    assert run_program("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
         from weftplan import engine
@@ -334,8 +334,8 @@ def test_ctrl_c_ends_operation_after_nested_operation():
 
 
 def test_ctrl_c_ends_an_unexpectedly_long_operation():
-    """It fails with KeyboardInterrupt; the wait raises that immediately, and the var can be written again."""
-    assert script("""
+    """After Ctrl-C a long operation fails, the wait raises KeyboardInterrupt, and the var can be written again."""
+    assert run_program("""
         import os, signal, threading, time
         from weftplan.support import core_sharing as cores
         from weftplan import engine
@@ -371,10 +371,13 @@ def test_ctrl_c_ends_an_unexpectedly_long_operation():
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(("options", "together"), [({}, 4), ({"cpu_workers": 1}, 1)])
 def test_idle_cores_help_in_the_seat(options, together):
-    """They help as on the worker, except on single-threaded engines. Afterwards the thread is the user's again."""
+    """On the waiting thread, an operation may use idle cores unless its engine is single-threaded.
+
+    After the wait, the user's thread has no idle cores again.
+    """
     eng = engine.create("ThreadedEnginePerDevice", **options)
     var, actual = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     meeting = threading.Barrier(together, timeout=60)
     mine = threading.get_ident()
 
@@ -385,7 +388,7 @@ def test_idle_cores_help_in_the_seat(options, together):
     for _ in range(200):
         eng.push(work, (), [var])
         eng.wait_for_var(var)
-        warm(eng, var)
+        run_short_operations(eng, var)
     assert {idle for _, idle in actual} == {together - 1}
     assert sum(who == mine for who, _ in actual) > 20
     assert core_sharing.idle_cores() == 0
@@ -393,9 +396,9 @@ def test_idle_cores_help_in_the_seat(options, together):
 
 
 def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
-    """The waking thread yields the interpreter, unless no worker needs it."""
+    """``give_way()`` sleeps once if a woken worker has not started yet, and otherwise not at all."""
     var, slept = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     queue = plain_queue(eng)
     while queue.waking:
         time.sleep(0.001)
@@ -411,10 +414,10 @@ def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
 
 
 def test_operation_without_queue_is_waited_for():
-    """An operation started by its pusher is in no queue: a waiting thread sleeps until it is done."""
+    """A thread that waits for an operation outside all queues, started by its pusher, sleeps until its completion."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, started = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push_async(started.append, (), [var], prop=FnProperty.NO_SKIP)
     timer = threading.Timer(0.05, started[0])
     timer.start()

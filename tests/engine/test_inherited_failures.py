@@ -1,4 +1,4 @@
-"""Inherited failures: an operation that reads or keeps old values of a failed array fails; a full overwrite heals."""
+"""Inherited failures: an operation that reads, or keeps part of, a failed array fails; a full overwrite clears it."""
 
 import functools
 
@@ -10,19 +10,19 @@ from weftplan import engine
 
 
 class Half(Exception):
-    """Raised by a task that has written part of its array."""
+    """The error of a task that has written a part of its array."""
 
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def threads(request):
-    """An engine with workers; leftover failures are reported here."""
+    """The current engine of the test, with two workers."""
     with engine.using(engine.create(request.param, cpu_workers=2)) as eng:
         yield eng
     eng.stop()
 
 
-def half_written(array):
-    """Run a task that writes the first element of ``array`` and fails, and raise the failure."""
+def write_half_and_fail(array):
+    """Run a task that writes the first element along the last axis and fails; expect the failure."""
 
     def half(out):
         out[..., :1] = 9
@@ -55,9 +55,9 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_work_in_place_inherits(threads, name):
-    """It does not run; its result and later reads raise the failure, and the broken values remain."""
+    """A task that keeps a part of a failed array does not run; it and later reads raise the failure."""
     array = np.full(3, 5.0)
-    half_written(array)
+    write_half_and_fail(array)
     with pytest.raises(Half):
         IN_PLACE[name](array).result()
     with pytest.raises(Half):
@@ -67,18 +67,18 @@ def test_work_in_place_inherits(threads, name):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_full_overwrite_heals(threads, name):
-    """It runs, and later reads run again."""
+    """A task that overwrites all of a failed array runs and clears the failure."""
     array = np.full(3, 5.0)
-    half_written(array)
+    write_half_and_fail(array)
     WHOLE[name](array).result()
     assert engine.submit(np.sum, array).result() in (6, 12)
 
 
 def test_tiles_heal_one_by_one(threads):
-    """Overwriting a whole tile heals that tile; a partial write, or another tile, does not."""
+    """Overwriting a whole tile clears the failure of that tile; a partial write or another tile does not."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 3))
-    half_written(parts[0, 0])
+    write_half_and_fail(parts[0, 0])
     with pytest.raises(Half):
         engine.submit(np.add, 1, 1, out=parts[0, 0][:1]).result()
     engine.submit(np.add, 1, 1, out=parts[1, 1]).result()
@@ -97,22 +97,22 @@ ND_IN_PLACE = {
     "indices": lambda y: y.__setitem__(mx.nd.array([1, 2], dtype="int32"), 4),
     "view": lambda y: mx.nd.ones((2,)).copyto(y[1:]),
     "out": lambda y: mx.nd.elemwise_add(y, mx.nd.ones((3,)), out=y),
-    "bulk": lambda y: bulked(y),
+    "bulk": lambda y: add_in_bulk(y),
 }
 
 
-def bulked(y):
-    """In place, as a member of a bulk."""
+def add_in_bulk(y):
+    """Add 1 in place, as a member of a bulk."""
     with engine.bulk(4):
         y += 1
 
 
 @pytest.mark.parametrize("name", ND_IN_PLACE)
 def test_arrays_of_the_library(threads, name):
-    """NDArrays inherit the failure in place, too, and a full overwrite heals them."""
+    """An NDArray operation that keeps a part of a failed array fails; ``y[:] = 3`` clears the failure."""
     y = mx.nd.zeros((3,))
     y.wait_to_read()
-    half_written(y)
+    write_half_and_fail(y)
     ND_IN_PLACE[name](y)
     with pytest.raises(Half):
         y.asnumpy()

@@ -1,4 +1,4 @@
-"""Inline execution on the calling thread: it must not be observable, and a failed attempt must have no effect."""
+"""Inline execution on the calling thread has the effects of a push; a failed attempt has no effect."""
 
 import threading
 
@@ -9,7 +9,7 @@ from weftplan.errors import EngineError
 
 
 def test_inline_work_counts_as_an_operation(eng):
-    """Work on idle vars runs on the calling thread; statistics count it as pushed and completed."""
+    """Work on idle vars runs on the calling thread, and the statistics count it as pushed and completed."""
     var = eng.new_variable()
     before = eng.statistics()
     threads = []
@@ -20,7 +20,7 @@ def test_inline_work_counts_as_an_operation(eng):
 
 
 def test_inline_work_waits_for_pending_write(eng):
-    """Nothing runs inline while a write of an input is pending."""
+    """Work does not run inline while a write of an input is pending."""
     var, gate, ran = eng.new_variable(), threading.Event(), []
     eng.push(gate.wait, (), (var,))
     assert not eng.run_inline((var,), lambda: ran.append(1) or True)
@@ -31,7 +31,7 @@ def test_inline_work_waits_for_pending_write(eng):
 
 
 def test_concurrent_write_cancels_inline_work(eng):
-    """If an input is written during the work, the attempt does not count and must be pushed."""
+    """If an input is written during the work, run_inline returns a false value and the statistics omit the attempt."""
     var = eng.new_variable()
 
     def work():
@@ -45,7 +45,7 @@ def test_concurrent_write_cancels_inline_work(eng):
 
 
 def test_pending_concurrent_write_cancels_inline_work(eng):
-    """The same for a concurrent write that has not finished."""
+    """If a write of an input is pushed during the work and is still pending, run_inline returns a false value."""
     var, gate = eng.new_variable(), threading.Event()
     assert not eng.run_inline((var,), lambda: eng.push(gate.wait, (), (var,)) or True)
     gate.set()
@@ -53,7 +53,7 @@ def test_pending_concurrent_write_cancels_inline_work(eng):
 
 
 def test_inline_error_leaves_no_failure(eng):
-    """Work that raises has no effect: no failure is stored, and the var remains usable."""
+    """If the work raises, run_inline returns a false value and stores no failure; the var remains usable."""
     var = eng.new_variable()
 
     def work():
@@ -65,7 +65,7 @@ def test_inline_error_leaves_no_failure(eng):
 
 
 def test_interrupt_in_inline_work_reaches_the_caller(eng):
-    """KeyboardInterrupt in the work reaches the caller, and nothing is pending afterwards."""
+    """A KeyboardInterrupt in the work reaches the caller, and no operation is pending afterwards."""
     var = eng.new_variable()
 
     def work():
@@ -78,7 +78,7 @@ def test_interrupt_in_inline_work_reaches_the_caller(eng):
 
 
 def test_push_and_wait_inside_inline_work(eng):
-    """A signal handler or destructor that interrupts the work may push and wait."""
+    """Inline work that reads may push and wait, as a signal handler or destructor might."""
     var, second = eng.new_variable(), eng.new_variable()
     seen = []
 
@@ -93,7 +93,7 @@ def test_push_and_wait_inside_inline_work(eng):
 
 
 def test_tracer_bulk_and_failure_disable_inline_work(eng):
-    """With a tracer, in a bulk, or after a failure, work is pushed as usual."""
+    """With a tracer or inside a bulk, work does not run inline."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
     assert not eng.run_inline((var,), lambda: True)
@@ -106,7 +106,7 @@ def test_tracer_bulk_and_failure_disable_inline_work(eng):
 
 
 def test_foreign_and_deleted_vars_are_not_inlined(eng):
-    """The push that follows explains the error."""
+    """Work does not run inline with a var of another engine, with a deleted var, or on a naive engine."""
     other_engine = engine.create("NaiveEngine")
     assert not eng.run_inline((other_engine.new_variable(),), lambda: True)
     gone = eng.new_variable()
@@ -116,7 +116,7 @@ def test_foreign_and_deleted_vars_are_not_inlined(eng):
 
 
 def test_requests_during_inline_work_are_served(eng):
-    """Pushes of other threads during an inline step are served."""
+    """Pushes of other threads during inline work all run."""
     var, count, ran = eng.new_variable(), 300, []
     others = [eng.new_variable() for _ in range(4)]
 
@@ -137,7 +137,7 @@ def test_requests_during_inline_work_are_served(eng):
 
 
 def test_inline_write_counts_as_an_operation(eng):
-    """Writing work runs on the calling thread if all vars are idle; versions and statistics include it."""
+    """A write of idle vars runs on the calling thread, and versions and statistics include it."""
     source, target = eng.new_variable(), eng.new_variable()
     before, threads = eng.statistics(), []
     assert eng.write_inline(lambda: threads.append(threading.get_ident()), (source,), (target,))
@@ -149,7 +149,7 @@ def test_inline_write_counts_as_an_operation(eng):
 
 @pytest.mark.parametrize("role", ["reads what is read", "reads what is written", "writes what is read", "writes"])
 def test_inline_write_needs_idle_vars(eng, role):
-    """A written var must have no reader and no writer, a read var no writer; two readers do not conflict."""
+    """An inline write requires that its outputs have no pending reader or writer and its inputs no pending writer."""
     source, target = eng.new_variable(), eng.new_variable()
     gate, ran = threading.Event(), []
     var = target if role.endswith(("what is written", "writes")) else source
@@ -164,7 +164,7 @@ def test_inline_write_needs_idle_vars(eng, role):
 
 
 def test_reader_sees_complete_inline_write(eng):
-    """A read pushed during the write sees all of it: other threads wait for the end of the step."""
+    """A read pushed by another thread during an inline write sees all of it."""
     target, seen, values = eng.new_variable(), [], [0, 0]
     begun, pushed = threading.Event(), threading.Event()
 
@@ -188,7 +188,7 @@ def test_reader_sees_complete_inline_write(eng):
 
 
 def test_failed_inline_write_leaves_vars_idle(eng):
-    """After an error the work must be pushed; nothing stays pending."""
+    """If an inline write raises, write_inline returns a false value, and the var is idle with its old version."""
     target = eng.new_variable()
 
     def work():
@@ -202,7 +202,7 @@ def test_failed_inline_write_leaves_vars_idle(eng):
 
 
 def test_interrupted_inline_write_is_repeated(eng):
-    """Ctrl-C leaves a half-done write; an operation then writes all of it, and the interrupt propagates."""
+    """After Ctrl-C in an inline write, an operation repeats the whole write, and the interrupt reaches the caller."""
     source, target = eng.new_variable(), eng.new_variable()
     values, interrupts = [0, 0], [KeyboardInterrupt()]
 
@@ -220,7 +220,7 @@ def test_interrupted_inline_write_is_repeated(eng):
 
 
 def test_interrupt_of_write_may_push_not_wait(eng):
-    """As inside the region in general: the thread would wait for itself."""
+    """During an inline write the same thread may push; a wait raises EngineError, since it would wait for itself."""
     target, second, seen = eng.new_variable(), eng.new_variable(), []
 
     def work():
@@ -234,7 +234,7 @@ def test_interrupt_of_write_may_push_not_wait(eng):
 
 
 def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
-    """The same on an engine without workers."""
+    """No write runs inline with a tracer, inside a bulk, with a foreign or deleted var, or on a naive engine."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
     assert not eng.write_inline(lambda: None, (), (var,))
@@ -249,17 +249,17 @@ def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
     assert not eng.write_inline(lambda: None, (gone,), (var,))
 
 
-def begun(eng, reads=(), writes=()):
-    """Return the completion callback of an inline operation, or None if it must be pushed."""
+def begin_inline(eng, reads=(), writes=()):
+    """Begin an inline operation; return its completion callback, or None if it must be pushed."""
     return eng.begin(lambda on_complete: None, tuple(reads), tuple(writes), "begun")
 
 
 @pytest.mark.parametrize("count", [1, 12])
 def test_operation_begins_inline(eng, count):
-    """As if pushed: later operations wait for its completion, and its failure is raised there."""
+    """Operations pushed after an inline begin wait for its completion, and a wait raises its failure."""
     reads, writes, order = [eng.new_variable() for _ in range(2)], [eng.new_variable() for _ in range(count)], []
     before = eng.statistics()
-    end = begun(eng, reads, writes)
+    end = begin_inline(eng, reads, writes)
     assert eng.statistics().pushed == before.pushed + 1
     assert eng.statistics().pending == 1
     eng.push(lambda: order.append("beside"), (reads[0],), ())
@@ -274,43 +274,43 @@ def test_operation_begins_inline(eng, count):
     assert order.count("behind") == 1 + count
     assert [var.version for var in (*reads, *writes)] == [0, 1] + [1] * count
 
-    begun(eng, reads, writes)(ValueError("lost"))
+    begin_inline(eng, reads, writes)(ValueError("lost"))
     for var in writes:
         with pytest.raises(ValueError, match="lost"):
             eng.wait_for_var(var)
-    assert begun(eng, (), [eng.new_variable()]) is None  # while a failure exists
+    assert begin_inline(eng, (), [eng.new_variable()]) is None  # while a failure exists
 
 
 def test_begin_needs_idle_vars(eng):
-    """A written var, a var read and then written, a tracer, a bulk or an engine without workers: it must be pushed."""
+    """``begin`` returns None for a busy var, with a tracer, inside a bulk, for a foreign var and on a naive engine."""
     gate, read, written, idle = threading.Event(), eng.new_variable(), eng.new_variable(), eng.new_variable()
     eng.push(gate.wait, (read,), (written,))
-    assert begun(eng, (written,), (idle,)) is None
-    assert begun(eng, (), (idle, read)) is None
-    assert begun(eng, (), (idle, written)) is None
+    assert begin_inline(eng, (written,), (idle,)) is None
+    assert begin_inline(eng, (), (idle, read)) is None
+    assert begin_inline(eng, (), (idle, written)) is None
     assert (idle.write, idle.readers, read.readers) == (None, 0, 1)
-    end = begun(eng, (read,), (idle,))
+    end = begin_inline(eng, (read,), (idle,))
     assert read.readers == 2
-    assert begun(eng, (idle,), ()) is None
+    assert begin_inline(eng, (idle,), ()) is None
     end()
     gate.set()
     eng.wait_for_all()
     eng.tracer = lambda *args: None
-    assert begun(eng, (), (idle,)) is None
+    assert begin_inline(eng, (), (idle,)) is None
     eng.tracer = None
     with eng.bulk(4):
-        assert begun(eng, (), (idle,)) is None
+        assert begin_inline(eng, (), (idle,)) is None
     other_engine = engine.create("NaiveEngine")
-    assert begun(other_engine, (), (other_engine.new_variable(),)) is None
-    assert begun(eng, (), (other_engine.new_variable(),)) is None
+    assert begin_inline(other_engine, (), (other_engine.new_variable(),)) is None
+    assert begin_inline(eng, (), (other_engine.new_variable(),)) is None
 
 
 def test_begun_operation_completes_inline(eng):
-    """Without waiting successors its vars are idle after it, without a request, whatever else is pending."""
+    """Completion of a begun operation releases its vars without a request to the region, even if others are pending."""
     gate, busy = threading.Event(), eng.new_variable()
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
     for round in range(2):
-        end = begun(eng, reads, writes)
+        end = begin_inline(eng, reads, writes)
         apply, eng._region.apply = eng._region.apply, None
         end()
         eng._region.apply = apply
@@ -325,7 +325,7 @@ def test_begun_operation_completes_inline(eng):
 
 @pytest.mark.parametrize("stage", ["begin", "end"])
 def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
-    """It would wait for itself; the operation continues."""
+    """A signal handler that waits during begin or completion gets EngineError; the operation continues."""
     from weftplan.engine import region
 
     read, write, actual = eng.new_variable(), eng.new_variable(), []
@@ -339,7 +339,7 @@ def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
 
     name = "_ours" if stage == "begin" else "_release"
     monkeypatch.setattr(region, name, wait)
-    end = begun(eng, (read,), (write,))
+    end = begin_inline(eng, (read,), (write,))
     end()
     assert actual == [1]
     eng.wait_for_all()
@@ -347,7 +347,7 @@ def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
 
 
 def test_raising_signal_handler_leaves_complete_release(eng, monkeypatch):
-    """Some vars are already released at the loop end: the others are released before it is raised."""
+    """If a signal handler raises while vars are released, all vars are released before the error propagates."""
     from weftplan.engine import region
 
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
@@ -358,7 +358,7 @@ def test_raising_signal_handler_leaves_complete_release(eng, monkeypatch):
         release(iter([next(reads)]), iter([next(writes)]))
         raise TimeoutError
 
-    end = begun(eng, reads, writes)
+    end = begin_inline(eng, reads, writes)
     monkeypatch.setattr(region, "_release", interrupted)
     with pytest.raises(TimeoutError):
         end()

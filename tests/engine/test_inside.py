@@ -1,4 +1,4 @@
-"""Destructors and signal handlers inside the region may push but not wait."""
+"""Calls from inside the region, as destructors and signal handlers make them, may push but not wait."""
 
 import sys
 import threading
@@ -22,8 +22,8 @@ WAITS = {
 }
 
 
-def from_inside(eng, monkeypatch, call):
-    """Call ``call`` in the middle of the next change, like a destructor; return the error it raised."""
+def call_inside(eng, monkeypatch, call):
+    """Run ``call`` inside the region during the next change, like a destructor; return a list that gets its error."""
     dispatch, actual = eng._dispatch, []
 
     def interrupted():
@@ -48,11 +48,11 @@ def eng(request):
 
 @pytest.mark.parametrize("name", WAITS)
 def test_waits_inside_are_refused(eng, monkeypatch, name):
-    """The thread would wait for itself: an error says so, and the engine continues unchanged."""
+    """A wait inside the region raises EngineError, because the thread would wait for itself; the change completes."""
     if eng.kind in ("NaiveEngine", "Simulator") and name == "stop":
         pytest.skip("its stop waits for nothing that another thread does")
     var, ran = eng.new_variable(), []
-    raised = from_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
+    raised = call_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
     eng.push(lambda: ran.append(1), (), [var])
     eng.wait_for_all()
     assert [type(error) for error in raised] == [EngineError]
@@ -62,11 +62,11 @@ def test_waits_inside_are_refused(eng, monkeypatch, name):
 
 
 def test_waits_on_another_engine_are_allowed(eng, monkeypatch):
-    """Only this engine is in the middle of a change."""
+    """Inside the region of one engine, a thread may wait for another engine."""
     other_engine = engine.create("ThreadedEnginePerDevice")
     theirs, var = other_engine.new_variable(), eng.new_variable()
     other_engine.push(lambda: None, (), [theirs])
-    raised = from_inside(eng, monkeypatch, lambda: (other_engine.wait_for_var(theirs), other_engine.wait_for_all()))
+    raised = call_inside(eng, monkeypatch, lambda: (other_engine.wait_for_var(theirs), other_engine.wait_for_all()))
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
     assert raised == []
@@ -83,7 +83,7 @@ def test_pushes_from_inside_run(eng, monkeypatch):
         eng.push_async(lambda done: (log.append("async"), done()), (), [var])
         eng.delete_variable(var, lambda: log.append("delete"))
 
-    raised = from_inside(eng, monkeypatch, destructor)
+    raised = call_inside(eng, monkeypatch, destructor)
     eng.push(lambda: log.append("first"), (), [var])
     eng.wait_for_all()
     assert raised == []
@@ -91,7 +91,7 @@ def test_pushes_from_inside_run(eng, monkeypatch):
 
 
 def test_pushes_from_inside_a_request_run(eng, monkeypatch):
-    """The thread is inside for a wait or a count instead of a push: pushes from inside run all the same."""
+    """A push from inside a wait or a query runs like a push from inside a push."""
     var, log = eng.new_variable(), []
     apply = eng._exclusively
 
@@ -109,7 +109,7 @@ def test_pushes_from_inside_a_request_run(eng, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_another_thread_may_wait_while_one_is_inside(kind, monkeypatch):
-    """It is not inside: its request is served when the thread inside has finished."""
+    """A thread that waits while another thread is inside gets its answer when that thread has left."""
     eng = engine.create(kind, cpu_workers=1)
     var, inside, go, answers, dispatch = eng.new_variable(), threading.Event(), threading.Event(), [], eng._dispatch
 
@@ -141,7 +141,7 @@ def test_another_thread_may_wait_while_one_is_inside(kind, monkeypatch):
 
 
 def test_failed_change_raises_at_its_requester(eng):
-    """Only the requesting thread gets the error; the counts stay correct."""
+    """An error inside a request is raised on the requesting thread, and the counts stay correct."""
 
     def change():
         raise KeyError("in there")
@@ -155,7 +155,7 @@ def test_failed_change_raises_at_its_requester(eng):
 
 
 def test_interrupt_after_a_change_does_not_repeat_it(eng):
-    """The change is made once, the requesting thread gets the interrupt, and the next request is served."""
+    """Ctrl-C after a change is raised on the requesting thread; the change is made once, and later requests work."""
     changes = []
 
     def interrupt(frame, event, called):
@@ -177,7 +177,7 @@ def test_interrupt_after_a_change_does_not_repeat_it(eng):
 
 
 def test_counts_after_a_wait_include_no_pending(eng):
-    """(1) The thread inside wakes a waiting thread, which (2) requests counts. (3) They are taken after the wait."""
+    """Counts requested by a thread that was woken from a wait show no pending operation."""
     counts = []
     thread = threading.Thread(target=lambda: counts.append(eng.statistics()), daemon=True)
 

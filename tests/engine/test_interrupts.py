@@ -1,7 +1,7 @@
-"""Ctrl-C at every bytecode of the main thread in the engine: nothing hangs, nothing stays half done.
+"""Ctrl-C at every second bytecode that the main thread runs in the engine: no call hangs or stays half done.
 
 A real SIGINT becomes pending just before the k-th bytecode, for every second k. The interpreter raises it at its next
-check: a loop end, a function entry or a return from a call, usually several bytecodes later.
+check (a loop end, a function entry or a return from a call), usually several bytecodes later.
 """
 
 import os
@@ -17,8 +17,8 @@ from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell has set
-fire = iter(_thread.interrupt_main, 1)  # a loop calls it without looking for signals itself
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set another handler
+fire = iter(_thread.interrupt_main, 1)  # a loop over it sends the signal without a check of its own
 
 class At:
     def __init__(self, k):
@@ -30,9 +30,9 @@ class At:
             self.where = f"{code.co_name}:{place}"
             return True
 
-# After the interrupt has been sent nothing may be called, and no more bytecodes told: it would be raised in here.
+# After the interrupt was sent, this code may make no call and trace no bytecode, or the interrupt is raised here.
 if sys.version_info >= (3, 12):
-    # All code asks beforehand: a frame that asks when it begins, as below, is not told of its own bytecodes.
+    # Events are enabled in advance: a frame that enables them at its start, as below, gets none for its bytecodes.
     events, main = sys.monitoring, threading.get_ident()
     INSTRUCTION = events.events.INSTRUCTION
     events.use_tool_id(events.DEBUGGER_ID, "interrupts")
@@ -78,13 +78,13 @@ def check(eng, variables):
         eng.push(lambda: None, (), [var])
     try:
         eng.wait_for_all()
-    except KeyboardInterrupt:  # the failure of an operation
+    except KeyboardInterrupt:  # an operation has failed with it
         eng.wait_for_all()
     assert all(var.state == "IDLE" for var in variables), variables
     counts = eng.statistics()
     assert counts.pushed == counts.completed and not counts.pending, counts
 
-# What is done under fire, made ready by a function each; `promises` are asked afterwards.
+# Each function prepares and returns a call to be interrupted; `promises` are checked after it.
 
 def push(eng, a, b, promises):
     return lambda: (eng.push(int, [b], [a]), eng.push(int, [a], [b]))
@@ -102,7 +102,7 @@ def short(eng, a, b, promises):
     return lambda: [eng.push(int, [x], [y], prop=FnProperty.ASYNC) for x, y in ((b, a), (a, b))]
 
 def on_complete(eng, a, b, promises):
-    # Whoever is interrupted calls it again, in case it had not come to anything.
+    # An interrupted caller calls on_complete again, in case the first call had no effect.
     started = []
     eng.push_async(started.append, [b], [a])
     while not started:
@@ -132,9 +132,9 @@ def run_once(eng, a, b, promises):
     return lambda: eng.push(partial(ran.append, 1), (), [a])
 
 def fork(eng, a, b, promises):
-    # Child and parent both go on, or the child is told that it cannot. No interrupt is lost in a hook, where the
-    # interpreter could only report it, but for one before the first line of the first hook, and one that comes as the
-    # interpreter's own callback for a weak reference to a thread begins.
+    # Child and parent both continue, or the child gets an error that says why it cannot. No interrupt is lost in a
+    # hook, where the interpreter can only report it. Two exceptions: before the first line of the first hook, and at
+    # the start of the interpreter's own callback for a weak reference to a thread.
     lost = []
 
     def hook(info):
@@ -210,12 +210,12 @@ def once(k):
     assert all(kept() for kept in promises), f"{k}: half done after {at.where}"
     return at.count >= k
 
-gc.disable()  # an engine of an earlier round is not to be collected while this one is traced
+gc.disable()  # collecting an engine of an earlier round would be traced, too
 k, step = int(sys.argv[3]), int(sys.argv[4])
-while any(once(k) for _ in range(4)):  # what is run depends on who is quicker
+while any(once(k) for _ in range(4)):  # the traced code depends on the timing of threads
     k += step
     if k % 25 == 0:
-        gc.collect()  # or hundreds of engines keep their threads
+        gc.collect()  # otherwise the threads of hundreds of engines stay alive
 print("bytecodes", k)
 """
 
@@ -229,7 +229,7 @@ CASES += [("NaiveEngine", name) for name in ("push", "wait_for_all", "delete_var
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="the places are those of this interpreter")
 @pytest.mark.parametrize(("kind", "work"), CASES)
 def test_an_interrupt_anywhere(kind, work):
-    """The interrupted call raises or counts; all later operations run, none twice, and no delete is lost."""
+    """After Ctrl-C at any tested bytecode, later operations run, no operation runs twice, and no delete is lost."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HARNESS, kind, work, "1", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Errors of enqueued device work: every dependant fails, and no other operation."""
+"""Errors of enqueued device work: every dependant fails, and no other operation does."""
 
 import gc
 import random
@@ -17,7 +17,7 @@ from weftplan.engine import FnProperty
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with two workers per device, on simulated hardware in either order."""
+    """An engine with two workers per device, on simulated devices that run work lazily or in random order."""
     for i in range(2):
         configure(i, order=request.param, seed=5)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2)
@@ -27,14 +27,14 @@ def eng(request):
         configure(i, order="lazy")
 
 
-def do(eng, where, fn, reads, writes, **options):
-    """Push ``fn``: on a host it runs in the operation, on a device it is enqueued."""
+def push_work(eng, where, fn, reads, writes, **options):
+    """Push ``fn``: on a CPU the operation runs it, on a device the operation enqueues it."""
     work = fn if where.device_type == "cpu" else lambda: device.get(where).launch(fn)
     eng.push(work, reads, writes, where, **options)
 
 
-def fails(eng, var):
-    """Return whether waiting for ``var`` raises the error of this file's operations."""
+def wait_fails(eng, var):
+    """Return whether a wait for ``var`` raises ZeroDivisionError, the error of this file's operations."""
     try:
         eng.wait_for_var(var)
     except ZeroDivisionError:
@@ -43,21 +43,23 @@ def fails(eng, var):
 
 
 def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
-    """Operations on several workers of the host and another device, and two user threads."""
+    """Host workers, another device and two user threads that wait at the same time all get the error."""
     before, ran = sys.getswitchinterval(), []
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(30):
             bad, result = eng.new_variable(), [eng.new_variable() for _ in range(4)]
-            do(eng, sim(0), lambda: 1 / 0, (), [bad], name="bad kernel")
+            push_work(eng, sim(0), lambda: 1 / 0, (), [bad], name="bad kernel")
             for i, var in enumerate(result[:3]):
-                do(eng, cpu(i), lambda: ran.append("host"), [bad], [var])
-            do(eng, sim(1), int, [bad], [result[3]])
+                push_work(eng, cpu(i), lambda: ran.append("host"), [bad], [var])
+            push_work(eng, sim(1), int, [bad], [result[3]])
             told = []
-            threads = [threading.Thread(target=lambda bad=bad, told=told: told.append(fails(eng, bad))) for _ in "ab"]
+            threads = [
+                threading.Thread(target=lambda bad=bad, told=told: told.append(wait_fails(eng, bad))) for _ in "ab"
+            ]
             for thread in threads:
                 thread.start()
-            assert all(fails(eng, var) for var in result)
+            assert all(wait_fails(eng, var) for var in result)
             for thread in threads:
                 thread.join()
             assert (told, ran) == ([True, True], [])
@@ -68,11 +70,11 @@ def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_dependants_fail_in_any_order_of_waits(eng, first):
-    """On the same stream, on the other device, and the var itself; one failure, counted once."""
+    """Dependants on the same stream and another device fail, in any order of waits; one failure is counted."""
     chain = [eng.new_variable() for _ in range(3)]
-    do(eng, sim(0), lambda: 1 / 0, (), chain[:1], name="bad kernel")
-    do(eng, sim(0), int, chain[:1], chain[1:2])
-    do(eng, sim(1), int, chain[1:2], chain[2:])
+    push_work(eng, sim(0), lambda: 1 / 0, (), chain[:1], name="bad kernel")
+    push_work(eng, sim(0), int, chain[:1], chain[1:2])
+    push_work(eng, sim(1), int, chain[1:2], chain[2:])
     for var in chain[first:] + chain[:first]:
         with pytest.raises(ZeroDivisionError) as caught:
             eng.wait_for_var(var)
@@ -82,51 +84,57 @@ def test_dependants_fail_in_any_order_of_waits(eng, first):
 
 
 def test_unrelated_work_of_the_stream_succeeds(eng):
-    """Before and after it on the stream, awaited before or after it."""
+    """Unrelated operations before and after the failed one on its stream succeed, in either order of waits."""
     good = [eng.new_variable() for _ in range(4)]
     bad = eng.new_variable()
     for var in good[:2]:
-        do(eng, sim(0), int, (), [var])
-    do(eng, sim(0), lambda: 1 / 0, (), [bad])
+        push_work(eng, sim(0), int, (), [var])
+    push_work(eng, sim(0), lambda: 1 / 0, (), [bad])
     for var in good[2:]:
-        do(eng, sim(0), int, (), [var])
+        push_work(eng, sim(0), int, (), [var])
     eng.wait_for_var(good[0])
     eng.wait_for_var(good[2])
-    assert fails(eng, bad)
+    assert wait_fails(eng, bad)
     eng.wait_for_var(good[1])
     eng.wait_for_var(good[3])
     eng.wait_for_all()
 
 
 def test_wait_for_all_raises_each_failure_once(eng):
-    """Several simultaneous failures, one of an operation without outputs."""
+    """wait_for_all raises all simultaneous device failures in one error, and a second call raises nothing.
+
+    A failed operation whose input had failed is not reported; an operation without outputs is.
+    """
     a, b = eng.new_variable(), eng.new_variable()
-    do(eng, sim(0), lambda: 1 / 0, (), [a], name="first")
-    do(eng, sim(1), lambda: 1 / 0, (), [b], name="second")
-    do(eng, sim(0), lambda: 1 / 0, [a], (), name="moot: it would not have run")
-    do(eng, sim(0), lambda: 1 / 0, (), (), name="third")
+    push_work(eng, sim(0), lambda: 1 / 0, (), [a], name="first")
+    push_work(eng, sim(1), lambda: 1 / 0, (), [b], name="second")
+    push_work(eng, sim(0), lambda: 1 / 0, [a], (), name="moot: it would not have run")
+    push_work(eng, sim(0), lambda: 1 / 0, (), (), name="third")
     with pytest.raises(ZeroDivisionError) as caught:
         eng.wait_for_all()
     notes = "\n".join(caught.value.__notes__)
     assert [name for name in ("first", "second", "third") if f"'{name}'" in notes] == ["first", "second", "third"]
     assert "moot" not in notes
     eng.wait_for_all()
-    assert fails(eng, a)
-    assert fails(eng, b)
+    assert wait_fails(eng, a)
+    assert wait_fails(eng, b)
     assert eng.statistics().failed == 3
 
 
 def test_skipped_operation_names_its_cause(eng):
-    """It would overwrite a later error that is not yet known. An overwriting operation heals known failures."""
+    """A skipped operation raises the failure that caused the skip, not a later error of its output.
+
+    An operation that overwrites a failed var clears its failure.
+    """
     x, y, ran = eng.new_variable(), eng.new_variable(), []
-    do(eng, cpu(0), lambda: 1 / 0, (), [x], name="known")
+    push_work(eng, cpu(0), lambda: 1 / 0, (), [x], name="known")
     eng._wait_idle()
-    do(eng, sim(0), lambda: 1 / 0, (), [y], name="late")
-    do(eng, sim(0), lambda: ran.append("skipped"), [x], [y])
+    push_work(eng, sim(0), lambda: 1 / 0, (), [y], name="late")
+    push_work(eng, sim(0), lambda: ran.append("skipped"), [x], [y])
     with pytest.raises(ZeroDivisionError) as caught:
         eng.wait_for_var(x)
     assert "'known'" in caught.value.__notes__[0]
-    do(eng, cpu(0), lambda: ran.append("heals"), (), [y])
+    push_work(eng, cpu(0), lambda: ran.append("heals"), (), [y])
     eng.wait_for_var(y)
     assert ran == ["heals"]
     with pytest.raises(ZeroDivisionError) as caught:
@@ -135,7 +143,7 @@ def test_skipped_operation_names_its_cause(eng):
 
 
 def test_last_event_holds_no_earlier_events(eng):
-    """A chain of operations on a var may have any length: the last event holds no earlier one."""
+    """After 30 operations on one var at most two more events are alive, because an event refers to no earlier event."""
     var = eng.new_variable()
 
     def events():
@@ -143,13 +151,13 @@ def test_last_event_holds_no_earlier_events(eng):
 
     before = events()
     for _ in range(30):
-        do(eng, sim(0), int, (), [var])
+        push_work(eng, sim(0), int, (), [var])
     eng.wait_for_var(var)
     assert events() <= before + 2
 
 
 def test_work_enqueued_by_a_user_thread(eng):
-    """Work of an asynchronous operation is attributed to the next operation that ends on the stream."""
+    """An error of work that another thread enqueued for an asynchronous operation reaches that operation's var."""
     bad, place = eng.new_variable(), device.get(sim(0))
 
     def start(on_complete):
@@ -163,30 +171,30 @@ def test_work_enqueued_by_a_user_thread(eng):
         threading.Thread(target=work).start()
 
     eng.push_async(start, (), [bad], sim(0), name="from a thread")
-    assert fails(eng, bad)
-    assert fails(eng, bad)
+    assert wait_fails(eng, bad)
+    assert wait_fails(eng, bad)
 
 
 def test_raise_once_heals_everything(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: including vars that were never awaited."""
+    """With WEFTPLAN_ERRORS=mxnet, one raise clears the failure of all vars, also of those never waited for."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     a, b, ran = eng.new_variable(), eng.new_variable(), []
-    do(eng, sim(0), lambda: 1 / 0, (), [a])
-    do(eng, sim(0), int, [a], [b])
-    assert fails(eng, a)
-    assert not fails(eng, a)
-    assert not fails(eng, b)
-    do(eng, cpu(0), lambda: ran.append(1), [a, b], ())
+    push_work(eng, sim(0), lambda: 1 / 0, (), [a])
+    push_work(eng, sim(0), int, [a], [b])
+    assert wait_fails(eng, a)
+    assert not wait_fails(eng, a)
+    assert not wait_fails(eng, b)
+    push_work(eng, cpu(0), lambda: ran.append(1), [a, b], ())
     eng.wait_for_all()
     assert ran == [1]
     eng.stop()
 
 
-def outcome(eng, seed, places):
-    """Return the results of the waits of a random program: a value, or the name of the failed operation.
+def run_program(eng, seed, places):
+    """Run a random program; return for each wait the value of its cell, or the text of the error.
 
-    At most one operation fails. With several, a common dependant may name either, depending on timing.
+    At most one operation fails. With several failures, a common dependant could raise either, depending on timing.
     """
 
     def waited(i):
@@ -217,7 +225,7 @@ def outcome(eng, seed, places):
             cells[writes] = np.sum(cells[reads]) % 1000 * 3 + step
 
         where = rng.choice(places)
-        do(
+        push_work(
             eng,
             where,
             work,
@@ -236,10 +244,10 @@ def outcome(eng, seed, places):
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_programs_fail_as_without_streams(eng, block):
-    """The waits give the same values and failures as on an engine that runs every operation at its push."""
+    """The waits give the same values and failures as on an engine that runs only on CPUs."""
     plain = engine.create("ThreadedEngine")
     for seed in range(block * 15, block * 15 + 15):
-        assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed
+        assert run_program(eng, seed, [sim(0), sim(1), cpu(0)]) == run_program(plain, seed, [cpu(0)] * 3), seed
     plain.stop()
 
 

@@ -15,7 +15,7 @@ from weftplan.errors import ConfigError, EngineError
 
 
 def bare_task():
-    """Use the decorator without parentheses."""
+    """Use the decorator without parentheses, which raises EngineError."""
 
     @engine.task
     def work(x):
@@ -60,7 +60,7 @@ def one_var():
     ],
 )
 def test_error_shows_the_correct_call(mistake, told):
-    """Nothing has been scheduled."""
+    """A mistaken call raises an error that shows the correct call, and no operation is scheduled."""
     before = engine.get().statistics().pushed
     with pytest.raises((EngineError, ConfigError), match=told):
         mistake()
@@ -68,7 +68,7 @@ def test_error_shows_the_correct_call(mistake, told):
 
 
 def test_numpy_integers_are_accepted():
-    """They are accepted like Python's, including unsigned integers."""
+    """NumPy integers, also unsigned, are accepted as worker counts, priorities and bulk sizes."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=np.int64(1), priority_workers=np.uint8(1))
     ran, gate = [], threading.Event()
     eng.push(gate.wait, prop=FnProperty.CPU_PRIORITIZED)
@@ -82,7 +82,7 @@ def test_numpy_integers_are_accepted():
 
 
 def test_falsy_delete_function_is_called():
-    """It is called regardless of its truth value."""
+    """A delete function that is false in a boolean context is called like any other."""
 
     class Empty(list):
         def __call__(self):
@@ -96,7 +96,7 @@ def test_falsy_delete_function_is_called():
 
 
 def test_mxnet_property_numbers_are_accepted():
-    """MXNet's numbers are accepted."""
+    """MXNet's numbers are accepted as ``prop``: 3 means CPU_PRIORITIZED."""
     var, ran = engine.get().new_variable(), []
     engine.get().push(lambda: ran.append(1), (), [var], prop=3)
     engine.get().wait_for_var(var)
@@ -104,7 +104,7 @@ def test_mxnet_property_numbers_are_accepted():
 
 
 def test_simulator_runs_deletes_at_exit():
-    """Deletes of arrays that die after the last wait are not reported as forgotten."""
+    """At exit the simulator deletes arrays that died after the last wait, without a message."""
     code = """
         import weftplan as mx
         a = mx.nd.zeros((4,)) + 1
@@ -118,7 +118,7 @@ def test_simulator_runs_deletes_at_exit():
 
 
 def test_shared_exception_gets_each_note_once():
-    """Each note appears once: (1) A looks for the note, (2) B looks for it, (3) both would add it."""
+    """If two threads add the same note to one exception, the note appears once."""
 
     class Shared(Exception):
         def add_note(self, note):
@@ -137,7 +137,7 @@ def test_shared_exception_gets_each_note_once():
 
 
 def test_dir_lists_public_names_only():
-    """``dir()`` lists ``__all__`` with the task verbs; other names raise an error with the name."""
+    """``dir(engine)`` lists ``__all__``, and an unknown name raises AttributeError with that name."""
     assert dir(engine) == sorted(engine.__all__)
     assert all(getattr(engine, name) is not None for name in engine.__all__)
     with pytest.raises(AttributeError, match=r"'weftplan\.engine' has no attribute 'pushh'"):

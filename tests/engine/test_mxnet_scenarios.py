@@ -1,6 +1,6 @@
-"""Scenarios of MXNet's engine tests and misbehaviour of MXNet 1.9.1, with the right outcome, on every engine.
+"""Scenarios of MXNet's engine tests, and cases that MXNet 1.9.1 handles wrongly, on every engine.
 
-The scenarios are rewritten, not copied. Others are elsewhere: versions and longer programs in
+The scenarios are rewritten, not copied. Other files contain the rest: versions and longer programs in
 ``contract/test_engine_order.py``, deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``,
 sizes of other dtypes in ``planner/test_match_range.py``, a million pending operations in ``stress/``.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.engines import DRIVERS, Boom, boom, pushed
+from tests.contract.engines import DRIVERS, Boom, boom, push_failing
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import DuplicateVarError, EngineError
@@ -24,7 +24,7 @@ from weftplan.errors import DuplicateVarError, EngineError
 
 @pytest.fixture(params=DRIVERS)
 def eng(request):
-    """The process-wide engine for one test."""
+    """The current engine of the test, one of each kind."""
     eng = DRIVERS[request.param]()
     with engine.using(eng):
         yield eng
@@ -32,10 +32,10 @@ def eng(request):
 
 
 class TestScenarios:
-    """MXNet's own engine tests."""
+    """Scenarios of MXNet's own engine tests."""
 
     def test_start_and_stop(self, eng):
-        """Ten rounds of start, work and stop; both may be repeated; a stop loses nothing."""
+        """Ten rounds of start, work and stop lose no operation; start and stop may be called twice."""
         var, count = eng.new_variable(), [0]
         for done in range(10):
             eng.start()
@@ -51,7 +51,7 @@ class TestScenarios:
     @pytest.mark.parametrize("wait", [False, True])
     @pytest.mark.parametrize("reads", [2, 7, 19])
     def test_sums_of_random_operands(self, eng, reads, wait):
-        """Each of 300 operations adds ``reads`` random cells, with repetition, into one that it may also read."""
+        """After 300 operations that each write the sum of ``reads`` random cells to a cell, all cells are right."""
         rng = random.Random(reads)
         want, got = list(range(50)), list(range(50))
         cells = [eng.new_variable() for _ in range(50)]
@@ -70,8 +70,9 @@ class TestScenarios:
         assert got == want
 
     def test_persistent_operators_in_a_chain(self, eng):
-        """Ten stored operators in a chain, pushed in three rounds with every kind of wait, then deleted with their
-        vars.
+        """Ten stored operators in a chain give the right values in three rounds.
+
+        Pushes before delete_operator still run; later pushes raise EngineError.
         """
         cells, values, deleted = [eng.new_variable() for _ in range(11)], [1] + [0] * 10, []
 
@@ -100,7 +101,7 @@ class TestScenarios:
                 eng.push(operator)
 
     def test_stored_operator_runs_once_per_push(self, eng):
-        """A stored operator that only reads runs once per push and leaves its var's version unchanged."""
+        """A stored operator that only reads runs once per push and does not change its var's version."""
         var, lock, count = eng.new_variable(), threading.Lock(), [0]
 
         def add():
@@ -115,11 +116,11 @@ class TestScenarios:
 
 
 class TestMisbehaviour:
-    """Misbehaviour of MXNet 1.9.1, each with the right outcome."""
+    """Cases that MXNet 1.9.1 handles wrongly: what it does, and the right outcome."""
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
     def test_duplicate_var_is_refused(self, eng, twice):
-        """MXNet: the push returns and waiting hangs. Here: the push raises and nothing hangs."""
+        """A push with a duplicate var raises, and the array remains usable; in MXNet the wait hangs."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):
@@ -129,9 +130,9 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [2, 2, 2]
 
     def test_raising_callback_fails(self, eng):
-        """MXNet: it counts as done, waits and reads succeed. Here: wait and read raise, and a later write heals."""
+        """A wait and a read raise an operation's error until a later write; in MXNet both succeed."""
         a = mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
+        push_failing(eng, boom, (), [a.var])
         with pytest.raises(Boom):
             a.wait_to_read()
         with pytest.raises(Boom):
@@ -141,20 +142,20 @@ class TestMisbehaviour:
         assert eng.statistics().failed == 1
 
     def test_failed_result_raises_every_time(self, eng):
-        """MXNet: the second read returns an uncomputed buffer. Here: it raises every time."""
+        """Each read of a failed result raises; in MXNet the second read returns a buffer without a result."""
         a = mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
+        push_failing(eng, boom, (), [a.var])
         for _ in range(3):
             with pytest.raises(Boom):
                 a.asnumpy()
 
     def test_dependants_keep_their_failure(self, eng):
-        """MXNet: one raise clears source and dependants. Here: each raises, even after the source was healed."""
+        """Dependants keep their failure, even after the source was overwritten; in MXNet one raise clears them all."""
         a = mx.nd.zeros(2)
         b, c = mx.nd.zeros(2), mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
-        pushed(eng, lambda: None, [a.var], [b.var])
-        pushed(eng, lambda: None, [b.var], [c.var])
+        push_failing(eng, boom, (), [a.var])
+        push_failing(eng, lambda: None, [a.var], [b.var])
+        push_failing(eng, lambda: None, [b.var], [c.var])
         with pytest.raises(Boom):
             a.asnumpy()
         a[:] = 1
@@ -165,9 +166,9 @@ class TestMisbehaviour:
         eng.wait_for_all()  # the failure has been raised
 
     def test_two_failures_are_both_reported(self, eng):
-        """MXNet: wait_for_all raises the first, drops the second, and both results are readable.
+        """wait_for_all raises the first of two failures with a note about the second, and both results raise.
 
-        Here: the first has a note of the second, and both results raise.
+        In MXNet it drops the second failure, and both results can be read.
         """
         if eng.kind == "NaiveEngine":
             pytest.skip("each push raises its own")
@@ -187,15 +188,15 @@ class TestMisbehaviour:
             b.asnumpy()
 
     def test_unrelated_bulk_member_succeeds(self, eng):
-        """MXNet: ``a += 1`` in a bulk with a failing operation is lost, and one of two reads succeeds.
+        """In a bulk with a failing operation, ``a += 1`` is done, and only the failed array raises.
 
-        Here: it is done, and the failed array raises.
+        In MXNet the addition is lost, and one of two reads succeeds.
         """
         a, b = mx.nd.zeros(2), mx.nd.zeros(2)
         a.wait_to_read()
         b.wait_to_read()
         with mx.engine.bulk(15):
-            pushed(eng, boom, (), [b.var])
+            push_failing(eng, boom, (), [b.var])
             a += 1
         assert a.asnumpy().tolist() == [1, 1]
         with pytest.raises(Boom):
@@ -204,9 +205,9 @@ class TestMisbehaviour:
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_unobserved_failure_is_reported_at_exit(kind):
-    """MXNet: the process ends silently with status 0.
+    """Exit prints an unraised failure with its operation and line; on the naive engine the push raises.
 
-    Here: it names the failed operation and its line; on the naive engine the push raises.
+    In MXNet the process exits silently with status 0.
     """
     text = """
         import sys, time
@@ -236,9 +237,9 @@ def test_unobserved_failure_is_reported_at_exit(kind):
 
 
 def test_executor_text_shows_planned_bytes():
-    """MXNet: no log line shows the total of a plan.
+    """A plan's summary shows its bytes, and ``debug_str`` whole megabytes as in MXNet.
 
-    Here: the plan's summary shows bytes, and ``debug_str`` MXNet's whole megabytes.
+    In MXNet no log line shows the total of a memory plan.
     """
     net = mx.sym.FullyConnected(mx.sym.exp(mx.sym.Variable("x")), num_hidden=1024, name="fc")
     executor = net.simple_bind(mx.cpu(), x=(1024, 1024), grad_req="null")

@@ -1,4 +1,4 @@
-"""Names, functions and errors whose own methods raise: workers survive and the failure is raised as usual."""
+"""Names, functions and errors whose own methods raise: workers survive, and the failure is raised as usual."""
 
 import pytest
 
@@ -10,12 +10,12 @@ KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"
 
 
 def raises(*_):
-    """A stand-in for any broken method of a user's class."""
+    """Raise SystemExit; this replaces any method of a user's class."""
     raise SystemExit("raised by a method")
 
 
 def failing(kind):
-    """Return a function that raises ``kind``."""
+    """Return a function that raises ``kind("boom")``."""
 
     def fail():
         raise kind("boom")
@@ -24,7 +24,10 @@ def failing(kind):
 
 
 def odd(what):
-    """Return a failing function and its name. The classes are local, or doctest collection would call their methods."""
+    """Return a failing function and its name for the case ``what``.
+
+    The classes are local, because doctest collection would call their methods.
+    """
 
     class BadName:
         __str__ = __repr__ = raises
@@ -77,7 +80,7 @@ def odd(what):
 )
 @pytest.mark.parametrize("size", [0, 5])
 def test_workers_survive_broken_names(kind, what, size):
-    """The failure is raised and the next operation runs, in bulks and alone."""
+    """With any broken method, the failure is raised and the next operation runs, in bulks and alone."""
     fn, name = odd(what)
     eng = engine.create(kind, **({} if kind == "Simulator" else {"cpu_workers": 1}))
     var = eng.new_variable()

@@ -1,4 +1,4 @@
-"""The pipeline example: same bits, overlapping lanes in its trace, and a picture with every task."""
+"""The pipeline example: equal bits, overlapping lanes in its trace, and a picture with every task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "engine_pipeline.py"
 
 
 def test_trace_and_picture(tmp_path: Path):
-    """Files pass the lanes in order; the next file is read while one is converted or computed.
+    """Each file is read, converted and computed in order, and a read overlaps with other work.
 
-        read     0 1 2 3 ...
-        convert    0 1 2 ...
-        compute      0 1 ...
-
-    The wait for the store alone ensures the overlap.
+    In the trace, lanes of ``read``, ``convert`` and ``compute`` show eight operations each, and the picture has a bar
+    for each of the 24.
     """
     trace = tmp_path / "trace.json"
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Model check of the engine's lock-free protocols: all interleavings, and the necessity of each order of steps.
+"""Model check of the engine's lock-free protocols over all interleavings, with and without deviations.
 
 The actors follow the code of ``region.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` step by step. Each access
-to shared state is one step, finer than with the GIL. ``change`` names one deviation. Races that the README calls
-harmless must hold without deviation, and each deviation must break a property.
+to shared state is one step, finer than with the GIL. ``change`` names one deviation from the code. Without a deviation
+all properties must be true; each deviation must violate one.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from tests.engine.model import Actor, Found, Steps, Violation, explore
 
 
 def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: Any = 0) -> Steps:
-    """``Region.apply``; ``handle`` serves one request up to its ``del requests[0]``, and dispatches.
+    """Model ``Region.apply``; ``handle`` serves one request, removes it, and dispatches.
 
-    After ``most`` requests the thread leaves its mark, and continues unless another has been inside since.
+    After ``most`` requests the thread leaves its own mark as the token, and continues unless another thread has been
+    inside since.
     """
     stay = 0
     while (yield "get", "requests"):
@@ -38,7 +39,7 @@ def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: A
 
 
 def one_inside(state: dict[str, Any]) -> str | None:
-    """At most one thread is inside the region."""
+    """Return a complaint if more than one thread is inside the region, else None."""
     return "two threads inside" if state.get("inside", 0) > 1 else None
 
 
@@ -46,7 +47,7 @@ def one_inside(state: dict[str, Any]) -> str | None:
 
 
 def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> Found:
-    """Explore threads that append requests, and serve all requests if they get the token."""
+    """Explore threads that each append ``each`` requests, and serve requests while they own the token."""
 
     def handle(_: Any) -> Steps:
         yield "add", "inside", 1
@@ -78,7 +79,7 @@ def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> 
 
 @pytest.mark.parametrize(("threads", "each"), [(2, 2), (3, 1)])
 def test_every_request_is_served(threads, each):
-    """No thread waits for the token; all requests are served, by one thread at a time."""
+    """All requests are served, by one thread at a time."""
     assert requests_model(threads, each).states > 100
 
 
@@ -86,19 +87,19 @@ def test_every_request_is_served(threads, each):
     ("threads", "each", "most"), [(2, 2, 1), (2, 2, 2), pytest.param(3, 1, 1, marks=pytest.mark.stress)]
 )
 def test_every_request_is_served_with_a_limit(threads, each, most):
-    """The last thread inside always checks again."""
+    """All requests are served if a thread leaves after ``most`` requests, because the last one checks again."""
     assert requests_model(threads, each, most=most).states > 100
 
 
 @pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
 def test_each_order_of_request_and_token_is_needed(change):
-    """README, race 1."""
+    """With the check of the token and the append exchanged, a request is never served (race 1 of the README)."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 1, change)
 
 
 def test_leaving_requests_to_other_threads_is_wrong():
-    """README, race 1: no other thread may come."""
+    """A request that is left to the next thread may never be served (race 1 of the README)."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 2, "leave it to whoever comes next", most=1)
 
@@ -107,7 +108,10 @@ def test_leaving_requests_to_other_threads_is_wrong():
 
 
 def waits_model(change: str = "", *, for_all: bool = False) -> Found:
-    """A thread pushes a write and waits for it (or for all); others serve requests or run ready operations."""
+    """Explore a thread that pushes a write and waits for it, or with ``for_all`` for all operations.
+
+    A second thread serves requests, and a worker runs the write.
+    """
 
     def handle(request: str) -> Steps:
         if request == "admit":
@@ -143,7 +147,7 @@ def waits_model(change: str = "", *, for_all: bool = False) -> Found:
             return
         lock = 0
         while True:
-            lock = (lock + 1) % 4  # a new, closed lock; the number of rounds is unbounded
+            lock = (lock + 1) % 4  # a new closed lock; modulo 4 keeps the number of states finite
             yield "remove", "opened", lock
             yield from apply(handle)
             order = ("pending", "requests") if change == "requests last" else ("requests", "pending")
@@ -188,7 +192,7 @@ def waits_model(change: str = "", *, for_all: bool = False) -> Found:
 
 @pytest.mark.parametrize("for_all", [False, True])
 def test_waits_return_neither_early_nor_never(for_all):
-    """``wait_for_var`` and ``wait_for_all`` while another thread is inside."""
+    """``wait_for_var`` and ``wait_for_all`` return, and only after the write has run."""
     assert waits_model(for_all=for_all).states > 100
 
 
@@ -201,6 +205,6 @@ def test_waits_return_neither_early_nor_never(for_all):
     ],
 )
 def test_each_order_in_waits_is_needed(change, for_all, what):
-    """README, Without the GIL."""
+    """If two checks of a wait are exchanged, it returns too early or never (the README's section "Without the GIL")."""
     with pytest.raises(Violation, match=what):
         waits_model(change, for_all=for_all)

@@ -1,7 +1,7 @@
-"""Random programs against a serial oracle: values, deletes, and the failure that each push or wait raises.
+"""Random programs compared with a serial oracle: values, deletes, and the failure that each push or wait raises.
 
 A program is a list of steps generated from a seed. Every driver runs it, and a short oracle predicts the result. An
-operation runs unless an input has failed, or an output has failed and the failure was not raised. A failure spreads to
+operation runs unless an input has failed, or an output has failed and that failure was not raised. A failure spreads to
 all outputs. A wait raises its var's failure; ``wait_for_all`` raises the first unraised failure in push order.
 """
 
@@ -29,12 +29,14 @@ CELLS = 6
 
 
 class Boom(Exception):
-    """Error of the operation with this number."""
+    """The error of a failing operation; its argument is the number of the operation."""
 
 
 def make_program(seed, steps=60):
-    """Return a list of ("op", reads, writes, fails, prop, priority, context, nested, asynchronous), ("wait", cell),
-    ("all",), ("delete", cell), ("bulk", size).
+    """Return a random program: a list of steps, each a tuple whose first item is its kind.
+
+    The kinds are ("op", reads, writes, fails, prop, priority, context, nested, asynchronous), ("wait", cell), ("all",),
+    ("delete", cell) and ("bulk", size).
     """
     rng = random.Random(seed)
     program = []
@@ -61,12 +63,12 @@ def make_program(seed, steps=60):
 
 
 def new_value(old, read, number):
-    """Return the value that an operation writes."""
+    """Return the value that operation ``number`` writes to a cell, from its old value and the values read."""
     return (old * 31 + sum(read) * 7 + number) % 1_000_003
 
 
 class Oracle:
-    """Serial execution, with failures as [number of the operation, step that raised it or None]."""
+    """Serial execution of a program; a failure is a list [number of the operation, step that raised it or None]."""
 
     def __init__(self, raises_at_push):
         self.raises_at_push = raises_at_push
@@ -79,14 +81,14 @@ class Oracle:
         self.nested = []
 
     def run(self, program):
-        """Run all steps."""
+        """Run all steps and a final wait for all; return the oracle."""
         for number, step in enumerate(program):
             getattr(self, step[0])(number, *step[1:])
         self.all(len(program))
         return self
 
     def tell(self, number, failure):
-        """Mark a failure as raised, by a wait or (on the naive engine) a push."""
+        """Record that step ``number`` raises a failure; the step is a wait, or on the naive engine a push."""
         if failure[1] is None:
             failure[1] = number
         if failure in self.untold:
@@ -94,7 +96,7 @@ class Oracle:
         self.raised.append((number, failure[0]))
 
     def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
-        """Execute one operation."""
+        """Execute one operation of the program."""
         blocked = None
         if prop != FnProperty.NO_SKIP:
             blocked = next((self.failed[r] for r in reads if self.failed[r]), None)
@@ -130,7 +132,7 @@ class Oracle:
             self.raised.append((number, first))
 
     def delete(self, number, cell):
-        """Replace the var by a new one."""
+        """Replace the var by a new one, with value and version 0."""
         self.deleted.append((number, self.values[cell]))
         self.values[cell], self.versions[cell], self.failed[cell] = 0, 0, None
 
@@ -139,7 +141,7 @@ class Oracle:
 
 
 class Run:
-    """The same program on an engine."""
+    """Execution of a program on an engine; it records the same results as the oracle."""
 
     def __init__(self, eng, pool):
         self.eng, self.pool = eng, pool
@@ -148,7 +150,7 @@ class Run:
         self.deleted, self.raised, self.nested = [], [], []
 
     def run(self, program):
-        """Run all steps."""
+        """Run all steps and a final wait for all; return this object."""
         for number, step in enumerate([*program, ("all",)]):
             try:
                 getattr(self, step[0])(number, *step[1:])
@@ -161,7 +163,7 @@ class Run:
         return self
 
     def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
-        """Push one operation."""
+        """Push one operation, synchronous or asynchronous."""
         eng, sources, targets = self.eng, [self.cells[r] for r in reads], [self.cells[w] for w in writes]
 
         def body():
@@ -208,7 +210,7 @@ class Run:
 
 
 def check(driver, seed, steps=60):
-    """Run one program on one driver and compare everything."""
+    """Run one random program on one driver; check values, versions, deletes, raised failures and nested pushes."""
     program = make_program(seed, steps)
     eng = DRIVERS[driver](seed)
     want = Oracle(driver == "naive").run(program)
@@ -226,7 +228,7 @@ def check(driver, seed, steps=60):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_random_programs_agree_with_the_oracle(driver):
-    """25 seeds."""
+    """For 25 seeds, each driver agrees with the oracle."""
     for seed in range(25):
         check(driver, seed)
 
@@ -234,7 +236,7 @@ def test_random_programs_agree_with_the_oracle(driver):
 @pytest.mark.stress
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_thousand_random_programs_agree_with_the_oracle(driver):
-    """1,000 seeds with different lengths."""
+    """For 1,000 seeds and programs of 20 to 69 steps, each driver agrees with the oracle."""
     for seed in range(1000):
         check(driver, seed + 1000, 20 + seed % 50)
 
@@ -242,7 +244,7 @@ def test_a_thousand_random_programs_agree_with_the_oracle(driver):
 @pytest.mark.stress
 @pytest.mark.parametrize("driver", ["threaded", "three workers"])
 def test_random_programs_with_a_tiny_switch_interval(driver):
-    """Thread switches every microsecond: 150 seeds."""
+    """With a thread switch every microsecond, 150 programs agree with the oracle."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -253,7 +255,7 @@ def test_random_programs_with_a_tiny_switch_interval(driver):
 
 
 def test_oracle_detects_missing_skips():
-    """A driver that does not skip dependants is detected."""
+    """If a driver does not skip dependants, its values differ from the oracle's."""
     program = [("op", [], [0], True, FnProperty.NORMAL, 0, 0, False, False)]
     program.append(("op", [0], [1], False, FnProperty.NORMAL, 0, 0, False, False))
     eng = engine.create("Simulator")
@@ -263,8 +265,11 @@ def test_oracle_detects_missing_skips():
     assert got.values != Oracle(False).run(program).values
 
 
-def orders(program_of, limit=5000):
-    """Run a program in every order that a simulator can choose; yield its result with the order."""
+def run_in_all_orders(program_of, limit=5000):
+    """Run ``program_of(eng)`` in every order that a simulator can choose.
+
+    Yield the order at creation and the result for each run; raise AssertionError after ``limit`` runs.
+    """
     script, count = [], 0
     while count < limit:
         taken, width = [], []
@@ -287,20 +292,20 @@ def orders(program_of, limit=5000):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_order_of_a_small_program(seed):
-    """All orders of eight operations on four cells give the oracle's values, raises and versions."""
+    """In every order, up to eight steps on six cells give the oracle's values, raised failures and versions."""
     program = [step for step in make_program(seed, 14) if step[0] in ("op", "delete")][:8]
     program = [(*s[:7], s[7], False) if s[0] == "op" else s for s in program]
     want = Oracle(False).run(program)
     results = set()
     with ThreadPoolExecutor(1) as pool:
-        for _, got in orders(lambda eng: Run(eng, pool).run(program)):
+        for _, got in run_in_all_orders(lambda eng: Run(eng, pool).run(program)):
             assert (got.values, got.raised, got.versions) == (want.values, want.raised, want.versions)
             results.add(tuple(got.eng.history))
     assert results
 
 
 def test_the_number_of_orders_is_right():
-    """Four independent operations have 24 orders, diamonds two, a chain one."""
+    """``run_in_all_orders`` finds 24 orders of four independent operations and two of a diamond."""
 
     def independent(eng):
         for _ in range(4):
@@ -317,12 +322,12 @@ def test_the_number_of_orders_is_right():
         eng.wait_for_all()
         return tuple(eng.history)
 
-    assert len({history for _, history in orders(independent)}) == 24
-    assert {history for _, history in orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
+    assert len({history for _, history in run_in_all_orders(independent)}) == 24
+    assert {history for _, history in run_in_all_orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
 
 
 def test_concurrent_programs_agree_with_their_oracles():
-    """Four threads run programs on their own cells of one engine: each agrees with its oracle."""
+    """Four threads run programs on separate cells of one engine; each agrees with its oracle."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     wrong = []
 

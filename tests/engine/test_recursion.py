@@ -1,4 +1,4 @@
-"""Pushes at the recursion limit: with or without RecursionError, nothing is lost and the engine continues."""
+"""Pushes at the recursion limit: whether RecursionError is raised or not, the engine continues."""
 
 import subprocess
 import sys
@@ -104,7 +104,7 @@ for name in NAMES:
             count = 1
         try:
             eng.wait_for_all()
-        except RecursionError:  # of the operation itself, where it runs on the pushing thread
+        except RecursionError:  # raised by the operation itself, if it ran on the pushing thread
             assert kind == "NaiveEngine" or name in ("short", "delete"), (frames, kind)
         assert var.state == "IDLE", (frames, var)
         if name not in ("wait_for_var", "wait_for_all", "statistics", "on_complete", "stop"):
@@ -124,9 +124,7 @@ assert var.version == 3
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_every_action_happens_once_or_raises(kind):
-    """At each depth below the limit: RecursionError means no effect, success a full effect, and the engine
-    continues.
-    """
+    """Near the recursion limit, a call that raises RecursionError has no effect; any other call is complete."""
     done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -151,7 +149,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
     eng, short = engine.create(sys.argv[1], cpu_workers=1), 0
     for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         var, answers = eng.new_variable(), []
-        # Neither wait asks where there is nothing to wait for or to raise.
+        # If nothing is pending or failed, the public waits send no request.
         asks = {"wait_for_var": lambda: eng._block(var, None),
                 "wait_for_all": lambda: eng._exclusively(eng._observe_all)}
 
@@ -182,7 +180,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_requests_of_other_threads_at_recursion_limit(kind):
-    """The thread inside has no stack to answer and does not return: the requester gets its answer without error."""
+    """Other threads get answers from a thread at the recursion limit, which has no stack left to serve them."""
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, kind], capture_output=True, text=True, timeout=100, check=False
     )
@@ -193,7 +191,7 @@ def test_requests_of_other_threads_at_recursion_limit(kind):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_pushes_at_the_recursion_limit(kind):
-    """Some of 160 pushes raise RecursionError in the engine, at any of its calls."""
+    """Some of 120 pushes close to the recursion limit raise RecursionError; all counted pushes run."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=100, check=False
     )

@@ -1,4 +1,4 @@
-"""Registry of engine types, read by ``create``, the variable and the command line."""
+"""Registry of engine types, which ``create``, MXNET_ENGINE_TYPE and the command line use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_registered_type_is_known_everywhere(monkeypatch):
 
 
 def test_duplicate_name_is_refused():
-    """A second class with the same name is an error; the first remains."""
+    """A second class with a registered name raises ConfigError, and the first stays registered."""
     with pytest.raises(ConfigError, match="'NaiveEngine' is registered already"):
         register(type("Other", (NaiveEngine,), {}))
     assert registered()["NaiveEngine"] is NaiveEngine
@@ -52,6 +52,6 @@ def test_duplicate_name_is_refused():
 
 
 def test_option_of_another_type_is_refused():
-    """A type receives only the options that it declares."""
+    """An option that belongs to another engine type raises EngineError."""
     with pytest.raises(EngineError, match=r"NaiveEngine has no options .'seed'"):
         engine.create("NaiveEngine", seed=1)

@@ -1,7 +1,7 @@
-"""Interrupts at each loop end inside the region: the final state equals that of a run without interrupt.
+"""Interrupts at each loop end inside the region: the final state equals that of a run without an interrupt.
 
-``test_interrupts.py`` sends real signals wherever the interpreter allows them. Here each place is tested in turn, with
-many readers and writers: the interrupt comes when a loop over an operation's vars advances.
+``test_interrupts.py`` sends real signals at every place where the interpreter accepts them. This file tests each place
+in turn, with many readers and writers: the interrupt comes when a loop over an operation's vars advances.
 """
 
 import random
@@ -18,11 +18,11 @@ CELLS = 5
 
 
 class Boom(Exception):
-    """Error of failing operations."""
+    """The error of failing operations; its argument is the operation's number."""
 
 
 class Vars(tuple):
-    """Vars of an operation; iteration is interrupted once, before the var with number ``at``."""
+    """Vars of an operation; the next iteration raises KeyboardInterrupt before the var with number ``at``."""
 
     at = None
 
@@ -37,7 +37,7 @@ class Vars(tuple):
 
 
 def make_program(seed, count=14):
-    """Return (reads, writes, fails) of operations on few vars."""
+    """Return a random program of ``count`` operations: tuples (reads, writes, fails) on five vars."""
     rng = random.Random(seed)
     program = []
     for _ in range(count):
@@ -48,7 +48,7 @@ def make_program(seed, count=14):
 
 
 def state(made):
-    """Return the state of the vars, with operations by name."""
+    """Return the state of each var; operations and failures are represented by name."""
     return [
         (
             var.version,
@@ -62,7 +62,11 @@ def state(made):
 
 
 def run(program, when=None, where=None, number=None, at=None, debug=False):
-    """Run it with this operation interrupted; return the states after each change and the number of interrupts."""
+    """Run the program, with one interrupt in the operation ``number``.
+
+    The interrupt comes at ``when`` ("admission" or "completion"), in the loop over ``where`` ("reads" or "writes"),
+    before var ``at``. Return the states after each change, the execution order and the number of interrupts.
+    """
     sim, seen, interrupts = engine.create("Simulator", choose=lambda ready: len(ready) // 2), [], 0
     variables = [sim.new_variable() for _ in range(CELLS)]
     ops = []
@@ -109,7 +113,7 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
 @pytest.mark.parametrize("when", ["admission", "completion"])
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupt_at_each_loop_end(monkeypatch, when, seed, debug):
-    """Before each var of every operation and after the last: states, counts and order as without the interrupt."""
+    """An interrupt before any var of any operation, or after the last, changes neither states, counts nor order."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
     program = make_program(seed)
     want_seen, want_history, _ = run(program)
@@ -127,7 +131,7 @@ def test_interrupt_at_each_loop_end(monkeypatch, when, seed, debug):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_interrupt_around_dispatch(monkeypatch, before):
-    """Interrupted before or after dispatch: each operation runs once, and waits return."""
+    """If dispatch is interrupted at its start or end, each operation still runs once, in order."""
     sim = engine.create("Simulator")
     var, ran, dispatch, calls = sim.new_variable(), [], sim._dispatch, []
 
@@ -158,7 +162,7 @@ def test_interrupt_around_dispatch(monkeypatch, before):
 
 @pytest.mark.parametrize("said", [False, True])
 def test_interrupt_around_a_short_operation(monkeypatch, said):
-    """On the pushing thread, before or after the operation has completed: it ends once, failed or not."""
+    """A short operation whose start is interrupted ends once: it fails if it has not run, else it succeeds."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, start, ran = eng.new_variable(), eng._start_async, []
 

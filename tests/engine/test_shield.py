@@ -1,4 +1,4 @@
-"""Deferred Ctrl-C on the main thread: raised after the block, or immediately if the block takes long."""
+"""Deferred Ctrl-C on the main thread: it is raised after the block, or immediately if the block takes long."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded, 
 
 @pytest.fixture(autouse=True)
 def handler():
-    """Install Python's own handler, whatever the shell has set, and restore it."""
+    """Install Python's own SIGINT handler during the test, whatever the shell has set."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -19,7 +19,7 @@ def handler():
 
 
 def test_interrupt_is_raised_after_the_block():
-    """The block is finished first."""
+    """An interrupt in a block is raised after the block has finished."""
     done = []
 
     def work():
@@ -34,7 +34,7 @@ def test_interrupt_is_raised_after_the_block():
 
 
 def test_without_an_interrupt_nothing_is_raised():
-    """Nor is an interrupt of an earlier block raised."""
+    """A block without an interrupt raises nothing, even if an earlier block was interrupted."""
     with pytest.raises(KeyboardInterrupt), shielded():
         signal.raise_signal(signal.SIGINT)
     with shielded():
@@ -42,7 +42,10 @@ def test_without_an_interrupt_nothing_is_raised():
 
 
 def test_long_block_is_interrupted():
-    """A hanging user function must be interruptible; with ``since`` NEVER the code is no user function."""
+    """An interrupt is raised immediately if a user function has run longer than PATIENCE_NS.
+
+    While ``clock.since`` is NEVER, no user function runs, and the interrupt is deferred.
+    """
     done = []
 
     def work():
@@ -57,12 +60,12 @@ def test_long_block_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == [1]
-    with shielded():  # raises the deferred interrupt with it
+    with shielded():  # a later block does not raise the first block's interrupt
         pass
 
 
 def test_other_threads_do_not_change_the_clock():
-    """Unshielded operations of waiting threads do not change how long the main thread defers."""
+    """The clock of another thread's block does not change how long the main thread defers an interrupt."""
     done = []
 
     def other():
@@ -84,7 +87,10 @@ def test_other_threads_do_not_change_the_clock():
 
 
 def test_inner_section_restarts_the_time():
-    """In a section that already takes long, the inner section defers; then the outer raises the interrupt."""
+    """An inner block restarts the time: it defers an interrupt although the outer block has taken long.
+
+    The outer block then raises the interrupt, or defers it if it has not taken long.
+    """
     done = []
 
     def work():
@@ -102,12 +108,12 @@ def test_inner_section_restarts_the_time():
     with shielded():
         with shielded():
             signal.raise_signal(signal.SIGINT)
-        assert shield.held  # the outer section has not taken long: it is finished first
+        assert shield.held  # the outer block has not taken long, so it defers the interrupt
         shield.held = False
 
 
 def test_restored_shield_works_again():
-    """A shielded function later restores the handler that it had replaced."""
+    """If the shield's handler is restored after its block, later blocks still defer interrupts."""
     with shielded():
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGINT, previous)
@@ -125,7 +131,7 @@ def test_restored_shield_works_again():
 
 
 def test_nested_shield_and_other_threads_are_no_ops():
-    """The outer shield decides; other threads receive no signals."""
+    """A nested block, or a block on another thread, does not change the signal handler."""
     inside = []
     with shielded():
         with shielded():
@@ -143,7 +149,7 @@ def test_nested_shield_and_other_threads_are_no_ops():
 
 
 def test_handler_installed_inside_stays():
-    """A shielded function may install a handler of its own."""
+    """A handler that the code inside a block installs stays installed after it."""
     seen = []
     with shielded():
         signal.signal(signal.SIGINT, lambda *_: seen.append(1))
@@ -153,7 +159,7 @@ def test_handler_installed_inside_stays():
 
 
 def test_shield_restored_later_is_transparent():
-    """A function that saves and restores the handler may do so after the shield has ended."""
+    """The shield's handler, if restored after its block has ended, raises KeyboardInterrupt as usual."""
     with shielded():
         saved = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, saved)
@@ -164,7 +170,7 @@ def test_shield_restored_later_is_transparent():
 
 @pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
 def test_system_handlers_are_not_replaced(disposition):
-    """They raise nothing."""
+    """A block does not replace SIG_IGN and SIG_DFL, because they raise nothing."""
     signal.signal(signal.SIGINT, disposition)
     with shielded():
         assert signal.getsignal(signal.SIGINT) is disposition
@@ -172,7 +178,7 @@ def test_system_handlers_are_not_replaced(disposition):
 
 
 def test_unbroken_section_is_never_interrupted():
-    """However long it takes; the interrupt comes after it."""
+    """An ``undisturbed`` section is never interrupted, however long it takes; the interrupt is raised after it."""
     done = []
 
     def work():

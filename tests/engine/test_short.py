@@ -1,4 +1,4 @@
-"""Short operations (ASYNC, DELETE_VAR) of ThreadedEnginePerDevice run on the thread that makes them ready."""
+"""Short operations (ASYNC, DELETE_VAR) run on the thread that makes them ready."""
 
 import threading
 
@@ -12,7 +12,7 @@ SHORT = FnProperty.ASYNC
 
 
 def test_wait_inside_is_refused(eng):
-    """Any pushing thread may run an operation then; outside it may wait again."""
+    """A wait inside a short operation or a delete raises WaitInWorkerError; afterwards the thread may wait again."""
     var, second, errors = eng.new_variable(), eng.new_variable(), []
 
     def waits():
@@ -30,7 +30,7 @@ def test_wait_inside_is_refused(eng):
 
 
 def test_wait_on_another_engine_is_allowed(eng):
-    """Only work of the same engine could be what the wait needs."""
+    """A short operation may wait for another engine."""
     other_engine = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     theirs, var, seen = other_engine.new_variable(), eng.new_variable(), []
 
@@ -47,7 +47,7 @@ def test_wait_on_another_engine_is_allowed(eng):
 
 
 def test_short_operations_do_not_nest(eng):
-    """A short operation pushed by another runs after it on the same thread; deletes released by a worker run there."""
+    """A short operation pushed by another runs after it on the same thread, a user's thread or a worker."""
     log = []
 
     def outer():
@@ -68,7 +68,7 @@ def test_short_operations_do_not_nest(eng):
 
 
 def test_long_chain_does_not_recurse(eng):
-    """20,000 operations, each releasing the next, after a blocked one."""
+    """20,000 short operations that each release the next run without recursion."""
     var, gate, count = eng.new_variable(), threading.Event(), [0]
     eng.push(gate.wait, (), [var])
     for _ in range(20_000):
@@ -81,9 +81,9 @@ def test_long_chain_does_not_recurse(eng):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_successors_of_short_operations_run(eng, asynchronous):
-    """Blocked on a worker --> short, run by that worker --> plain.
+    """The thread that ran a short operation dispatches its successors.
 
-    No thread waits or pushes meanwhile: the thread that ran the short operation dispatches its successors.
+    The worker runs a blocked operation and then the short one; no thread waits or pushes meanwhile.
     """
     a, b, gate, done = eng.new_variable(), eng.new_variable(), threading.Event(), threading.Event()
     eng.push(gate.wait, (), [a])
@@ -97,13 +97,13 @@ def test_successors_of_short_operations_run(eng, asynchronous):
 
 
 def test_late_thread_has_nothing_to_run(eng):
-    """A thread that comes too late has nothing to run, which is no error."""
+    """A thread that finds no short operation left returns without an error."""
     assert eng._run_short() is False
     eng._run_here()
 
 
 def test_failure_is_raised_at_the_wait(eng):
-    """Not by the push, although it ran there."""
+    """The failure of a short operation is raised at the wait, not by the push that ran it."""
     var, ran = eng.new_variable(), []
     eng.push(lambda: 1 / 0, (), [var], prop=SHORT, name="culprit")
     eng.push(lambda: ran.append(1), [var], prop=SHORT)
@@ -117,7 +117,7 @@ def test_failure_is_raised_at_the_wait(eng):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_tracer_sees_short_operations(eng, asynchronous):
-    """In a queue called ``inline``, with the thread that ran them."""
+    """The tracer records a short operation in the queue ``inline``, with the thread that ran it."""
     records = []
     eng.tracer = lambda *record: records.append(record)
     if asynchronous:

@@ -23,10 +23,10 @@ def finishes(call):
 
 @pytest.mark.parametrize("what", ["var", "all"])
 def test_completion_between_two_checks(what):
-    """Its successor runs although the wait had just found nothing ready.
+    """A wait runs an operation that becomes ready between two of its checks.
 
-    1. The wait finds nothing ready. 2. Another thread completes the asynchronous operation, which makes a second one
-    ready. 3. The wait sees no asynchronous operation any more: it must check for ready operations again.
+    (1) The wait finds no ready operation. (2) Another thread completes an asynchronous operation, which makes a second
+    one ready. (3) The wait finds no asynchronous operation and must check for ready operations again.
     """
     sim = engine.create("Simulator")
     var, kept, log = sim.new_variable(), [], []
@@ -50,10 +50,10 @@ def test_completion_between_two_checks(what):
 
 
 def test_push_served_by_another_thread():
-    """A wait for a var runs its write, although that is still a request because another thread is inside.
+    """A wait runs its var's write although another thread has not yet served the push of that write.
 
-    1. A thread is inside, completing an asynchronous operation. 2. A push leaves its request to it. 3. A wait for that
-    push's var begins before the request is served.
+    (1) A thread inside the region completes an asynchronous operation. (2) A push leaves its request to that thread.
+    (3) A wait for the pushed write begins before the request is served.
     """
     sim = engine.create("Simulator")
     first, second, kept, log = sim.new_variable(), sim.new_variable(), [], []
@@ -89,7 +89,7 @@ def test_push_served_by_another_thread():
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("where", ["append", "_execute", "_start_async", "once"])
 def test_interrupt_around_a_simulated_operation(monkeypatch, where, asynchronous):
-    """The taken operation ends, run or failed; none is lost, and waits return."""
+    """After an interrupt at any step of an operation, the operation has ended, and later operations run."""
     sim = engine.create("Simulator")
     var, ran = sim.new_variable(), []
 
@@ -126,7 +126,7 @@ def test_interrupt_around_a_simulated_operation(monkeypatch, where, asynchronous
 
 
 def test_an_awaited_task_is_run():
-    """Awaiting blocks no thread: the await itself makes the simulator run the required operations."""
+    """Awaiting a task makes the simulator run the operations that the task needs."""
     with engine.using(engine.create("Simulator")):
         first = engine.submit(lambda: 4)
 
@@ -138,7 +138,7 @@ def test_an_awaited_task_is_run():
 
 
 def test_push_over_the_limit_runs_operations(monkeypatch):
-    """A push that waits for room is a wait, too."""
+    """At the limit of pending operations, a push makes the simulator run operations."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "4")
     sim, ran = engine.create("Simulator"), []
     assert finishes(lambda: [sim.push(lambda: ran.append(None), (), [sim.new_variable()]) for _ in range(20)])
@@ -146,7 +146,7 @@ def test_push_over_the_limit_runs_operations(monkeypatch):
 
 
 def test_process_exits_after_a_refused_wait():
-    """Operations left by a refused wait inside an operation run at exit."""
+    """Operations that are pending after a refused wait run at exit."""
     program = (
         "from weftplan import engine\n"
         "def nested(): engine.submit(int).result()\n"

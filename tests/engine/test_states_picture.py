@@ -1,4 +1,4 @@
-"""The picture of the states of a var, and the code of the var."""
+"""The picture of a var's states agrees with the code of the var."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from weftplan.engine.var import Var
 
 
 class Request:
-    """An operation on a single var, as far as the var uses it."""
+    """An operation on a single var, with the attributes that Var uses."""
 
     def __init__(self, var: Var, *, writes: bool) -> None:
         self.writes = (var,) if writes else ()
         self.wait = 1
 
 
-def changes(seed: int) -> set[tuple[str, str]]:
-    """The changes of state of a var to which random reads and writes are pushed, and of which granted ones finish."""
+def state_changes(seed: int) -> set[tuple[str, str]]:
+    """Return the pairs (before, after) of a var's states during 200 random requests and completions."""
     rng, var, seen = random.Random(seed), Var(None), set()
     running: list[Any] = []
     for _ in range(200):
@@ -36,9 +36,9 @@ def changes(seed: int) -> set[tuple[str, str]]:
 
 
 def test_the_picture_has_every_change_of_state() -> None:
-    """The arrows are exactly the changes that occur, and the boxes the states; the file is what the script draws."""
+    """The picture has an arrow for exactly the state changes that occur, and is what its script draws."""
     picture = script("draw_states")
-    seen = set().union(*map(changes, range(50)))
+    seen = set().union(*map(state_changes, range(50)))
     assert {(before, after) for before, after in seen if before != after} == set(picture.ARROWS)
     assert {state for change in seen for state in change} == set(picture.STATES)
     assert picture.TARGET.read_text(encoding="utf-8") == picture.drawing()

@@ -1,4 +1,4 @@
-"""``stop`` during pushes of other threads: it terminates, pushed operations run, and no thread remains."""
+"""``stop`` during pushes of other threads: it returns, pushed operations run, and no thread remains."""
 
 import sys
 import threading
@@ -13,13 +13,13 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_push_while_stop_removes_the_queues(kind, monkeypatch):
-    """A removed queue still holds operations for a worker about to check it. Dispatch must not revive it."""
+    """Operations in a queue that ``stop`` has removed still run, and its threads end."""
     eng = engine.create(kind, cpu_workers=4)
     a, b, c = (eng.new_variable() for _ in range(3))
     begun, gate, ran = threading.Event(), threading.Event(), []
     eng.push(lambda: (begun.set(), gate.wait()), (), [a])
     assert begun.wait(60)
-    monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after it
+    monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after the wait
     queue = eng._plain_queues[engine.OprBlock]
     queue.looking = True
     eng.push(lambda: ran.append("b"), (), [b])
@@ -37,7 +37,7 @@ def test_push_while_stop_removes_the_queues(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_under_load(kind, switch_often):
-    """Two threads push and wait while a third stops the engine repeatedly."""
+    """Two threads push and wait while a third stops the engine repeatedly; all operations run."""
     eng = engine.create(kind, cpu_workers=4)
     over, waited, begun = threading.Event(), [], threading.Barrier(3, timeout=60)
 
@@ -72,7 +72,7 @@ def test_stop_under_load(kind, switch_often):
 
 @pytest.fixture
 def switch_often():
-    """Switch threads more often than usual."""
+    """Let the interpreter switch threads every 10 microseconds."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

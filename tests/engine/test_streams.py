@@ -1,4 +1,4 @@
-"""Order between streams, on simulated devices that run nothing early: a missing event gives a wrong value."""
+"""Order between streams, on simulated devices that defer all work: a missing event gives a wrong value."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from weftplan.engine.streams import Mark, StreamWorker, VarEvents
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with several workers, hence streams, per device; simulated hardware in both orders."""
+    """An engine with several streams per device; the simulated devices run work lazily or in random order."""
     for i in range(2):
         configure(i, order=request.param, seed=3)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
@@ -30,8 +30,8 @@ def enqueue(eng, ctx, fn, reads, writes, **options):
     eng.push(lambda: place.launch(fn), reads, writes, ctx, **options)
 
 
-def chain_over_streams(eng, steps=40):
-    """Pass one value through two devices, their copy queues and the host; return the actual and the expected result."""
+def run_chain_over_streams(eng, steps=40):
+    """Pass a value through two devices, a copy queue and the host; return the actual and the expected result."""
     cell, var = np.zeros(1), eng.new_variable()
     want = 0.0
     for i in range(steps):
@@ -51,13 +51,13 @@ def chain_over_streams(eng, steps=40):
 
 
 def test_streams_are_ordered_by_events(eng):
-    """Work of different streams on one var runs in push order."""
-    got, want = chain_over_streams(eng)
+    """Operations of different streams that write one var run in push order."""
+    got, want = run_chain_over_streams(eng)
     assert got == want
 
 
 def test_without_events_the_order_is_lost(monkeypatch):
-    """The test above can fail: without event waits the value is wrong."""
+    """Without event waits the value is wrong, so the test above can fail."""
     monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream, before: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
@@ -79,7 +79,7 @@ def test_a_writer_waits_for_readers_on_other_streams(eng):
 
 
 def test_dispatch_follows_enqueued_inputs():
-    """Three dependent operations are dispatched and over for the engine before the device has run any."""
+    """The engine dispatches and completes three dependent operations before the device has run any of them."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     configure(0, order="lazy")
     log, var = [], eng.new_variable()
@@ -94,7 +94,7 @@ def test_dispatch_follows_enqueued_inputs():
 
 
 def test_host_operations_wait_for_devices(eng):
-    """An operation on a CPU sees values written by devices; a writing operation waits for devices that read."""
+    """A CPU operation sees values written by devices, and a CPU write waits for the devices that read the var."""
     cell, seen, a, b = np.zeros(1), [], eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(7), (), [a])
     eng.push(lambda: seen.append(cell[0]), [a], (), cpu(0))
@@ -107,7 +107,7 @@ def test_host_operations_wait_for_devices(eng):
 
 @pytest.mark.parametrize("ctx", [sim(0), cpu(0)], ids=str)
 def test_memory_is_freed_after_the_streams(eng, ctx):
-    """A delete on any device runs after enqueued readers and writers of two devices."""
+    """A delete function on any device runs after the enqueued reads and writes of two devices."""
     memory, out, a, b = np.full(4, 3.0), np.zeros(4), eng.new_variable(), eng.new_variable()
     log = []
     enqueue(eng, sim(0), lambda: (memory.fill(4), log.append("write")), (), [a])
@@ -119,12 +119,12 @@ def test_memory_is_freed_after_the_streams(eng, ctx):
 
 
 def test_streams_of_another_kind_of_device():
-    """They do not share events: the host waits before the work is enqueued."""
+    """Streams of different kinds of devices share no events: the host synchronizes before it enqueues the work."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     log, var = [], eng.new_variable()
 
     class Other:
-        """Stream and event of another kind of device."""
+        """Stream and event of a device of another kind; it logs each synchronization."""
 
         def record(self):
             return self
@@ -143,7 +143,7 @@ def test_streams_of_another_kind_of_device():
 
 
 def test_statistics_count_deletes_once(eng):
-    """Including deletes deferred for streams."""
+    """The engine's statistics count each delete once, even if it was deferred until its stream finished."""
     variables = [eng.new_variable() for _ in range(5)]
     for var in variables:
         enqueue(eng, sim(0), lambda: None, (), [var])
@@ -155,7 +155,7 @@ def test_statistics_count_deletes_once(eng):
 
 
 def test_queues_count_deletes_once():
-    """Each is one of the operations of its queue."""
+    """The queue's statistics count each of five deletes once, in addition to the five writes."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     variables = [eng.new_variable() for _ in range(5)]
     for var in variables:
@@ -169,7 +169,7 @@ def test_queues_count_deletes_once():
 
 
 def test_device_error_is_raised_at_the_wait():
-    """Work that fails after it was enqueued: the wait raises with the operation's name, and the engine continues."""
+    """If enqueued work fails, the wait raises the error with the operation's name, and the engine continues."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     var = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [var], name="bad kernel")
@@ -185,9 +185,9 @@ def test_device_error_is_raised_at_the_wait():
 
 
 def test_device_error_reaches_host_operations(eng):
-    """A CPU operation that reads the failed result is skipped and fails alike; NO_SKIP runs it.
+    """CPU operations that use the failed var are skipped with the same error; a NO_SKIP operation runs.
 
-    An overwriting operation pushed before the error was raised is skipped, too.
+    An operation that overwrites the var is skipped, too, if it was pushed before the error was raised.
     """
     a, b, ran = eng.new_variable(), eng.new_variable(), []
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
@@ -206,7 +206,7 @@ def test_device_error_reaches_host_operations(eng):
 
 
 def test_vars_of_failed_work_can_be_overwritten(eng):
-    """After the error was raised, operations on a CPU and on another stream overwrite both without a failure."""
+    """After the error was raised, operations on a CPU or another stream overwrite the failed operation's vars."""
     x, y, ran = eng.new_variable(), eng.new_variable(), []
     for where in (cpu(0), sim(1), cpu(0)):
         enqueue(eng, sim(0), lambda: None, (), [x])
@@ -222,7 +222,7 @@ def test_vars_of_failed_work_can_be_overwritten(eng):
 
 
 def test_wait_for_all_raises_unattributed_device_error(eng):
-    """NO_SKIP operations ran all the same, and no wait named the var: it is reported once, and the var has failed."""
+    """wait_for_all raises a device error that no wait has raised, once; a wait for the var raises it again."""
     a = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
     eng.push(lambda: None, [a], (), cpu(0), prop=FnProperty.NO_SKIP)
@@ -235,7 +235,7 @@ def test_wait_for_all_raises_unattributed_device_error(eng):
 
 
 def test_asynchronous_operations_on_a_device(eng):
-    """push_async: work enqueued before its completion counts as its work."""
+    """Work that a push_async function enqueues before it completes is ordered before later operations of the var."""
     cell, var, place = np.zeros(1), eng.new_variable(), device.get(sim(0))
 
     def start(on_complete):
@@ -249,7 +249,7 @@ def test_asynchronous_operations_on_a_device(eng):
 
 
 def test_asynchronous_dispatch_follows_enqueued_inputs():
-    """Its stream waits for the other device's stream; the host does not."""
+    """The stream of an asynchronous operation waits for the other device's stream; its dispatch does not."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     for i in range(2):
         configure(i, order="lazy")
@@ -269,7 +269,7 @@ def test_asynchronous_dispatch_follows_enqueued_inputs():
 
 
 def test_unusable_device_fails_its_operations(monkeypatch):
-    """No worker dies: the wait gives the reason, and deletes run."""
+    """If a device cannot be opened, its workers survive, the wait raises the reason, and deletes run."""
     from weftplan.errors import DeviceError
 
     def broken(ctx):
@@ -288,7 +288,7 @@ def test_unusable_device_fails_its_operations(monkeypatch):
 
 
 def test_arrays_on_simulated_devices(eng):
-    """Arithmetic and copies between the host and two devices equal NumPy, although freed memory is poisoned."""
+    """Arithmetic and copies between the host and two devices equal NumPy, although the devices poison freed memory."""
     with engine.using(eng):
         rng = np.random.default_rng(0)
         x = rng.standard_normal((5, 3)).astype(np.float32)
@@ -304,8 +304,11 @@ def test_arrays_on_simulated_devices(eng):
         np.testing.assert_allclose(a.asnumpy(), want, rtol=1e-5)
 
 
-def branches(monkeypatch, workers, count=4, steps=3):
-    """Return the virtual seconds of independent chains on one device, each of ``steps`` one-second pieces."""
+def run_chains(monkeypatch, workers, count=4, steps=3):
+    """Run ``count`` independent chains of ``steps`` one-second operations on one device.
+
+    Return the virtual seconds until all are done, and the set of streams that each chain used.
+    """
     place = SimDevice(sim(30 + workers))
     monkeypatch.setitem(device.registry._devices, place.context, place)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
@@ -326,16 +329,16 @@ def branches(monkeypatch, workers, count=4, steps=3):
 
 
 def test_independent_chains_overlap(monkeypatch):
-    """Four chains use both streams, in less time than on one (half of it if the workers alternate)."""
-    one, _ = branches(monkeypatch, 1)
-    two, seen = branches(monkeypatch, 2)
+    """Four chains use both streams of two workers and take 6 to under 12 s; on one stream they take 12 s."""
+    one, _ = run_chains(monkeypatch, 1)
+    two, seen = run_chains(monkeypatch, 2)
     assert one == 12.0
     assert 6.0 <= two < one
     assert len(set().union(*seen)) == 2
 
 
 def test_chain_continues_the_stream_of_its_inputs():
-    """An operation continues its input's stream if the input is the last work there, else takes the next."""
+    """An operation continues its input's stream if nothing was enqueued there after the input, else takes another."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=3)
     a, b, c = (eng.new_variable() for _ in range(3))
     where = {}
@@ -354,7 +357,7 @@ def test_chain_continues_the_stream_of_its_inputs():
 
 
 def test_copies_overlap_with_compute(monkeypatch):
-    """Copies to and from a device have their own streams, which overlap with each other and with compute."""
+    """Copies to a device, copies from it and computations run on three streams that overlap."""
     place = SimDevice(sim(33))
     monkeypatch.setitem(device.registry._devices, place.context, place)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)

@@ -1,4 +1,4 @@
-"""Vars of memory: views, foreign buffers, dead arrays, other engines."""
+"""Vars of arrays: views, foreign buffers, arrays that have died, and other engines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from weftplan.tasks.registry import registry
 
 
 class TestVarOf:
-    """The mapping from memory to vars."""
+    """``engine.var_of``, the mapping from memory to vars."""
 
     def test_views_share_a_var(self, driver):
-        """A slice, a transpose, a reinterpretation and the whole are one buffer; a copy is another."""
+        """All views of an array, also transposed or of another dtype, have one var; a copy has another."""
         whole = np.zeros((4, 6))
         var = engine.var_of(whole)
         for view in (whole[1:3], whole.T, whole.view(np.uint8), whole[:, ::2][1:], whole.reshape(-1)[5:]):
@@ -29,7 +29,7 @@ class TestVarOf:
         assert var.engine is driver
 
     def test_foreign_buffers_share_a_var(self, driver, tmp_path: Path):
-        """Arrays created separately over one bytearray, memoryview or map share its var."""
+        """Arrays created separately over one bytearray, memoryview or memory map have one var."""
         text = bytearray(64)
         first, second = np.frombuffer(text, np.uint8), np.frombuffer(text, np.float64)
         assert engine.var_of(first) is engine.var_of(second[2:])
@@ -44,7 +44,7 @@ class TestVarOf:
         assert engine.var_of(one) is engine.var_of(another)
 
     def test_subclass_views_share_a_var(self, driver, tmp_path: Path):
-        """Subclass views, matrices and maps share the var of their memory, even if only the other array is alive."""
+        """A view of a subclass has the var of its memory, also after the array that was looked up first has died."""
 
         class Special(np.ndarray):
             """A user's array class."""
@@ -67,10 +67,10 @@ class TestVarOf:
         assert engine.var_of(mapped[4:]) is engine.var_of(np.asarray(mapped)) is engine.var_of(mapped)
 
     def test_unusual_base_attributes(self, driver):
-        """An object called ``base`` need not be memory: an object that is its own base, or with a number for base."""
+        """The search for the owner of memory copes with a ``base`` that is the object itself or a number."""
 
         class Exporter:
-            """An exporter of the array interface."""
+            """An exporter of the array interface with any ``base``; None makes it its own base."""
 
             def __init__(self, array, base) -> None:
                 self.__array_interface__, self.array = array.__array_interface__, array
@@ -84,14 +84,14 @@ class TestVarOf:
         assert engine.var_of(np.broadcast_to(whole[2:], (3, 6))) is engine.var_of(whole)
 
     def test_ndarrays_and_vars_have_their_own(self, driver):
-        """An NDArray has its own var; a var represents itself."""
+        """The var of an NDArray is its own ``var``, and the var of a var is the var itself."""
         array = mx.nd.zeros((2,))
         assert engine.var_of(array) is array.var
         var = driver.new_variable()
         assert engine.var_of(var) is var
 
     def test_entries_die_with_their_arrays(self, driver):
-        """The registry keeps no array alive, and forgets an owner with its last array."""
+        """The registry keeps no array alive and drops its entry when the last array over the memory dies."""
         gc.collect()
         before = len(registry)
         whole = np.zeros(100)
@@ -103,7 +103,7 @@ class TestVarOf:
         assert len(registry) == before
 
     def test_a_reused_address_gets_a_fresh_var(self, driver):
-        """Thousands of short-lived arrays reuse a few addresses; none inherits a dead array's var."""
+        """3,000 short-lived arrays that reuse a few addresses each get a new var of version 0."""
         seen = []
         for _ in range(3000):
             var = engine.var_of(np.empty(16))
@@ -113,7 +113,7 @@ class TestVarOf:
         assert len(set(map(id, seen))) == 3000
 
     def test_concurrent_lookups_give_one_var(self, driver):
-        """Eight threads that look up the same new array concurrently get one var."""
+        """Eight threads that look up one new array at the same time get one var."""
         for _ in range(50):
             whole, found, gate = np.zeros(8), [], threading.Barrier(8)
 
@@ -130,8 +130,9 @@ class TestVarOf:
             assert len(set(map(id, found))) == 1
 
     def test_finalizers_may_look_up_vars(self, driver):
-        """Finalizers in reference cycles look up vars while eight threads create and drop views: no hang, no wrong
-        entry.
+        """Finalizers of reference cycles may look up vars while eight threads create and drop views.
+
+        No thread hangs, and the registry has no wrong entry.
         """
         gc.collect()
         kept = [np.zeros(4) for _ in range(4)]
@@ -167,12 +168,12 @@ class TestVarOf:
         assert len(registry) == before + 4
 
     def test_non_arrays_are_refused(self, driver):
-        """Other objects are refused with their type."""
+        """Objects that are not arrays raise EngineError with their type."""
         with pytest.raises(EngineError, match=r"NumPy or CuPy array.*got list"):
             engine.var_of([1, 2])
 
         class Thing:
-            """Has a var, like an NDArray, and no memory."""
+            """An object that has a var but no memory."""
 
             var = driver.new_variable()
 
@@ -180,7 +181,7 @@ class TestVarOf:
             engine.var_of(Thing())
 
     def test_idle_array_moves_to_another_engine(self, threaded):
-        """An idle array moves to the requesting engine; a busy array is an error, as nothing orders the two."""
+        """An array can be used on another engine only when it is idle, because nothing orders the two engines."""
         array, hold = np.zeros(2), threading.Event()
         engine.submit(lambda out: hold.wait(60), out=array)
         second = engine.create("NaiveEngine")

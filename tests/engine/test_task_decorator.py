@@ -1,4 +1,4 @@
-"""Task decorator and debug mode: declared names, undeclared writes."""
+"""Task decorator and debug mode: declared parameter names and undeclared writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from weftplan.errors import EngineError, UndeclaredWriteError
 
 
 class TestTask:
-    """The decorator."""
+    """The decorator ``engine.task``."""
 
     def test_declared_by_name(self, driver):
-        """Positional, keyword and default arguments are matched by parameter name."""
+        """Declared names match positional, keyword and default arguments; ``__wrapped__`` is the function itself."""
 
         @engine.task(reads=["a", "b"], writes=["out"])
         def weighted(a, b, out, *, scale=1.0):
@@ -30,7 +30,7 @@ class TestTask:
         assert weighted.__name__ == "weighted"
 
     def test_default_arrays_order_the_task(self, driver):
-        """They order the task like passed arrays; a default that is no array has no effect."""
+        """A default that is an array orders the task like a passed array; with ``reads`` it must be declared."""
         total, second, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
 
         @engine.task(writes=["out", "more"])
@@ -55,7 +55,7 @@ class TestTask:
             undeclared(total, second)
 
     def test_methods(self, driver):
-        """A method is a task like a function; ``self`` is no array."""
+        """A decorated method is a task like a decorated function; ``self`` need not be an array."""
 
         class Model:
             def __init__(self) -> None:
@@ -71,9 +71,9 @@ class TestTask:
         assert out.tolist() == [4.0, 4.0]
 
     def test_every_parameter_kind_is_matched(self, driver):
-        """Positional-only, keyword-only and starred parameters: their arrays are matched.
+        """Arrays in positional-only, keyword-only and starred parameters are matched by name.
 
-        A call that does not fit is refused immediately, as by the function itself.
+        A call with wrong arguments raises TypeError immediately, and no task is scheduled.
         """
 
         @engine.task(reads=["a", "more", "named"], writes=["out"])
@@ -107,15 +107,15 @@ class TestTask:
         ],
     )
     def test_unknown_declared_name_is_refused(self, reads, writes, message):
-        """An unknown parameter name raises at decoration."""
+        """An unknown or duplicate name, or a string in place of a sequence, raises EngineError at decoration."""
         with pytest.raises(EngineError, match=message):
 
             @engine.task(reads=reads, writes=writes)
             def work(a, out):
-                """Never runs."""
+                """Do nothing; the decoration of this function raises."""
 
     def test_undeclared_array_is_refused(self, driver):
-        """With ``reads`` declared, an array in another parameter is refused, and nothing is scheduled."""
+        """If ``reads`` is declared, an array in another parameter raises EngineError, and no task is scheduled."""
 
         @engine.task(reads=["a"], writes=["out"])
         def work(a, b, out):
@@ -135,11 +135,11 @@ class TestTask:
 
 
 class TestDebugMode:
-    """WEFTPLAN_ENGINE_DEBUG=1."""
+    """Checks with WEFTPLAN_ENGINE_DEBUG=1."""
 
     @pytest.fixture(autouse=True)
     def debug(self, monkeypatch: pytest.MonkeyPatch):
-        """A threaded engine in debug mode."""
+        """Use a threaded engine in debug mode."""
         monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
         eng = engine.create("ThreadedEngine", cpu_workers=1)
         before = engine.set_engine(eng)
@@ -148,7 +148,7 @@ class TestDebugMode:
         eng.stop()
 
     def test_undeclared_write_names_task_and_array(self):
-        """Of two arrays read, the error names the array on the failing line, as the function calls it."""
+        """The error names only the array that the failing line wrote, by its name in the function."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):
@@ -166,7 +166,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_error_describes_the_written_array(self):
-        """The error describes whichever array was written."""
+        """The error names the written array with its shape, dtype and line, also if it is the first of two inputs."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):
@@ -180,7 +180,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_unprotected_write_is_detected(self):
-        """A function that makes never-writable memory (such as bytes) writable writes a read-only input."""
+        """In debug mode a write is detected although the function made read-only memory of bytes writable."""
         text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
 
         @engine.task(reads=["x"], writes=["out"])
@@ -195,7 +195,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_undeclared_write_in_compiled_code(self):
-        """A NumPy function submitted directly: the error names its inputs."""
+        """The error for a NumPy function that writes an undeclared argument names function and array shape."""
         a, b = np.zeros(4), np.zeros(4)
         engine.submit(np.cumsum, b, 0, None, a)
         with pytest.raises(UndeclaredWriteError, match=r"'cumsum'.*shape \(4,\)"):
@@ -203,7 +203,7 @@ class TestDebugMode:
         assert a.tolist() == [0.0] * 4
 
     def test_declared_writes_pass(self):
-        """Written arrays stay writable, also among the arguments or as views of one."""
+        """Arrays declared as written stay writable, also if an argument is a view of a declared array."""
         a = np.zeros(4)
         engine.submit(np.add, a[1:], 1, out=a[1:])
         engine.submit(lambda x: x.fill(3), a[:1], writes=[a])
@@ -211,7 +211,7 @@ class TestDebugMode:
         assert a.tolist() == [3.0, 1.0, 1.0, 1.0]
 
     def test_other_errors_are_unchanged(self):
-        """A ValueError of the task itself is not reinterpreted."""
+        """A ValueError that the task itself raises is not replaced by UndeclaredWriteError."""
         a = np.zeros(4)
         engine.submit(np.add, np.zeros(3), np.zeros(2), out=a)
         with pytest.raises(ValueError, match="broadcast"):

@@ -1,4 +1,4 @@
-"""Tasks with futures, coroutines, context variables and arrays, and unpacking of results."""
+"""Tasks with futures, coroutines, context variables and NumPy, and unpacking of results."""
 
 import asyncio
 import concurrent.futures
@@ -16,7 +16,7 @@ color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="no
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def eng(request):
-    """An engine in use."""
+    """The current engine of the test: two threaded kinds and the simulator."""
     workers = {} if request.param == "Simulator" else {"cpu_workers": 2}
     with engine.using(engine.create(request.param, **workers)) as result:
         yield result
@@ -25,19 +25,19 @@ def eng(request):
 
 @pytest.fixture
 def threads():
-    """An engine whose one worker runs all tasks."""
+    """The current engine of the test, whose single worker runs all tasks."""
     with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as result:
         yield result
     result.stop()
 
 
 def fail():
-    """Raise."""
+    """Raise ValueError."""
     raise ValueError("failed")
 
 
 def test_wait_takes_collections(eng):
-    """Lists, tuples, sets, generators and nested collections of arrays and tasks; a failure in them is raised."""
+    """``engine.wait`` accepts lists, sets, generators and nested collections, and raises a failure in them."""
     a, b = np.zeros(2), np.zeros(2)
     engine.submit(np.add, a, 1, out=a)
     engine.submit(np.add, b, 2, out=b)
@@ -55,7 +55,7 @@ def test_wait_takes_collections(eng):
 
 
 def test_results_are_unpacked_and_indexed(eng):
-    """Items are tasks: other tasks accept them as arguments, and they fail with the whole."""
+    """Items of a result are tasks: they can be arguments of other tasks, and they fail if the whole result fails."""
     quotient, remaining = engine.submit(divmod, 17, 5, nout=2)
     assert engine.submit(pow, quotient, remaining).result() == 9
     table = engine.submit(lambda: {"key": [4, 5]})
@@ -77,14 +77,14 @@ def test_results_are_unpacked_and_indexed(eng):
 
 
 def test_numpy_array_of_a_task_waits(eng):
-    """NumPy waits for the result and converts it to the requested dtype."""
+    """NumPy functions wait for a task's result and convert it to the requested dtype."""
     task = engine.submit(np.arange, 3)
     assert np.asarray(task, dtype="f4").tolist() == [0, 1, 2]
     assert np.add(task, 1).tolist() == [1, 2, 3]
 
 
 def test_done_callbacks(eng):
-    """Each is called once with the task, failed or not, unless removed; an error of one affects no other."""
+    """Each done callback is called once with its task, also after a failure; an error of one affects no other."""
     seen, reported, done = [], [], threading.Event()
     task, bad = engine.submit(int, 3), engine.submit(fail)
     hook = threading.excepthook
@@ -107,7 +107,7 @@ def test_done_callbacks(eng):
 
 
 def test_futures_of_tasks(eng):
-    """A future of the result, for APIs without task support; without it the message names the alternatives."""
+    """``task.future()`` returns a future for APIs without task support; a task passed there raises a helpful error."""
     tasks = [engine.submit(int, n) for n in range(3)]
     futures = [task.future() for task in tasks]
     assert concurrent.futures.wait(futures, timeout=60).not_done == set()
@@ -118,7 +118,7 @@ def test_futures_of_tasks(eng):
 
 
 def test_coroutines(eng):
-    """await, gather, wait, wrap_future and a task group end, on an engine without threads, too."""
+    """Tasks work with await, gather, wait, wrap_future and task groups, also on an engine without threads."""
 
     async def main():
         task = engine.submit(lambda: 5)
@@ -142,7 +142,7 @@ def test_coroutines(eng):
 
 
 def test_task_runs_in_the_submitters_context(threads):
-    """A task sees the context variables and NumPy error state of its submitter; its own changes stay invisible."""
+    """A task sees the submitter's context variables and NumPy errstate; its own changes are not visible outside."""
     token = color.set("red")
     first = engine.submit(lambda: (color.get(), color.set("blue"))[0])
     color.reset(token)
@@ -155,7 +155,7 @@ def test_task_runs_in_the_submitters_context(threads):
 
 
 def test_coroutine_functions_are_refused(threads):
-    """A function that returns a coroutine is refused before or when it runs, because none of its work would run."""
+    """A function that returns a coroutine raises EngineError at submission or when it runs."""
 
     async def work():
         return 1
@@ -171,6 +171,6 @@ def test_coroutine_functions_are_refused(threads):
 
 
 def test_invalid_timeout_is_refused(threads):
-    """A non-number is refused, like a negative number."""
+    """A timeout of NaN raises EngineError."""
     with pytest.raises(EngineError, match="timeout"):
         engine.submit(int).result(float("nan"))

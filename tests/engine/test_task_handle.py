@@ -1,4 +1,4 @@
-"""Task handles: results, timed waits, coroutines, cancelling, completion order."""
+"""Task handles: results, timed waits, coroutines, cancelling and completion order."""
 
 import asyncio
 import gc
@@ -18,8 +18,8 @@ from weftplan.tasks.handle import _in_turn
 
 
 @pytest.fixture
-def crowd():
-    """An engine with four task threads."""
+def four_task_threads():
+    """The current engine of the test, with four task threads."""
     eng = engine.create("ThreadedEnginePerDevice", task_workers=4)
     with engine.using(eng):
         yield eng
@@ -27,12 +27,12 @@ def crowd():
 
 
 def fails(*_, **__):
-    """A task function that raises."""
+    """Raise ValueError, whatever the arguments are."""
     raise ValueError("no")
 
 
 def test_result_is_the_return_value(driver):
-    """The function's return value; with ``out`` the array, as NumPy returns it."""
+    """``result()`` returns the function's return value; for a NumPy function with ``out``, the array."""
     a = np.ones(3)
     task = engine.submit(np.add, a, 1, out=a)
     assert task.result() is a
@@ -45,7 +45,7 @@ def test_result_is_the_return_value(driver):
 
 
 def test_keyword_arguments_are_passed_on(driver):
-    """They are passed on; names of parameters of submit go through ``kwargs``, and none may appear twice."""
+    """Keyword arguments are passed on; ``kwargs`` takes names that submit itself uses, and a duplicate is refused."""
     assert engine.submit(int, "11", base=2).result() == 3
     assert engine.submit(dict, one=1, kwargs={"name": 2}).result() == {"one": 1, "name": 2}
     with pytest.raises(EngineError, match="'base' is given twice"):
@@ -57,7 +57,7 @@ def test_keyword_arguments_are_passed_on(driver):
 
 
 def test_failure_is_raised_by_result_and_dependants(driver):
-    """With its original type; a task that reads its output fails alike; nothing is left unreported."""
+    """``result()`` of a failed task and of a task that reads its output raises the original exception."""
     a, b = np.zeros(2), np.zeros(2)
     try:
         first = engine.submit(fails, out=a, name="first")
@@ -76,7 +76,7 @@ def test_failure_is_raised_by_result_and_dependants(driver):
 
 
 def test_failure_without_outputs_is_raised_by_wait(threaded):
-    """``wait()`` raises it, and so does a wait for the task; once raised, it is not raised again."""
+    """``wait()`` raises the failure of a task without outputs, and so does a wait for the task, each once."""
     engine.submit(fails)
     with pytest.raises(ValueError, match="no"):
         engine.wait()
@@ -87,7 +87,7 @@ def test_failure_without_outputs_is_raised_by_wait(threaded):
 
 
 def test_task_as_reads_orders_others(driver):
-    """Passed as ``reads``, although they share no array."""
+    """A task passed in ``reads`` runs first, although the two tasks share no array."""
     ran = []
     first = engine.submit(lambda: (time.sleep(0.02), ran.append(1)))
     engine.submit(lambda: ran.append(2), reads=[first]).result()
@@ -95,7 +95,7 @@ def test_task_as_reads_orders_others(driver):
 
 
 def test_timed_waits(threaded):
-    """``wait`` returns whether the time sufficed, ``result`` raises; both leave the task running."""
+    """After its timeout ``wait`` returns False and ``result`` raises TimeoutError; the task continues."""
     door = threading.Event()
     task = engine.submit(door.wait, 60)
     assert not task.wait(0.01)
@@ -113,7 +113,7 @@ def test_timed_waits(threaded):
 
 
 def test_timeout_error_of_a_task_is_its_failure(threaded):
-    """Its own TimeoutError is its failure, not that of the wait."""
+    """A TimeoutError that the task raises is its failure, not a timeout of the wait."""
 
     def late():
         raise TimeoutError("mine")
@@ -123,7 +123,7 @@ def test_timeout_error_of_a_task_is_its_failure(threaded):
 
 
 def test_task_can_be_awaited(threaded):
-    """A coroutine receives the result or the failure."""
+    """A coroutine that awaits a task receives its result or its failure."""
 
     async def main():
         good = await engine.submit(pow, 2, 5)
@@ -137,7 +137,7 @@ def test_task_can_be_awaited(threaded):
 
 
 def test_wait_inside_a_task_is_refused(threaded):
-    """It could wait for its own worker."""
+    """A task that waits for a task of its engine gets WaitInWorkerError, because it could wait for itself."""
     running_task = engine.submit(int)
     with pytest.raises(WaitInWorkerError):
         engine.submit(running_task.wait).result()
@@ -145,9 +145,10 @@ def test_wait_inside_a_task_is_refused(threaded):
 
 
 def test_cancel(threaded):
-    """A task that has not begun never runs, and readers of its output are skipped.
+    """A cancelled task never runs, and readers of its output are skipped with CancelledError.
 
-    A wait for everything raises nothing. Overwriting the array heals it.
+    A wait for everything raises nothing, and a task that overwrites the array runs. A running or finished task cannot
+    be cancelled.
     """
     a, b, door, begun = np.zeros(2), np.zeros(2), threading.Event(), threading.Event()
     first = engine.submit(lambda out: (begun.set(), door.wait(60)), out=a)
@@ -174,7 +175,7 @@ def test_cancel(threaded):
 
 
 def test_cancel_races_with_the_start(threaded):
-    """Exactly one of the two: the task runs, or its cancel succeeds."""
+    """Of 300 tasks that are cancelled while they start, each either runs or is cancelled, never both."""
     ran = []
     tasks = [engine.submit(ran.append, i) for i in range(300)]
     cancelled = {i for i, task in enumerate(tasks) if task.cancel()}
@@ -186,8 +187,8 @@ def test_cancel_races_with_the_start(threaded):
     assert len(ran) + len(cancelled) == 300
 
 
-def test_as_completed(crowd):
-    """In completion order, failed tasks too, each once; one time limit for all."""
+def test_as_completed(four_task_threads):
+    """``as_completed`` yields each task once, in completion order and failed tasks too, with one timeout for all."""
     doors = [threading.Event() for _ in range(2)]
     slow, fast = (engine.submit(door.wait, 60) for door in doors)
     bad = engine.submit(fails)
@@ -209,13 +210,13 @@ def test_as_completed(crowd):
 
 
 def test_as_completed_on_every_engine(driver):
-    """Also if only the waiting thread runs operations."""
+    """``as_completed`` yields all tasks on every engine, also if only the waiting thread runs operations."""
     tasks = [engine.submit(pow, 2, n) for n in range(5)]
     assert sorted(task.result() for task in engine.as_completed(tasks)) == [1, 2, 4, 8, 16]
 
 
-def test_repeated_notification_yields_a_task_once(crowd):
-    """After an interrupt the region may notify again."""
+def test_repeated_notification_yields_a_task_once(four_task_threads):
+    """A task whose completion is notified twice, as may happen after an interrupt, is yielded once."""
     ended, tasks = queue.SimpleQueue(), [engine.submit(pow, 2, n) for n in range(2)]
     for task in (tasks[0], tasks[0], tasks[1]):
         ended.put(task)
@@ -223,7 +224,7 @@ def test_repeated_notification_yields_a_task_once(crowd):
 
 
 def test_map_keeps_argument_order(driver):
-    """Results in argument order; arrays among the arguments order the calls."""
+    """``map`` yields results in argument order, and arrays among the arguments order the calls."""
     assert list(engine.map(pow, [2, 3, 4], [1, 2, 3])) == [2, 9, 64]
     assert list(engine.map(pow, [], [])) == []
     a = np.zeros(2)
@@ -231,8 +232,8 @@ def test_map_keeps_argument_order(driver):
     assert list(engine.map(np.sum, [a, a])) == [8, 8]
 
 
-def test_map_cancels_unneeded_tasks(crowd):
-    """After a failure, tasks that have not begun never run; nor after the iterator is dropped."""
+def test_map_cancels_unneeded_tasks(four_task_threads):
+    """After a failure, or after its iterator is dropped, ``map`` cancels the tasks that have not begun."""
     door, ran = threading.Event(), []
 
     def act(n):
@@ -255,7 +256,7 @@ def test_map_cancels_unneeded_tasks(crowd):
 
 
 def test_finished_task_drops_its_arguments(driver):
-    """A finished task holds its result and output, not its arguments."""
+    """A finished task keeps its result and output alive, but not its arguments."""
 
     class Argument:
         pass
@@ -271,7 +272,7 @@ def test_finished_task_drops_its_arguments(driver):
 
 
 def test_tasks_on_ndarrays(driver):
-    """They receive raw arrays, whose memory exists by then."""
+    """A task receives an NDArray as a NumPy array, after the pending operations of that NDArray."""
     x = mx.nd.ones((3,)) + 1
     out = np.zeros(3)
     assert engine.submit(np.multiply, x, 2, out=out).result() is out
@@ -280,7 +281,7 @@ def test_tasks_on_ndarrays(driver):
 
 @pytest.mark.parametrize(("progress", "lines"), [(True, True), (None, True), (False, False)])
 def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
-    """After a second a line counts the results; ``progress=False`` shows none; the results are the same."""
+    """``map`` counts its results in a progress line; with ``progress=False`` it prints none. The results are equal."""
     from weftplan.support import progress as shown
 
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
@@ -292,7 +293,7 @@ def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
     assert ("pow: 2 of 3 results" in text) == lines
     begun = engine.map(time.sleep, [0.01] * 200, progress=progress)
     next(begun)
-    begun.close()  # cancels the others
+    begun.close()  # cancels the tasks that have not begun
     engine.get().wait_for_all()
 
 
@@ -312,6 +313,6 @@ def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
     ],
 )
 def test_wrong_arguments_of_tasks_are_refused(call, said):
-    """Arguments of the wrong kind raise an error that names the expected kind."""
+    """Arguments of the wrong kind raise EngineError with the expected kind."""
     with pytest.raises(EngineError, match=said):
         call()

@@ -1,4 +1,4 @@
-"""Held arrays: every route by which an array reaches a call orders that call after the array's writer."""
+"""Held arrays: a call is ordered after the writer of every array that its function or arguments refer to."""
 
 import collections
 import functools
@@ -19,24 +19,24 @@ from weftplan.tasks.address_ranges import AddressRanges
 
 @dataclass
 class Plain:
-    """A data object with a dictionary."""
+    """A data object whose attributes are in a dictionary."""
 
     value: object
 
 
 @dataclass(slots=True)
 class Slotted:
-    """A data object with slots."""
+    """A data object whose attributes are in slots."""
 
     value: object
 
     def total(self):
-        """Return a method written in Python."""
+        """Return the sum of the value."""
         return np.sum(self.value)
 
 
 class Interface:
-    """Memory offered only by __array_interface__, without a reference to the array object."""
+    """An object that exports an array only by __array_interface__, without a reference to the array object."""
 
     def __init__(self, array):
         self.interface = dict(array.__array_interface__)
@@ -48,7 +48,7 @@ class Interface:
 
 
 class Tensor:
-    """Memory offered only by __dlpack__, like tensors of other libraries."""
+    """An object that exports an array only by __dlpack__, like tensors of other libraries."""
 
     def __init__(self, array):
         self.lifeline = lambda: array
@@ -60,7 +60,7 @@ class Tensor:
         return self.lifeline().__dlpack_device__()
 
     def zero_(self):
-        """Write in place, named as in tensor libraries."""
+        """Set all elements to 0, in place; the name is that of tensor libraries."""
         self.lifeline()[:] = 0
 
     def __iter__(self):
@@ -68,7 +68,7 @@ class Tensor:
 
 
 class TensorThatNeedsGradients(Tensor):
-    """Refuses to share its memory until detached."""
+    """A tensor that exports no memory until it is detached."""
 
     def __dlpack__(self, **options):
         raise BufferError("detach first")
@@ -79,7 +79,7 @@ class TensorThatNeedsGradients(Tensor):
 
 
 class Frame:
-    """An array-like with blocks of arrays inside a manager, as in table libraries."""
+    """An object with __array__ whose arrays are blocks inside a manager, as in table libraries."""
 
     def __init__(self, array):
         self.manager = types.SimpleNamespace(blocks=(types.SimpleNamespace(values=array),))
@@ -88,15 +88,15 @@ class Frame:
         return self.manager.blocks[0].values
 
 
-def boxed(array):
-    """Return an object array that holds ``array``."""
+def object_array_of(array):
+    """Return an object array whose only element is ``array``."""
     box = np.empty(1, object)
     box[0] = array
     return box
 
 
 def total(values):
-    """Return the sum of an iterable."""
+    """Return the sum of an iterable of numbers or arrays."""
     return sum(float(np.sum(value)) for value in values)
 
 
@@ -118,7 +118,7 @@ ROUTES = {
     "UserList": lambda a: engine.submit(total, collections.UserList([a])),
     "UserDict": lambda a: engine.submit(lambda d: d["a"].sum(), collections.UserDict(a=a)),
     "dict view": lambda a: engine.submit(total, {"a": a}.values()),
-    "object array": lambda a: engine.submit(total, boxed(a)),
+    "object array": lambda a: engine.submit(total, object_array_of(a)),
     "data object": lambda a: engine.submit(lambda d: np.sum(d.value), Plain(a)),
     "slots": lambda a: engine.submit(lambda d: np.sum(d.value), Slotted(a)),
     "nested data objects": lambda a: engine.submit(lambda d: np.sum(d.value.value), Plain(Slotted(a))),
@@ -135,14 +135,17 @@ ROUTES = {
 
 @pytest.fixture
 def threads():
-    """An engine with workers for one test."""
+    """The current engine of the test, with three workers."""
     with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=3)) as eng:
         yield eng
     eng.stop()
 
 
-def behind_a_writer(array, route):
-    """Return the result of ``route``, whose task is submitted while a write of ``array`` is pending."""
+def run_after_writer(array, route):
+    """Return the result of ``route``, whose task is submitted while a write of ``array`` is pending.
+
+    The array is filled with 7; the task must not end before the write.
+    """
     door = threading.Event()
 
     def write(out):
@@ -160,13 +163,13 @@ def behind_a_writer(array, route):
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_a_reader_waits_for_the_writer(threads, route):
-    """The task begins after the writer has ended and sees its values."""
-    assert np.sum(behind_a_writer(np.zeros(4), route)) == 28
+    """By each route, the task begins after the writer has ended and sees its values."""
+    assert np.sum(run_after_writer(np.zeros(4), route)) == 28
 
 
 @pytest.mark.parametrize("library", ["torch", "pandas", "scipy.sparse"])
 def test_objects_of_libraries(threads, library):
-    """Tensors, tables and sparse matrices over an array are ordered like the array."""
+    """Tasks on tensors, tables and sparse matrices over an array are ordered like tasks on the array."""
     module = pytest.importorskip(library)
     routes = {
         "torch": [
@@ -178,11 +181,11 @@ def test_objects_of_libraries(threads, library):
         "scipy.sparse": [lambda a: engine.submit(module.csr_array((a, [0, 1, 2, 3], [0, 4]), shape=(1, 4)).sum)],
     }
     for route in routes[library]:
-        assert float(behind_a_writer(np.zeros(4), route)) == 28
+        assert float(run_after_writer(np.zeros(4), route)) == 28
 
 
 def test_one_tensor_imported_twice(threads):
-    """Two arrays over the memory of one tensor, and parts of them, are one buffer; another tensor is another buffer."""
+    """Two arrays imported from one tensor are ordered as one buffer; an array of another tensor is independent."""
     memory = np.zeros(4)
     tensor = Tensor(memory)
     door = threading.Event()
@@ -218,7 +221,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writing_methods_wait_for_readers(threads, name):
-    """A method or function that changes its array counts as a write: earlier readers end first, later readers wait."""
+    """A call that changes its array counts as a write: earlier readers end first, later readers wait."""
     write, expected = WRITERS[name]
     array, door = np.array([3.0, 1.0, 2.0]), threading.Event()
     before = engine.submit(lambda x: (door.wait(60), x.tolist())[1], array)
@@ -236,7 +239,7 @@ def test_writing_methods_wait_for_readers(threads, name):
 
 @pytest.mark.parametrize("verb", ["resize", "setflags"])
 def test_methods_that_replace_memory_are_refused(threads, verb):
-    """The message names the alternative, and nothing has been scheduled."""
+    """``resize`` and ``setflags`` are refused with a message that names the alternative; no task is scheduled."""
     array = np.zeros(3)
     with pytest.raises(EngineError, match=r"engine\.wait\(array, readers=True\)"):
         engine.submit(getattr(array, verb), 3)
@@ -244,7 +247,7 @@ def test_methods_that_replace_memory_are_refused(threads, verb):
 
 
 def test_declared_slice_keeps_methods_parallel(threads):
-    """An object's arrays are not read if the caller declares which part of that buffer the method writes."""
+    """Methods of one object run in parallel if the caller declares the slice that each writes."""
 
     class Field:
         def __init__(self):
@@ -263,7 +266,10 @@ def test_declared_slice_keeps_methods_parallel(threads):
 
 
 def test_debug_mode_names_hidden_arrays(monkeypatch):
-    """An array in a closure or default that another task uses is named; an array that no task uses is not."""
+    """In debug mode a warning names an array in a closure or default that another task uses.
+
+    There is no warning for a declared array or for an array that no other task uses.
+    """
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     shared, own = np.zeros(3), np.zeros(3)
     with engine.using(engine.create("ThreadedEngine", cpu_workers=2)):
@@ -279,7 +285,10 @@ def test_debug_mode_names_hidden_arrays(monkeypatch):
 
 
 def test_ranges_agree_with_a_list():
-    """Overlaps equal those of comparing every range; an ended entry stays while it is pending."""
+    """AddressRanges finds the overlaps that a comparison with every range finds.
+
+    An entry that has ended stays while it is pending.
+    """
     rng = random.Random(3)
     pending: set[str] = set()
     ranges = AddressRanges(pending.__contains__)

@@ -1,4 +1,4 @@
-"""Slices of one array: tasks on disjoint slices run concurrently, all others in submission order."""
+"""Slices of one array: tasks on disjoint slices run concurrently, tasks on overlapping slices in submission order."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
 access = st.tuples(st.integers(0, 24), st.integers(1, 12), st.booleans(), st.booleans())
-"""First byte, number of bytes, whether it writes, and whether earlier accesses have completed."""
+"""An access: first byte, number of bytes, whether it writes, and whether all earlier accesses have completed."""
 
 
 class Order:
-    """Order by vars: each operation with all its predecessors."""
+    """Model of ordering by vars: the set of all predecessors of each operation."""
 
     def __init__(self) -> None:
         self.before: list[set[int]] = []
         self.uses: list[tuple[set, set]] = []
 
     def push(self, reads, writes) -> int:
-        """Add an operation; it follows writers of the vars it uses, and users of the vars it writes."""
+        """Add an operation and return its number; it follows writers of its vars and users of the vars it writes."""
         reads, writes = set(reads), set(writes)
         predecessors: set[int] = set()
         for number, (read, written) in enumerate(self.uses):
@@ -42,7 +42,7 @@ class Order:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(access, max_size=14), st.integers(3, 40))
 def test_overlapping_accesses_are_ordered(accesses, most):
-    """Of two accesses that share a byte, one a write, the later follows the earlier unless that has completed."""
+    """If two accesses share a byte and one of them writes, the later follows the earlier unless that has completed."""
     order, parts, done, numbers = Order(), Parts([0], [MODEL.new_variable()]), 0, []
 
     def idle(var) -> bool:
@@ -71,7 +71,7 @@ def test_overlapping_accesses_are_ordered(accesses, most):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.randoms())
 def test_disjoint_writes_share_no_var(lengths, random):
-    """Adjacent slices written in any order, with nothing else pending, end with separate vars."""
+    """Adjacent slices that are written in any order, with nothing else pending, end with separate vars."""
     ends = list(itertools.accumulate(lengths))
     slices = list(zip([0, *ends], ends, strict=False))
     parts = Parts([0], [MODEL.new_variable()])
@@ -84,7 +84,10 @@ def test_disjoint_writes_share_no_var(lengths, random):
 
 
 def test_unused_parts_are_merged():
-    """A buffer of many rows, each written once, ends with few parts; with all parts in use it stays coarse."""
+    """A buffer whose many rows are each written once ends with at most MOST_PARTS parts.
+
+    If all parts are in use, exactly MOST_PARTS remain, and the last part covers the remaining rows.
+    """
     parts = Parts([0], [MODEL.new_variable()])
     for low in range(0, 8 * 3 * MOST_PARTS, 8):
         parts, _ = parts.cut(low, low + 8, MODEL.new_variable, lambda var: True)
@@ -97,12 +100,12 @@ def test_unused_parts_are_merged():
 
 
 def two_workers():
-    """Return an engine on which two tasks can meet."""
+    """Return an engine with two task threads."""
     return engine.create("ThreadedEnginePerDevice", task_workers=2)
 
 
 def test_two_halves_run_concurrently():
-    """Two tasks that write the halves of an array meet at a barrier, which requires concurrency."""
+    """Two tasks that write the halves of an array run concurrently: they meet at a barrier."""
     eng = two_workers()
     with engine.using(eng):
         field = np.zeros((4, 4))
@@ -121,20 +124,20 @@ def test_two_halves_run_concurrently():
 
 
 def test_the_whole_and_slices_are_ordered(driver):
-    """A task on the whole runs after earlier slices and before later ones, in every round."""
+    """A task on the whole array runs after earlier tasks on slices and before later ones, in each of four rounds."""
     field, log = np.zeros(12), []
     for turn in range(4):
         for low in range(0, 12, 3):
             engine.submit(np.add, field[low : low + 3], low + turn, out=field[low : low + 3])
         engine.submit(lambda out: log.append(out[::3].tolist()), out=field)
-        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # overlaps two of them
+        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # overlaps two slices
     engine.wait(field)
     assert log == [[low * (t + 1) + sum(range(t + 1)) for low in range(0, 12, 3)] for t in range(4)]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_slices_equal_serial(driver, seed):
-    """300 operations on slices of two buffers, some strided or reversed, give the bits of serial execution."""
+    """300 operations on slices of two buffers, some strided or reversed, give the same bits as serial execution."""
 
     def program(run):
         choice = np.random.default_rng(seed)
@@ -163,9 +166,9 @@ def test_random_slices_equal_serial(driver, seed):
 
 
 def test_concurrent_submissions_exclude_each_other():
-    """Four threads each add to overlapping slices of one array five hundred times, on four workers.
+    """Four threads submit tasks on overlapping slices of one array to four workers, 100 each in each of five rounds.
 
-    Even while the first cuts are made, no two tasks share bytes, and no addition is lost.
+    No two tasks use a byte at the same time, and no addition is lost.
     """
     eng = engine.create("ThreadedEnginePerDevice", task_workers=4)
     with engine.using(eng):
@@ -198,9 +201,9 @@ def test_concurrent_submissions_exclude_each_other():
 
 
 def test_a_failure_stays_in_its_slice(threaded):
-    """A task that reads a failed slice is skipped, and so is one that writes part of it; others run.
+    """Tasks that read a failed slice or write a part of it are skipped; tasks on other slices run.
 
-    A task that overwrites the whole slice heals it.
+    A task that overwrites the whole slice clears the failure.
     """
     field = np.zeros(8)
     engine.submit(np.add, field[4:], 1, out=field[4:])
@@ -220,7 +223,7 @@ def test_a_failure_stays_in_its_slice(threaded):
 
 
 def test_pending_failure_reaches_later_slices(threaded):
-    """A pending task on the whole that will fail, and slices cut after it: each slice holds the failure."""
+    """If a pending task on the whole array fails, later tasks on slices of it raise the failure."""
     field, door = np.zeros(8), threading.Event()
 
     def fail(out):
@@ -237,7 +240,7 @@ def test_pending_failure_reaches_later_slices(threaded):
 
 
 def test_the_var_of_an_array_orders_its_slices(threaded):
-    """Operations ordered by the array's var run before and after its slices, as for the whole."""
+    """An operation ordered by the array's var runs after earlier tasks and before later tasks on slices."""
     field, log, doors = np.zeros(8), [], [threading.Event(), threading.Event()]
     engine.submit(lambda out: doors[0].wait(60), out=field[:4])
     engine.submit(lambda out: doors[1].wait(60), out=field[4:])
@@ -253,7 +256,7 @@ def test_the_var_of_an_array_orders_its_slices(threaded):
 
 
 def test_waits_of_slices(threaded):
-    """A wait for one half returns while the other is being written; with readers, after its readers are done."""
+    """A wait for one half returns while the other half is being written, also with ``readers=True``."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(np.add, field[:4], 1, out=field[:4])
     engine.submit(lambda out: door.wait(60), out=field[4:])
@@ -264,7 +267,7 @@ def test_waits_of_slices(threaded):
 
 
 def test_array_moves_with_its_slices(threaded):
-    """An idle array moves with all its parts; a busy part prevents it."""
+    """An array can be used on another engine only if all its parts are idle."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(lambda out: door.wait(60), out=field[4:])
     with engine.using(MODEL):
@@ -277,7 +280,7 @@ def test_array_moves_with_its_slices(threaded):
 
 
 def test_reading_windows_cut_nothing(threaded):
-    """Overlapping windows are read concurrently, before and after a slice was written: readers meet in pairs."""
+    """Overlapping windows are read concurrently, both before and after a slice was written."""
     field, meeting = np.zeros(16), threading.Barrier(2)
 
     def meet(window):

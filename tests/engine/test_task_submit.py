@@ -1,4 +1,4 @@
-"""Functions submitted with their arrays: order, containers, failures, contexts."""
+"""Functions submitted with their arrays: execution order, containers, failures and contexts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestSubmit:
     """Functions with arrays as arguments."""
 
     def test_reads_wait_for_writes(self, driver):
-        """a --add--> b --multiply--> c, while a is overwritten later: each step sees the values of program order."""
+        """A later step may overwrite an input of an earlier one: each step still sees the values of program order."""
         a, b, c = np.arange(4.0), np.empty(4), np.empty(4)
         engine.submit(np.add, a, 1, out=b)
         engine.submit(np.multiply, b, 10, out=c)
@@ -34,7 +34,7 @@ class TestSubmit:
 
     @pytest.mark.parametrize("seed", range(6))
     def test_random_programs_equal_serial(self, driver, seed: int):
-        """200 random operations on overlapping views of four buffers give the bits of serial execution."""
+        """200 random operations on overlapping views of four buffers give the same bits as serial execution."""
 
         def program(run) -> list[np.ndarray]:
             choice = np.random.default_rng(seed + 1000)
@@ -51,7 +51,10 @@ class TestSubmit:
             assert left.tobytes() == right.tobytes()
 
     def test_a_task_among_the_arguments_is_its_result(self, driver):
-        """Directly, in containers and by keyword; the call runs after that task, and the caller's list is unchanged."""
+        """A task passed as an argument, in a container or by keyword, is replaced by its result.
+
+        The call runs after that task, and the caller's list is unchanged.
+        """
         started = threading.Event()
         if driver._inline:
             started.set()
@@ -70,7 +73,7 @@ class TestSubmit:
         assert held[0] is first
 
     def test_dependant_of_a_failed_task_is_skipped(self, threaded):
-        """Its failure is that of the task it takes."""
+        """A task that takes a failed task as its argument never runs and raises that task's failure."""
         calls = []
         with engine.using(threaded):
             failed = engine.submit(divmod, 1, 0)
@@ -81,7 +84,7 @@ class TestSubmit:
         assert calls == []
 
     def test_arrays_in_containers(self, driver):
-        """Arrays in lists, dictionaries and keyword arguments order the task like any other."""
+        """Arrays in lists, dictionaries and keyword arguments order a task like direct arguments."""
         a, b, out, total = np.zeros(2), np.zeros(2), np.empty(4), np.zeros(1)
         engine.submit(np.copyto, a, 1, writes=[a])
         engine.submit(np.copyto, b, 2, writes=[b])
@@ -93,7 +96,7 @@ class TestSubmit:
         assert total.tolist() == [6.0]
 
     def test_tasks_may_fill_the_callers_containers(self, driver):
-        """Objects that a task puts into a list or dictionary stay there."""
+        """Objects that a task puts into the caller's list or dictionary stay there."""
         a, actual, named = np.ones(3), [], {}
         engine.submit(lambda result, x: result.append(x.sum()), actual, a)
         engine.submit(lambda result, x: result.update(total=x.sum()), named, a)
@@ -102,7 +105,10 @@ class TestSubmit:
         assert (actual, named) == ([3.0, 1.0], {"total": 3.0})
 
     def test_ndarrays_in_custom_containers(self, driver):
-        """They arrive as raw arrays in a container of the same class; other items and the caller's are unchanged."""
+        """NDArrays in containers arrive as NumPy arrays in a container of the same class.
+
+        The other items and the caller's containers are unchanged.
+        """
         x, seen = mx.nd.ones((3,)), []
         pair = namedtuple("pair", "left right")
         counts = defaultdict(list, x=x, other=[1])
@@ -124,7 +130,7 @@ class TestSubmit:
         assert stack[0] is x
 
     def test_rows_of_structured_arrays(self, driver):
-        """A row is a view of the array, so it orders the task."""
+        """A row of a structured array is a view of it, so tasks on the row are ordered with tasks on the array."""
         table = np.zeros(2, dtype=[("at", [("x", float)]), ("n", int)])
         row, inner, total = table[1], table[1]["at"], np.zeros(1)
         assert engine.var_of(row) is engine.var_of(inner) is engine.var_of(table)
@@ -143,7 +149,7 @@ class TestSubmit:
         assert (total[0], table["n"].tolist()) == (5.0, [5, 7])
 
     def test_output_may_be_none(self, driver):
-        """NumPy's functions accept None for it."""
+        """An item of ``out`` may be None, as NumPy's functions allow."""
         whole = np.empty(2)
         engine.submit(np.modf, np.array([1.5, -2.25]), out=(None, whole))
         engine.wait(whole)
@@ -153,13 +159,13 @@ class TestSubmit:
     @pytest.mark.parametrize("which", ["reads", "writes"])
     @pytest.mark.parametrize("what", [np.zeros(2), np.zeros((2, 2)), np.zeros(0), np.zeros(()), "ndarray", "var"])
     def test_single_array_for_a_sequence_is_refused(self, driver, which, what):
-        """It is refused, although it could be iterated over."""
+        """A single array or var as ``reads`` or ``writes`` is refused, although it could be iterated over."""
         what = {"ndarray": lambda: mx.nd.ones((2,)), "var": driver.new_variable}.get(str(what), lambda: what)()
         with pytest.raises(EngineError, match=rf"write {which}=\[array\] for one"):
             engine.submit(print, **{which: what})
 
     def test_functions_without_a_body_run_are_refused(self, driver):
-        """A call would only create a coroutine or a generator."""
+        """Coroutine and generator functions are refused, because a call would not run their body."""
 
         async def coroutine(x):
             x += 1
@@ -184,14 +190,14 @@ class TestSubmit:
         assert driver.statistics().pushed == 0
 
     def test_two_outputs_are_passed_as_a_tuple(self, driver):
-        """A tuple of outputs is passed as it is."""
+        """A tuple of outputs is passed to the function as that tuple."""
         whole, remaining = np.empty(3), np.empty(3)
         engine.submit(np.divmod, np.array([7.0, 8.0, 9.0]), 4, out=(whole, remaining))
         engine.wait(whole, remaining)
         assert (whole.tolist(), remaining.tolist()) == ([1.0, 2.0, 2.0], [3.0, 0.0, 1.0])
 
     def test_ndarrays_mix_with_plain_arrays(self, driver):
-        """An NDArray arrives as its raw array, in order with imperative operations on it."""
+        """An NDArray argument arrives as a NumPy array, in order with imperative operations on it."""
         x, plain = mx.nd.ones((3,)), np.zeros(3)
         x += 1
         engine.submit(np.multiply, x, 3, out=plain)
@@ -202,7 +208,7 @@ class TestSubmit:
         assert plain.tolist() == [6.0] * 3
 
     def test_arrays_stay_alive_until_used(self, driver):
-        """The last reference may be dropped right after the submission."""
+        """The caller may drop its last reference to an array right after the submission."""
         out = np.zeros(1000)
         engine.submit(np.add, np.ones(1000), np.full(1000, 2.0), out=out)
         gc.collect()
@@ -210,7 +216,7 @@ class TestSubmit:
         assert out.sum() == 3000
 
     def test_independent_tasks_overlap(self, threaded):
-        """Two independent tasks run concurrently: each waits for the other to have begun."""
+        """Two independent tasks run concurrently: each waits until the other has begun."""
         meet = threading.Barrier(2, timeout=60)
         a, b = np.zeros(1), np.zeros(1)
         for array in (a, b):
@@ -219,7 +225,7 @@ class TestSubmit:
         assert (a[0], b[0]) == (1.0, 1.0)
 
     def test_bad_output_schedules_nothing(self, driver):
-        """An output that is no array raises with the task's name; the arrays keep their versions."""
+        """An output that is not an array raises an error with the task's name, and no task is scheduled."""
         a = np.zeros(2)
         engine.submit(np.add, a, 1, out=a)
         engine.wait(a)
@@ -232,7 +238,7 @@ class TestSubmit:
         assert engine.var_of(a).version == version
 
     def test_failure_is_raised_at_the_wait(self, threaded):
-        """The original exception, with task and line; dependants fail alike, other tasks do not."""
+        """A wait raises the original exception with task and line, also for a dependant; other tasks succeed."""
         a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
 
         def broken(out) -> None:
@@ -252,7 +258,7 @@ class TestSubmit:
         threaded.wait_for_all()
 
     def test_context_from_the_arrays(self, threaded):
-        """Without ctx the task runs on the device of its first written array."""
+        """Without ``ctx`` a task runs on the device of its first written array; ``ctx`` overrides it."""
         seen: list[object] = []
         threaded.tracer = lambda *record: seen.append(record[1])
         x = mx.nd.zeros((2,), ctx=mx.cpu(3))
@@ -266,7 +272,7 @@ class TestSubmit:
         assert {"cpu(0)", "cpu(3)", "cpu(7)"} <= set(map(str, seen))
 
     def test_arrays_are_passed_unchanged_without_debug_mode(self, threaded):
-        """In normal mode a function receives the original array object, not a view."""
+        """Without debug mode a function receives the original array object, not a view."""
         got: list[object] = []
         a = np.zeros(2)
         engine.submit(got.append, a)
@@ -275,16 +281,16 @@ class TestSubmit:
 
 
 class TestFirstMistakes:
-    """First mistakes of new users give one short error."""
+    """Typical mistakes of new users raise a short error."""
 
     def test_list_for_an_array_is_explained(self, driver):
-        """One traceback with the task's name and the received type."""
+        """A list in place of an array raises one error, without a cause, that names the task and the received type."""
         with pytest.raises(EngineError, match=r"task 'add': expected a NumPy or CuPy array.*got int") as caught:
             engine.submit(np.add, [1, 2], 1, out=[0, 0])
         assert caught.value.__suppress_context__
         assert caught.value.__cause__ is None
 
     def test_call_for_a_function_is_explained(self, driver):
-        """``submit(f(x))`` calls f immediately: the error shows the intended call."""
+        """``submit(f(x))`` calls f immediately; the error shows the intended ``submit(f, x)``."""
         with pytest.raises(EngineError, match=r"got NoneType: write submit\(fn, x\), not submit\(fn\(x\)\)"):
             engine.submit([].clear())

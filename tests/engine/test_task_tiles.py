@@ -1,4 +1,4 @@
-"""Tiles: which of them a view overlaps; tasks on disjoint tiles run concurrently, others in order."""
+"""Tiles: which tiles a view overlaps; tasks on disjoint tiles run concurrently, others in order."""
 
 import itertools
 import threading
@@ -15,8 +15,8 @@ from weftplan.tasks.tiles import Grid
 ENGINE = engine.create("NaiveEngine")
 
 
-def sharing(array, tile, view):
-    """Return the tiles that share memory with a view, by NumPy's exact test."""
+def tiles_in_memory(array, tile, view):
+    """Return for each tile whether it shares memory with ``view``, by NumPy's exact test."""
     counts = [-(-n // t) for n, t in zip(array.shape, tile, strict=True)]
     places = itertools.product(*map(range, counts))
     return [
@@ -25,8 +25,8 @@ def sharing(array, tile, view):
     ]
 
 
-def touched(array, tile, view):
-    """Return the tiles that a grid reports for a view, and whether the view extends beyond it."""
+def tiles_reported(array, tile, view):
+    """Return for each tile whether the grid reports it for ``view``, and whether the view extends beyond the array."""
     grid = Grid(array, tile, ENGINE)
     actual, beyond = grid.touched(view)
     return [var in set(actual) for var in grid.vars], beyond
@@ -34,7 +34,7 @@ def touched(array, tile, view):
 
 @st.composite
 def views(draw):
-    """Draw an array with a layout, a tile shape for it, and a view made by one or two steps."""
+    """Draw an array, a tile shape, a view made by one or two steps, and whether every step is a plain slice."""
     shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     array = np.zeros(shape, draw(st.sampled_from(["f4", "f8", "c16"])), order=draw(st.sampled_from("CF")))
     tile = tuple(draw(st.integers(1, n + 1)) for n in shape)
@@ -63,10 +63,10 @@ def views(draw):
 @settings(max_examples=150, deadline=None)
 @given(views())
 def test_no_tile_is_missed(case):
-    """A grid reports every tile that shares memory with a view, and no other for a slice with step 1."""
+    """A grid reports every tile that shares memory with a view; for a slice with step 1 it reports no other tile."""
     array, tile, view, plain = case
-    named, beyond = touched(array, tile, view)
-    shared = sharing(array, tile, view)
+    named, beyond = tiles_reported(array, tile, view)
+    shared = tiles_in_memory(array, tile, view)
     assert not beyond
     assert all(n or not s for n, s in zip(named, shared, strict=True))
     if plain and view.size:
@@ -74,14 +74,17 @@ def test_no_tile_is_missed(case):
 
 
 def test_views_beyond_the_array():
-    """Views of the same buffer outside the array, across its border, and empty views."""
+    """A grid reports the overlapped tiles and whether the view extends beyond the array.
+
+    For a view across the border it reports all tiles; for a view outside, or an empty view, none.
+    """
     buffer = np.zeros(100)
     array = buffer[20:60]
-    assert touched(array, (10,), buffer[:20]) == ([False] * 4, True)
-    assert touched(array, (10,), buffer[60:]) == ([False] * 4, True)
-    assert touched(array, (10,), buffer[10:30]) == ([True] * 4, True)
-    assert touched(array, (10,), buffer[30:30]) == ([False] * 4, False)
-    assert touched(array, (10,), buffer[25:45]) == ([True, True, True, False], False)
+    assert tiles_reported(array, (10,), buffer[:20]) == ([False] * 4, True)
+    assert tiles_reported(array, (10,), buffer[60:]) == ([False] * 4, True)
+    assert tiles_reported(array, (10,), buffer[10:30]) == ([True] * 4, True)
+    assert tiles_reported(array, (10,), buffer[30:30]) == ([False] * 4, False)
+    assert tiles_reported(array, (10,), buffer[25:45]) == ([True, True, True, False], False)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_views_beyond_the_array():
     ],
 )
 def test_indivisible_objects_are_refused(array, tile, message):
-    """It is refused with the expected form, and the array is unchanged."""
+    """An array that cannot be divided raises EngineError with the expected form, and stays undivided."""
     with pytest.raises(EngineError, match=message):
         engine.tiles(array, tile)
     if isinstance(array, np.ndarray) and array.size:
@@ -124,7 +127,7 @@ def test_disjoint_tiles_run_concurrently():
 
 
 def test_the_whole_and_parts_are_ordered(driver):
-    """Tasks submitted before the division run first; a task on the whole waits for all tiles, and they for it."""
+    """Tasks on the whole array, on tiles and on a view across tiles run in submission order."""
     field, log = np.zeros((6, 6)), []
     engine.submit(lambda out: log.append("before"), out=field)
     parts = engine.tiles(field, (3, 3))
@@ -132,7 +135,7 @@ def test_the_whole_and_parts_are_ordered(driver):
         for i, j in itertools.product(range(2), range(2)):
             engine.submit(np.add, parts[i, j], 10 * i + j, out=parts[i, j])
         engine.submit(lambda out: log.append(out[::3, ::3].tolist()), out=field)
-    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # overlaps all four
+    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # overlaps all four tiles
     engine.wait(field)
     assert log == ["before"] + [[[0, n], [10 * n, 11 * n]] for n in (1, 2, 3)]
     assert field[2:4, 2:4].tolist() == [[0, 0], [0, 0]]
@@ -141,7 +144,7 @@ def test_the_whole_and_parts_are_ordered(driver):
 
 
 def test_stencil_in_two_buffers_equals_the_loop(driver):
-    """Each tile reads itself and its borders in one buffer and writes the other; ten steps without a wait."""
+    """Ten steps of a stencil between two tiled buffers, submitted without a wait, equal the loop."""
     rng = np.random.default_rng(3)
     start = rng.random((32, 32))
 
@@ -169,7 +172,7 @@ def test_stencil_in_two_buffers_equals_the_loop(driver):
 
 
 def test_vars_of_tiles(driver):
-    """A view within a tile has that tile's var; a view across several has none and says so."""
+    """A view within a tile has the tile's var; ``var_of`` raises for a view that touches several tiles."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 2))
     assert engine.var_of(field[:1, :1]) is engine.var_of(parts[0, 0])
@@ -187,7 +190,7 @@ def test_vars_of_tiles(driver):
 
 
 def test_idle_tiled_array_moves_to_another_engine(threaded):
-    """An idle divided array moves to the requesting engine; a busy array is an error."""
+    """A tiled array can be used on another engine only if all its tiles are idle."""
     field, door = np.zeros(8), threading.Event()
     parts = engine.tiles(field, 4)
     engine.wait(field)

@@ -1,4 +1,4 @@
-"""Waiting for arrays, from threads and from coroutines."""
+"""Waits for arrays, from threads and from coroutines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from weftplan.errors import WaitInWorkerError
 
 
 class TestWait:
-    """Waiting from threads and from coroutines."""
+    """``engine.wait``, ``engine.future`` and ``await``."""
 
     def test_readers(self, threaded):
-        """``readers=True`` waits for a task that only reads."""
+        """``wait(array)`` ignores tasks that only read the array; ``readers=True`` waits for them, too."""
         a, hold, seen = np.zeros(1), threading.Event(), []
 
         def slow(array) -> None:
@@ -31,14 +31,14 @@ class TestWait:
         assert seen == [0.0]
 
     def test_inside_a_task(self, threaded):
-        """A wait inside a task could hang for ever, so it raises with the fix."""
+        """A wait inside a task raises WaitInWorkerError with the fix, because it could hang."""
         a, b = np.zeros(1), np.zeros(1)
         engine.submit(lambda out: engine.wait(a), out=b)
         with pytest.raises(WaitInWorkerError, match="const_vars"):
             engine.wait(b)
 
     def test_future(self, driver):
-        """A future of an array is done when the array is written."""
+        """A future of an array is done when the array is written; its result is the array."""
         a = np.zeros(2)
         engine.submit(np.add, a, 1, out=a)
         done = engine.future(a)
@@ -47,7 +47,7 @@ class TestWait:
         assert a.tolist() == [1.0, 1.0]
 
     def test_future_with_a_failure(self, threaded):
-        """A future carries the task's error, which then counts as observed."""
+        """A future raises the task's error, which is then not raised again by a wait for all."""
         a = np.zeros(2)
         engine.submit(lambda out: 1 / 0, out=a)
         with pytest.raises(ZeroDivisionError):
@@ -55,7 +55,7 @@ class TestWait:
         threaded.wait_for_all()
 
     def test_await(self, threaded):
-        """``await var`` returns control to the loop while the task runs; a failure is raised in the coroutine."""
+        """``await var`` lets the event loop continue while the task runs, and raises the task's failure."""
         a, order, hold = np.zeros(2), [], threading.Event()
 
         def slow(out) -> None:
@@ -82,7 +82,7 @@ class TestWait:
         assert a.tolist() == [1.0, 1.0]
 
     def test_awaited_stop_iteration_becomes_a_cause(self, threaded):
-        """A coroutine cannot be resumed with StopIteration: it becomes the cause of the error, as in a generator."""
+        """An awaited StopIteration is raised as the cause of a RuntimeError, because coroutines cannot raise it."""
         a, empty = np.zeros(1), iter(())
 
         async def main() -> None:
@@ -97,7 +97,7 @@ class TestWait:
             engine.wait(a)
 
     def test_future_completes_at_exit(self, driver):
-        """It completes, although no function runs any more."""
+        """A future completes after notify_shutdown, although the task's function does not run."""
         a, ran = np.zeros(1), []
         engine.wait(a)
         driver.notify_shutdown()
@@ -106,7 +106,7 @@ class TestWait:
         engine.wait()
         assert done.result(timeout=60) is a
         assert ran == []
-        driver._dropped.clear()  # or exit would report it
+        driver._dropped.clear()  # otherwise exit would print it
 
 
 async def _wait(var) -> None:

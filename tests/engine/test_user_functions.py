@@ -1,4 +1,4 @@
-"""User functions run on workers, never on the waiting thread: they see none of its state."""
+"""User functions run on workers, never on the waiting thread, so they see none of its state."""
 
 import contextvars
 import sys
@@ -17,7 +17,7 @@ word = contextvars.ContextVar("word", default="nobody's")
 
 @pytest.fixture(params=KINDS)
 def eng(request):
-    """A threaded engine with one worker, whose operations look short."""
+    """A threaded engine with one worker that has measured short operations, so that waits could run some."""
     eng = engine.create(request.param, cpu_workers=1)
     var = eng.new_variable()
     for _ in range(5):
@@ -27,8 +27,8 @@ def eng(request):
     eng.stop()
 
 
-def rounds(eng, work, count=60):
-    """Push ``work`` and wait for it, by var and for all."""
+def push_and_wait(eng, work, count=60):
+    """Push ``work`` and wait for it ``count`` times, by turns for its var and for all."""
     var = eng.new_variable()
     for i in range(count):
         eng.push(work, (), [var])
@@ -36,15 +36,15 @@ def rounds(eng, work, count=60):
 
 
 def test_user_function_runs_on_the_worker(eng):
-    """Only on the worker."""
+    """A pushed function runs only on the worker's thread."""
     threads = set()
-    rounds(eng, lambda: threads.add(threading.current_thread().name))
+    push_and_wait(eng, lambda: threads.add(threading.current_thread().name))
     assert len(threads) == 1
     assert threading.current_thread().name not in threads
 
 
 def test_submitted_function_runs_on_the_worker(eng):
-    """A submitted function is a user function, too."""
+    """A submitted function never runs on the waiting thread."""
     threads, a = set(), np.zeros(3)
 
     def work(out):
@@ -58,7 +58,7 @@ def test_submitted_function_runs_on_the_worker(eng):
 
 
 def test_lock_of_the_waiting_thread_excludes_functions(eng):
-    """On the thread that holds it, an RLock would admit the function."""
+    """A function cannot acquire an RLock that the waiting thread owns, as it could on that thread."""
     lock, entered = threading.RLock(), []
 
     def work():
@@ -68,24 +68,24 @@ def test_lock_of_the_waiting_thread_excludes_functions(eng):
             lock.release()
 
     with lock:
-        rounds(eng, work)
+        push_and_wait(eng, work)
     assert entered == [False] * 60
 
 
 def test_functions_do_not_see_the_waiters_context(eng):
-    """The device and context variables of the waiting thread are its own."""
+    """Functions do not see the device and the context variables of the waiting thread."""
     seen = set()
     token = word.set("the waiting thread's")
     try:
         with mx.cpu(7):
-            rounds(eng, lambda: seen.add((mx.current_context(), word.get())))
+            push_and_wait(eng, lambda: seen.add((mx.current_context(), word.get())))
     finally:
         word.reset(token)
     assert seen == {(mx.cpu(0), "nobody's")}
 
 
 def test_functions_have_the_workers_recursion_depth(eng):
-    """However deep the waiting thread's stack is."""
+    """A function can recurse as deeply as on the worker, however deep the waiting thread's stack is."""
 
     def down(frames):
         return down(frames - 1) if frames else 0
@@ -93,14 +93,14 @@ def test_functions_have_the_workers_recursion_depth(eng):
     def wait_deep(frames):
         if frames:
             return wait_deep(frames - 1)
-        return rounds(eng, lambda: down(sys.getrecursionlimit() - 300), 10)
+        return push_and_wait(eng, lambda: down(sys.getrecursionlimit() - 300), 10)
 
     wait_deep(sys.getrecursionlimit() // 2)
 
 
 @pytest.mark.parametrize("helping", ["1", "all"])
 def test_nested_push_is_waited_for(monkeypatch, helping):
-    """The waiting thread collects pushes into a bulk; the operation's own pushes never join it."""
+    """An operation's own push runs immediately, although the waiting thread collects its pushes into a bulk."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", helping)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, second, ran = eng.new_variable(), eng.new_variable(), []
@@ -120,7 +120,7 @@ def test_nested_push_is_waited_for(monkeypatch, helping):
 
 
 def test_own_operations_run_on_the_waiting_thread():
-    """Those of arrays too large for an inline write; the wait then needs no thread switch."""
+    """The waiting thread runs some operations of the library on large arrays, which needs no thread switch."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     with engine.using(eng):
         a = mx.nd.zeros((10000,))
@@ -133,7 +133,7 @@ def test_own_operations_run_on_the_waiting_thread():
 
 
 def test_user_operation_before_an_own_operation():
-    """It is left to the worker, and so are the operations after it."""
+    """A user function that precedes an array operation runs on the worker."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     threads = set()
     with engine.using(eng):
@@ -150,7 +150,7 @@ def test_user_operation_before_an_own_operation():
     "options", [{}, {"priority": 1}, {"name": "named"}, {"prop": FnProperty.CPU_PRIORITIZED}], ids=str
 )
 def test_no_push_variant_runs_on_the_waiter(options):
-    """By every kind of push; operations with options take another path through ``push``."""
+    """A function pushed with a priority, a name or a property never runs on the waiting thread."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, threads = eng.new_variable(), set()
     for _ in range(100):

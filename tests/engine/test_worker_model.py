@@ -1,7 +1,8 @@
-"""Model check of sleeping and waking workers, pushing threads and the seat: all interleavings.
+"""Model check of sleeping and waking workers, pushing threads and the seat, over all interleavings.
 
-See ``test_protocol_model.py``; here the code is ``workers.py`` and ``helping.py``. An operation is a number: how many
-more become ready, one after another, when it has run.
+See ``test_protocol_model.py``; the modelled code is ``workers.py`` and ``helping.py``. The seat is the right of one
+waiting thread to run operations in place of a worker. An operation is a number: how many further operations become
+ready, one after another, after it has run.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from tests.engine.test_protocol_model import apply
 
 
 class Setting(NamedTuple):
-    """One queue and its threads."""
+    """One queue and its threads; ``threads`` is the number of workers."""
 
     threads: int
     pushes: tuple[tuple[int, ...], ...]
@@ -21,12 +22,12 @@ class Setting(NamedTuple):
     seats: tuple[int, ...] = ()
     """Maximum number of operations per waiting thread."""
     asleep: int = 0
-    """Number of started, initially sleeping workers; the others may still be started."""
+    """Number of workers that have started and sleep; the others may still be started."""
     change: str = ""
 
 
 class Queue:
-    """``WorkerQueue`` and its threads as steps."""
+    """``WorkerQueue`` and its threads as steps of the model; ``change`` names a deliberate fault."""
 
     def __init__(self, setting: Setting) -> None:
         self.threads = setting.threads
@@ -37,7 +38,7 @@ class Queue:
     # -- the region ------------------------------------------------------------------------------------------------
 
     def handle(self, request: tuple[str, int]) -> Steps:
-        """Admission or completion, and ``_dispatch``."""
+        """Model the admission or completion of an operation, and ``_dispatch``."""
         yield "first", "requests"
         kind, more = request
         if kind == "complete":
@@ -54,18 +55,18 @@ class Queue:
             yield from self.wake()
 
     def wake_needed(self) -> Steps:
-        """Return whether a worker must be woken."""
+        """Return whether a queued operation needs another worker to be woken."""
         return not (yield "get", "waking") and not (yield "get", "looking")
 
     def push(self, operations: tuple[int, ...]) -> Steps:
-        """Return a pushing thread."""
+        """Model a thread that pushes ``operations``."""
         for _, more in enumerate(operations):  # the number is part of the state, which an iterator would hide
             yield "append", "requests", ("admit", more)
             if (yield "get", "token"):
                 yield from apply(self.handle)
 
     def complete(self, more: int) -> Steps:
-        """Return the completion of an operation."""
+        """Model the completion of an operation; ``more`` operations become ready after it."""
         yield "append", "requests", ("complete", more)
         if (yield "get", "token"):
             yield from apply(self.handle)
@@ -73,7 +74,7 @@ class Queue:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def wake(self) -> Steps:
-        """``WorkerQueue.wake``."""
+        """Model ``WorkerQueue.wake``."""
         if not (yield "get", "seat") and (yield "get", "started") - len((yield "get", "idle")) + 1 >= self.threads:
             return
         if self.change == "waking is set before a sleeper is found":
@@ -98,13 +99,13 @@ class Queue:
             yield "release", f"park{number}"
 
     def standing_in(self) -> Steps:
-        """``WorkerQueue.standing_in``."""
+        """Model ``WorkerQueue.standing_in``."""
         if (yield "get", "seat"):
             return False
         return (yield "get", "started") - len((yield "get", "idle")) >= self.threads
 
     def woken(self) -> Steps:
-        """From wake-up to the next check; return whether the seat leaves no room."""
+        """Model a worker from its wake-up to its next check; return whether a waiting thread has taken its place."""
         if self.change == "look at the seat before waking is cleared":
             back = yield from self.standing_in()
             yield "set", "waking", 0
@@ -115,7 +116,7 @@ class Queue:
         return back
 
     def worker(self, me: int) -> Steps:
-        """``_work``."""
+        """Model ``_work``, the loop of worker ``me``."""
         yield "acquire", f"park{me}"
         back = yield from self.woken()
         while True:
@@ -154,7 +155,7 @@ class Queue:
             yield from self.complete(more)
 
     def stay(self, back: bool) -> Steps:
-        """Check the queue a last time before sleep."""
+        """Check the queue a last time before sleep; return whether the worker must stay awake."""
         if not (yield "get", "items"):
             return False
         return not (back and not (yield "get", "seat"))
@@ -162,7 +163,7 @@ class Queue:
     # -- the seat --------------------------------------------------------------------------------------------------
 
     def wait(self, most: int) -> Steps:
-        """``_stand_in``."""
+        """Model ``_stand_in``: a waiting thread runs at most ``most`` operations."""
         if not (yield "get", "items") or (yield "first", "seat") is None:
             return
         started = yield "get", "started"
@@ -192,7 +193,7 @@ class Queue:
             yield from self.wake()
 
     def leave_to_workers(self) -> Steps:
-        """Return whether a worker must be woken."""
+        """Return whether a waiting thread that leaves the seat must wake a worker."""
         return (
             (yield "get", "items")
             and not (yield "get", "waking")
@@ -201,10 +202,12 @@ class Queue:
 
 
 def check(setting: Setting, *, stalls: bool = False) -> Found:
-    """Explore ``setting``; with ``stalls`` an operation may take long, and free workers must run the other operations.
+    """Explore all interleavings of ``setting``.
+
+    With ``stalls`` an operation may take long, and free workers must run the other operations.
 
     Raises:
-        Violation: a property does not hold.
+        Violation: a property is false in some interleaving.
     """
     queue, n = Queue(setting), setting.threads
     shared: dict[str, Any] = {"requests": (), "token": (1,), "items": (), "idle": tuple(range(setting.asleep))}
@@ -246,13 +249,13 @@ SETTINGS = (
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_all_operations_run_within_the_limit(setting):
-    """README, races 2, 3 and 11."""
+    """All operations run, never more at a time than there are workers (races 2, 3 and 11 of the README)."""
     assert check(setting).ends >= 1
 
 
 @pytest.mark.parametrize("setting", [Setting(2, ((0, 0),), asleep=2), Setting(2, ((0, 0),), asleep=0)], ids=str)
 def test_free_worker_takes_operations_after_a_long_one(setting):
-    """README, race 3: a woken worker wakes the next."""
+    """While one operation is long, a woken worker wakes the next for the rest (race 3 of the README)."""
     assert check(setting, stalls=True).ends >= 1
 
 
@@ -278,7 +281,7 @@ def test_free_worker_takes_operations_after_a_long_one(setting):
     ids=str,
 )
 def test_each_order_of_steps_is_needed(setting, what):
-    """A deviation loses an operation or lets too many run."""
+    """If two steps are exchanged, the model finds a lost operation or too many running operations."""
     with pytest.raises(Violation, match=what):
         check(setting)
 
@@ -292,6 +295,6 @@ def test_each_order_of_steps_is_needed(setting, what):
     ids=str,
 )
 def test_flags_are_cleared_before_the_look(setting):
-    """Or an operation waits for a long one although a worker is free."""
+    """If a flag is cleared after the check of the queue, an operation waits although a worker is free."""
     with pytest.raises(Violation, match=r"although a worker is free|stays behind"):
         check(setting, stalls=True)

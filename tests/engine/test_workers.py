@@ -1,4 +1,4 @@
-"""Worker threads: how many run at a time, none sleeps while work is queued, and a lack of threads."""
+"""Worker threads: how many run at a time, that none sleeps while operations are queued, and a lack of threads."""
 
 import threading
 
@@ -15,21 +15,21 @@ MANY = 4
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    """Each threaded engine."""
+    """The name of each threaded engine."""
     return request.param
 
 
 @pytest.fixture(params=KINDS)
 def eng(request):
-    """An engine with four workers; waiting threads do not stand in."""
+    """An engine with four workers per queue, on which waiting threads run no operations."""
     eng = engine.create(request.param, cpu_workers=MANY, priority_workers=MANY)
     eng._waiters_help = "0"
     yield eng
     eng.stop()
 
 
-def asleep(eng, **options):
-    """Return whether all workers have started and sleep."""
+def start_all_workers(eng, **options):
+    """Run operations until all workers have started, and wait until they sleep."""
     meet = threading.Barrier(MANY, timeout=60)
     for _ in range(MANY):
         eng.push(meet.wait, **options)
@@ -42,12 +42,12 @@ def asleep(eng, **options):
 @pytest.mark.parametrize("prop", [FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED])
 @pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
 def test_operations_ready_together_run_concurrently(eng, started, prop):
-    """Gate --> four operations, each of which waits for all four to have begun.
+    """Four operations that become ready after one write run at the same time.
 
-    The worker that ran the gate takes one and wakes (or starts) the next, which does the same.
+    The worker that ran the write takes one operation and wakes or starts the next worker, which does the same.
     """
     if started:
-        asleep(eng, prop=prop)
+        start_all_workers(eng, prop=prop)
     var, meet, gate = eng.new_variable(), threading.Barrier(MANY, timeout=60), threading.Event()
     eng.push(gate.wait, (), [var], prop=prop)
     for _ in range(MANY):
@@ -60,9 +60,9 @@ def test_operations_ready_together_run_concurrently(eng, started, prop):
 
 @pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
 def test_consecutive_pushes_run_concurrently(eng, started):
-    """The second push finds a waking worker and wakes no other: that worker wakes the next."""
+    """Four consecutive pushes run at the same time, on new and on sleeping threads."""
     if started:
-        asleep(eng)
+        start_all_workers(eng)
     meet = threading.Barrier(MANY, timeout=60)
     for _ in range(MANY):
         eng.push(meet.wait)
@@ -70,8 +70,8 @@ def test_consecutive_pushes_run_concurrently(eng, started):
 
 
 def test_free_worker_takes_successors_of_a_busy_worker(eng):
-    """Operations become ready after a long one on its worker while others sleep: they do not wait for it."""
-    asleep(eng)
+    """While a worker runs a long operation, a sleeping worker takes the operation that became ready with it."""
+    start_all_workers(eng)
     a, done, gate = eng.new_variable(), threading.Event(), threading.Event()
     eng.push(lambda: None, (), [a])
     eng.push(lambda: done.wait(60), [a])
@@ -82,7 +82,7 @@ def test_free_worker_takes_successors_of_a_busy_worker(eng):
 
 
 def test_worker_count_is_never_exceeded(eng):
-    """Fifty operations, four at a time; thread names contain the device and a number."""
+    """Of fifty operations at most four run at a time; thread names contain a number and, per device, the device."""
     guard, inside, most = threading.Lock(), [0], [0]
 
     def work():
@@ -105,11 +105,11 @@ def test_worker_count_is_never_exceeded(eng):
 
 
 class TestNoThreadToBeHad:
-    """``Thread.start`` raises RuntimeError if the system has no more threads."""
+    """Behaviour when ``Thread.start`` raises RuntimeError because the system has no more threads."""
 
     @pytest.fixture
     def refuse(self, monkeypatch):
-        """Return a function that makes the next starts fail."""
+        """Return a function that makes the given number of next thread starts fail."""
         left, start = [0], threading.Thread.start
 
         def refused(thread):
@@ -122,7 +122,7 @@ class TestNoThreadToBeHad:
         return lambda count: left.__setitem__(0, count)
 
     def test_existing_workers_suffice(self, eng, refuse):
-        """One worker runs everything without an error."""
+        """If no further thread can start, the existing worker runs all operations without an error."""
         var, gate, ran = eng.new_variable(), threading.Event(), []
         eng.push(gate.wait)
         refuse(1000)
@@ -139,7 +139,7 @@ class TestNoThreadToBeHad:
         eng.wait_for_all()  # threads are available again
 
     def test_queue_without_any_worker(self, eng, refuse):
-        """Without any worker the operation stays queued; a wait gives the reason, and the next push finds a thread."""
+        """Without any worker an operation stays queued, and a wait raises the reason; the next push starts a thread."""
         var, ran = eng.new_variable(), []
         refuse(1000)
         eng.push(lambda: ran.append("first"), (), [var])
@@ -156,7 +156,7 @@ class TestNoThreadToBeHad:
 
     @pytest.mark.parametrize("wait", ["wait_for_var", "wait_for_all"])
     def test_wait_starts_missing_workers(self, eng, refuse, wait):
-        """No further push comes, threads are available again, and the wait itself starts one."""
+        """A wait starts the missing worker if threads are available again."""
         var, ran = eng.new_variable(), []
         refuse(1)
         eng.push(lambda: ran.append("first"), (), [var])
@@ -167,7 +167,7 @@ class TestNoThreadToBeHad:
 
 @pytest.mark.parametrize("place", ["_dispatch", "_run_here"])
 def test_worker_survives_errors_of_the_region(kind, monkeypatch, place):
-    """The error is reported through the thread hook; the worker survives, and everything continues."""
+    """A MemoryError in the engine's code on a worker is reported to threading.excepthook, and the worker continues."""
     eng, told, plain = engine.create(kind, cpu_workers=1), [], []
     eng._waiters_help = "0"
     method = getattr(eng, place)
@@ -193,7 +193,7 @@ def test_worker_survives_errors_of_the_region(kind, monkeypatch, place):
 
 
 def test_contexts_do_not_wait_for_each_other():
-    """A long operation on cpu(1) does not delay cpu(0), cpu(2) or the priority queue."""
+    """A long operation on cpu(1) does not delay operations on cpu(0), on cpu(2) or in the priority queue."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
     gate, ran = threading.Event(), []
     eng.push(lambda: gate.wait(60), (), [], cpu(1))

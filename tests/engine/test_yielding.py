@@ -1,4 +1,4 @@
-"""Yielding of starved threads: which operations they run, and which events count as progress."""
+"""Operations that yield because they lack memory: what runs meanwhile, and which events count as progress."""
 
 import threading
 
@@ -11,9 +11,7 @@ from weftplan.device.simulated import configure
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_idle_checks_are_no_progress(kind):
-    """A starved operation that repeatedly asks whether memory is idle still runs ready operations: none has
-    completed.
-    """
+    """A starved operation that repeatedly calls ``idle()`` still yields to a ready operation."""
     with engine.using(engine.create(kind, cpu_workers=1)) as current:
         pushed, ran, var = threading.Event(), [], current.new_variable()
 
@@ -34,7 +32,7 @@ def test_idle_checks_are_no_progress(kind):
 
 
 def test_lone_starved_thread_gives_up():
-    """With nothing ready and no busy worker, it gives up after one more attempt."""
+    """If no operation is ready and no worker is busy, a starved operation stops after one more attempt."""
     with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as current:
         tries, var = [], current.new_variable()
 
@@ -51,9 +49,9 @@ def test_lone_starved_thread_gives_up():
 
 @pytest.mark.parametrize("wait", ["settle", "wait_for_all"])
 def test_pending_includes_enqueued_device_work(wait):
-    """An operation on a device ends when its work is enqueued, long before it has run.
+    """Waits for everything include work that an operation has enqueued on a device.
 
-    "Nothing pending" must include that work, because the caller may then use its memory.
+    The operation itself ends earlier, but the caller may use its memory after the wait.
     """
     configure(0, order="lazy")
     with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=1, gpu_workers=1)) as current:

@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 del (
-    test_what_has_no_fixed_result_is_refused,  # noqa: F821 - the words of the interpreter: tests/device/test_cuda_on_host.py
-    test_what_does_not_compile_is_refused,  # noqa: F821
+    test_undefined_results_are_refused,  # noqa: F821 - the words of the interpreter: tests/device/test_cuda_on_host.py
+    test_invalid_code_is_refused,  # noqa: F821
     test_floats_are_not_added_by_atomics,  # noqa: F821
     test_the_document_lists_no_others,  # noqa: F821 - it has to run after the tests of its own file
 )

@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Room:
-    """A device of ``total`` bytes; ``taken`` lists the allocated sizes in order."""
+    """A device of ``total`` bytes; ``taken`` lists the sizes of its live allocations in order."""
 
     asynchronous = False
 
@@ -37,12 +37,12 @@ class Room:
 
 
 def address(allocation):
-    """Return the first address."""
+    """Return the address of the allocation's first byte."""
     return allocation.raw.__array_interface__["data"][0]
 
 
 def layout(pool):
-    """Return per chunk the (offset, bytes, free) of its blocks in address order; direct allocations are omitted."""
+    """Return per chunk the (offset, bytes, free) of its blocks in address order, without direct allocations."""
     chunks = {id(chunk.raw) for chunk in pool._chunks.values()}
     segments = [segment for segment in pool.segments() if id(segment.raw) in chunks]
     return [[(at, nbytes, held is None) for at, nbytes, held in segment.parts] for segment in segments]

@@ -1,6 +1,6 @@
-"""Chunk pools against a model: a list of blocks per chunk, searched linearly.
+"""Chunk pools compared with a model: a list of blocks per chunk, searched linearly.
 
-The model keeps no order, merges by scanning, and shares only the rules with the pools.
+The model shares only the rules with the pools: it keeps no order of free blocks and merges them by a scan.
 """
 
 from hypothesis import HealthCheck, settings
@@ -14,7 +14,7 @@ CHUNK = 1 << 16
 
 
 class Model:
-    """Chunks as lists of [bytes, name of the holder or None]."""
+    """Model of a chunk pool: each chunk is a list of [bytes, name of the holder or None]."""
 
     def __init__(self, *, high, header, unit, chunk):
         self.high, self.header, self.unit, self.chunk = high, header, unit, chunk
@@ -71,7 +71,7 @@ class Model:
 
     @property
     def shape(self):
-        """Return the expected state of the pool."""
+        """Return per chunk the (offset, bytes, free) of its blocks, in the form of ``layout``."""
         rows = []
         for blocks in self.chunks:
             if blocks is None:
@@ -85,11 +85,11 @@ class Model:
 
 
 class ChunkMachine(RuleBasedStateMachine):
-    """Random calls; the blocks of the pool and of the model must be identical."""
+    """Random calls; the blocks of the pool and of the model must be equal."""
 
     held = Bundle("held")
     settled = True
-    """Drain after each call, so that no free list affects best fit."""
+    """Unused flag; each free is followed by ``statistics()``, which empties the free lists."""
 
     def build(self):
         raise NotImplementedError
@@ -103,7 +103,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule(target=held, nbytes=st.one_of(st.integers(1, 3000), st.integers(1, CHUNK + 200)))
     def allocate(self, nbytes):
-        """The block is the model's, and its contents are separate from all others."""
+        """Allocate from both; check that the sizes are equal, and fill the block."""
         self.mark += 1
         allocation = self.pool.allocate(nbytes)
         assert allocation.size == self.model.allocate(self.mark, nbytes)
@@ -113,7 +113,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule(mark=consumes(held))
     def free(self, mark):
-        """The written contents are intact."""
+        """Check that the contents are intact, and free the block in both."""
         allocation = self.contents.pop(mark)
         assert (allocation.raw == mark % 251).all()
         self.pool.free(allocation)
@@ -122,14 +122,14 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule()
     def empty_cache(self):
-        """Exactly the chunks without a live block are returned."""
+        """Check that exactly the chunks without a live block are returned."""
         before = self.model.reserved
         self.model.release()
         assert self.pool.empty_cache() == before - self.model.reserved
 
     @invariant()
     def same_blocks(self):
-        """Every chunk is cut at the same positions."""
+        """Check that blocks and statistics equal the model's."""
         assert layout(self.pool) == self.model.shape
         now = self.pool.statistics()
         assert now.reserved_bytes == sum(self.room.taken) == self.model.reserved
@@ -137,14 +137,14 @@ class ChunkMachine(RuleBasedStateMachine):
 
 
 class AutoGrowthMachine(ChunkMachine):
-    """auto_growth, as in Paddle on a GPU."""
+    """AutoGrowth, as in Paddle on a GPU."""
 
     def build(self):
         return AutoGrowth(self.room, chunk=CHUNK, unit=256), Model(high=True, header=0, unit=256, chunk=CHUNK)
 
 
 class NaiveBestFitMachine(ChunkMachine):
-    """naive_best_fit, as documented."""
+    """NaiveBestFit, as documented."""
 
     def build(self):
         return NaiveBestFit(self.room, first=CHUNK, unit=64), Model(high=False, header=0, unit=64, chunk=CHUNK)

@@ -1,6 +1,6 @@
-"""Paddle's two strategies: sizes from its source, positions of cuts, and the time of releases.
+"""Pools of Paddle's two strategies: block sizes, positions in a chunk, and when chunks are released.
 
-Figures marked "worked" are computed by hand from the rules of PaddlePaddle's ``buddy_allocator.cc`` and
+Figures of tests named "worked" are computed by hand from the rules of PaddlePaddle's ``buddy_allocator.cc`` and
 ``auto_growth_best_fit_allocator.cc``.
 """
 
@@ -15,7 +15,7 @@ from weftplan.storage.naive_best_fit import HEADER
 
 
 def paddle_gpu(room, first=100 * MIB, refill=50 * MIB):
-    """Paddle's buddy allocator for a GPU."""
+    """Return Paddle's buddy allocator for a GPU."""
     return NaiveBestFit(room, first=first, refill=refill, unit=256, header=HEADER, insist=True)
 
 
@@ -23,14 +23,14 @@ def paddle_gpu(room, first=100 * MIB, refill=50 * MIB):
     ("nbytes", "occupied"), [(10, 256), (10240, 10496), (MIB, 1048832), (99 * MIB, 103809280), (100 * MIB - 64, None)]
 )
 def test_worked_sizes_on_a_gpu(nbytes, occupied):
-    """64 bytes of header, rounded up to 256; the last fitting request takes the whole chunk."""
+    """A block is the request plus 64 bytes, rounded up to 256; the largest request takes the whole chunk."""
     pool = paddle_gpu(Room())
     assert pool.allocate(nbytes).size == (occupied or 100 * MIB)
     assert pool.statistics().reserved_bytes == 100 * MIB
 
 
 def test_worked_size_of_a_request_beyond_the_chunk():
-    """100 MiB less 63 bytes does not fit after the header: it is allocated from the device and freed to it."""
+    """A request that does not fit into a chunk with its header is allocated from the device, and freed to it."""
     room = Room()
     pool = paddle_gpu(room)
     pool.allocate(10)
@@ -41,7 +41,7 @@ def test_worked_size_of_a_request_beyond_the_chunk():
 
 
 def test_worked_growth_of_two_large_requests():
-    """Two of 60 MiB: the second does not fit into the first chunk and is larger than a refill."""
+    """The second of two requests of 60 MiB is larger than a refill, so it is allocated from the device."""
     pool = paddle_gpu(Room())
     held = [pool.allocate(60 * MIB), pool.allocate(60 * MIB)]
     now = pool.statistics()
@@ -55,18 +55,18 @@ def test_worked_growth_of_two_large_requests():
 
 @pytest.mark.parametrize(("nbytes", "occupied"), [(1, 4096), (4032, 4096), (4033, 8192), (4096, 8192)])
 def test_worked_sizes_on_a_cpu(nbytes, occupied):
-    """On the host the unit is a page, and the header counts, too."""
+    """On a host a block is the request plus 64 bytes, rounded up to pages of 4,096."""
     pool = NaiveBestFit(Room(), first=500 * MIB, unit=4096, header=HEADER, insist=True)
     assert pool.allocate(nbytes).size == occupied
 
 
 def test_worked_size_of_page_locked_memory():
-    """One byte takes 64 KiB."""
+    """One byte of page-locked memory takes a block of 64 KiB."""
     assert NaiveBestFit(Room(), first=MIB, unit=65536, header=HEADER).allocate(1).size == 65536
 
 
 def test_documented_rule_ignores_the_header():
-    """Without a header a request of exactly a chunk is cut from one; one byte more goes to the device."""
+    """Without a header, a request of a whole chunk is served from a chunk, and a larger one from the device."""
     room = Room()
     pool = NaiveBestFit(room, first=MIB)
     whole = pool.allocate(MIB)
@@ -78,7 +78,7 @@ def test_documented_rule_ignores_the_header():
 
 
 def test_later_chunks_are_as_large_as_the_first():
-    """Unless a size is set; if the device refuses a chunk, only the request is allocated."""
+    """Without a refill size, later chunks are as large as the first; if that fails, the request alone is allocated."""
     room = Room(total=5 * MIB)
     pool = NaiveBestFit(room, first=2 * MIB)
     for _ in range(5):
@@ -89,7 +89,7 @@ def test_later_chunks_are_as_large_as_the_first():
 
 
 def test_insisting_pool_fails_with_its_chunk():
-    """As in Paddle: 1 MiB is free, but a chunk is 2 MiB."""
+    """With ``insist``, as in Paddle, a request fails if the device has no room for a whole chunk."""
     room = Room(total=3 * MIB)
     pool = NaiveBestFit(room, first=2 * MIB, insist=True)
     pool.allocate(2 * MIB)
@@ -98,7 +98,7 @@ def test_insisting_pool_fails_with_its_chunk():
 
 
 def test_size_functions_are_called_on_demand():
-    """The refill is a share of the memory free at that time, so chunks shrink."""
+    """Functions for chunk sizes are called for each chunk, so a share of the free memory shrinks."""
     room = Room(total=100 * MIB)
 
     def share():
@@ -113,7 +113,7 @@ def test_size_functions_are_called_on_demand():
 
 
 def test_empty_chunks_allocate_from_the_device():
-    """The documented way to measure a network's real need."""
+    """With a chunk size of 0, each request is allocated from the device and freed to it."""
     room = Room()
     pool = NaiveBestFit(room, first=0)
     first, _ = pool.allocate(100), pool.allocate(5000)
@@ -124,7 +124,7 @@ def test_empty_chunks_allocate_from_the_device():
 
 
 def test_cap_is_exact():
-    """Held bytes, chunks and direct requests, never exceed it; the message names the flag."""
+    """Chunks and direct requests together never exceed the cap; the error names the flag."""
     pool = NaiveBestFit(Room(), first=MIB, cap=2 * MIB)
     pool.allocate(10)
     pool.allocate(MIB)
@@ -134,10 +134,7 @@ def test_cap_is_exact():
 
 
 def test_naive_best_fit_cuts_low_and_merges():
-    """Three adjacent blocks: the freed middle is the best fit, and all merge into one again.
-
-    [a][b][c][...]   free b: [a][ ][c][...]   free a: [    ][c][...]   free c: [           ]
-    """
+    """NaiveBestFit allocates the low end of the smallest sufficient block, and merges adjacent freed blocks."""
     pool = NaiveBestFit(Room(), first=MIB)
     a, b, c = (pool.allocate(n) for n in (1000, 2000, 3000))
     assert layout(pool) == [[(0, 1024, False), (1024, 2048, False), (3072, 3008, False), (6080, MIB - 6080, True)]]
@@ -154,7 +151,7 @@ def test_naive_best_fit_cuts_low_and_merges():
 
 
 def test_worked_places_of_auto_growth():
-    """The high end is allocated, the remainder stays free; a chunk is returned when all of it is free."""
+    """AutoGrowth allocates the high end of a block, and returns a chunk only when all of it is free."""
     pool = AutoGrowth(Room(), chunk=MIB, unit=256)
     first = pool.allocate(1000)
     second = pool.allocate(1000)
@@ -168,7 +165,7 @@ def test_worked_places_of_auto_growth():
 
 
 def test_worked_growth_by_the_request():
-    """One byte takes one unit, and a free block of 1024 gives its high half to a request of 512."""
+    """Without a chunk size, a chunk is the request rounded up to the unit; a smaller request takes its high end."""
     pool = AutoGrowth(Room(), unit=256)
     assert pool.allocate(1).size == 256
     assert pool.statistics().reserved_bytes == 256
@@ -180,7 +177,7 @@ def test_worked_growth_by_the_request():
 
 
 def test_auto_growth_keeps_small_remainders():
-    """The remainder of a block stays free however small it is."""
+    """AutoGrowth keeps the remainder of a block free, however small it is."""
     pool = AutoGrowth(Room(), unit=256)
     block = pool.allocate(1024)
     pool.free(block)
@@ -189,7 +186,7 @@ def test_auto_growth_keeps_small_remainders():
 
 
 def test_the_oldest_place_wins_among_equal_blocks():
-    """Chunks are ordered by age, not by address: the same calls give the same positions in every run."""
+    """Among equal blocks the oldest chunk is used, so equal calls give equal positions in every run."""
     pool = AutoGrowth(Room(), unit=256)
     held = [pool.allocate(1024) for _ in range(3)]
     places = [address(a) for a in held]
@@ -201,7 +198,7 @@ def test_the_oldest_place_wins_among_equal_blocks():
 
 
 def test_idle_chunks_are_released_for_new_chunks():
-    """A full device gets unused chunks back, and the request is served from a new chunk."""
+    """If the device is full, unused chunks are released to it, and the request gets a new chunk."""
     room = Room(total=10 * MIB)
     pool = AutoGrowth(room)
     kept, idle = pool.allocate(2 * MIB), pool.allocate(6 * MIB)
@@ -213,7 +210,7 @@ def test_idle_chunks_are_released_for_new_chunks():
 
 
 def test_free_then_allocate_reuses_the_memory():
-    """This frequent pair reuses the memory unchanged; statistics count it as free in between."""
+    """An allocation right after a free of the same size reuses the memory; statistics count both calls."""
     pool = AutoGrowth(Room(), chunk=MIB)
     first = pool.allocate(5000)
     pool.free(pool.allocate(5000))
@@ -228,7 +225,7 @@ def test_free_then_allocate_reuses_the_memory():
 
 @pytest.mark.parametrize("kind", [AutoGrowth, NaiveBestFit])
 def test_freed_memory_merges_before_growth(kind):
-    """Many freed blocks of one size merge to serve a request of the whole chunk."""
+    """Adjacent freed blocks merge before the pool grows, so they serve a request of the whole chunk."""
     pool = kind(Room(), **({"chunk": MIB} if kind is AutoGrowth else {"first": MIB}))
     for _ in range(2):
         held = [pool.allocate(MIB // 16) for _ in range(16)]
@@ -240,14 +237,14 @@ def test_freed_memory_merges_before_growth(kind):
 
 @pytest.mark.parametrize("options", [{"unit": 0}, {"chunk": -1}])
 def test_auto_growth_refuses_bad_options(options):
-    """Values below the legal minimum."""
+    """A unit below 1 or a negative chunk size of AutoGrowth raises ConfigError."""
     with pytest.raises(ConfigError, match="at least"):
         AutoGrowth(Room(), **options)
 
 
 @pytest.mark.parametrize("options", [{"first": -1}, {"refill": -1}, {"unit": 0}, {"header": -1}])
 def test_naive_best_fit_refuses_bad_options(options):
-    """The message names the option."""
+    """An option of NaiveBestFit out of range raises ConfigError with the name of the option."""
     with pytest.raises(ConfigError, match=next(iter(options))):
         NaiveBestFit(Room(), **options)
 
@@ -255,7 +252,7 @@ def test_naive_best_fit_refuses_bad_options(options):
 @pytest.mark.parametrize("kind", [AutoGrowth, NaiveBestFit])
 @pytest.mark.parametrize("step", range(12))
 def test_interrupt_never_allocates_memory_twice(kind, step):
-    """Ctrl-C at the nth change of the free list may lose memory, but later allocations overlap nothing."""
+    """After Ctrl-C at any change of the free list, live allocations still do not overlap."""
     pool = kind(Room(), **({"chunk": MIB} if kind is AutoGrowth else {"first": MIB}))
     held = [pool.allocate(n) for n in (1000, 2000, 3000, 4000, 5000)]
 

@@ -1,4 +1,4 @@
-"""Compaction: arrays move within a pool to merge its free bytes, on request and before an out-of-memory error."""
+"""Compaction: arrays move within a pool to merge its free bytes, on request or before an out-of-memory error."""
 
 import gc
 
@@ -16,8 +16,8 @@ from weftplan.support import slots
 SIZE = 1 << 14
 
 
-def limited(ctx, arrays):
-    """Return a device with room for a given number of arrays of SIZE bytes."""
+def limited_device(ctx, arrays):
+    """Return a device with memory for ``arrays`` arrays of SIZE bytes."""
     return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
 
 
@@ -32,8 +32,8 @@ def array(ctx, value, count=1):
     return mx.nd.array(np.full(count * SIZE // 4, value, "float32"), ctx=ctx)
 
 
-def scattered(ctx):
-    """Sixteen arrays, every second of them freed."""
+def scattered_arrays(ctx):
+    """Return the eight arrays with odd values of sixteen; the others are freed."""
     held = [array(ctx, value) for value in range(16)]
     mx.nd.waitall()
     del held[::2]
@@ -45,12 +45,12 @@ def scattered(ctx):
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("ctx", [mx.cpu(9180), mx.sim(80)], ids=str)
 def test_compaction_merges_free_memory(ctx, maker):
-    """Half of the pool is free in eight gaps; after compaction one array takes all of it.
+    """After compaction, eight free gaps serve one array of their total size.
 
     Values are unchanged, the moved bytes are returned, and a second call moves nothing.
     """
-    with spilling.using("", movable=True), storage.using(MAKERS[maker](limited(ctx, 16))) as pool:
-        held = scattered(ctx)
+    with spilling.using("", movable=True), storage.using(MAKERS[maker](limited_device(ctx, 16))) as pool:
+        held = scattered_arrays(ctx)
         moved = storage.compact(ctx)
         assert 0 < moved <= 8 * SIZE
         assert moved % SIZE == 0
@@ -69,13 +69,13 @@ def test_compaction_merges_free_memory(ctx, maker):
 @pytest.mark.parametrize(("setting", "fits"), [("1", True), ("0", False)])
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPACT")
 def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
-    """A request that only the merged free bytes can serve succeeds if arrays may move."""
+    """With WEFTPLAN_STORAGE_COMPACT=1 a request that needs merged free bytes succeeds; with 0 it fails."""
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
     monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
-    with storage.using(MAKERS["growth"](limited(ctx, 16))):
-        held = scattered(ctx)
+    with storage.using(MAKERS["growth"](limited_device(ctx, 16))):
+        held = scattered_arrays(ctx)
         if fits:
             assert (array(ctx, 99, 8).asnumpy() == 99).all()
         else:
@@ -90,10 +90,10 @@ def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
 
 
 def test_exported_memory_does_not_move():
-    """An exported array stays at its address; the others move around it."""
+    """An array exported by DLPack keeps its address; other arrays move."""
     ctx = mx.cpu(9182)
-    with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
-        held = scattered(ctx)
+    with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited_device(ctx, 16))):
+        held = scattered_arrays(ctx)
         views = [np.from_dlpack(x) for x in held[:2]]
         assert storage.compact(ctx) > 0
         for value, view in enumerate(views):
@@ -108,10 +108,10 @@ def test_exported_memory_does_not_move():
 
 @pytest.mark.parametrize("maker", [NaivePool, lambda place: GuardResource(AutoGrowth(place))])
 def test_immovable_pools_move_nothing(maker):
-    """Pools of whole blocks, and guards, whose margins would stay in place."""
+    """Pools of whole blocks and guarded pools move no array."""
     ctx = mx.cpu(9183)
     with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
-        held = scattered(ctx)
+        held = scattered_arrays(ctx)
         assert storage.compact(ctx) == 0
         assert [float(x.asnumpy()[0]) for x in held] == list(range(1, 16, 2))
         del held

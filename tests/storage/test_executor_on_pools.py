@@ -1,4 +1,4 @@
-"""A planned executor takes its memory from the current resource, and frees all of it."""
+"""A planned executor takes its memory from the current resource and frees all of it."""
 
 import gc
 
@@ -20,7 +20,10 @@ CONTEXTS = [device.cpu(5), device.cpu_pinned(5), device.sim(5), pytest.param(dev
 
 
 def train(ctx):
-    """Train a small network for three steps; return its results and the bytes its executor allocated."""
+    """Train a small network for three steps.
+
+    Return its results, the bytes that its executor allocated, and the peak of its memory plan.
+    """
     data = mx.sym.Variable("data")
     net = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=50, name="one"), act_type="tanh")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name="two"), name="softmax")
@@ -41,7 +44,7 @@ def train(ctx):
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
 def test_executor_allocates_the_planned_bytes(ctx, pool):
-    """Same bits, exactly the planned bytes, and no leak."""
+    """On every pool an executor gives the same bits, allocates exactly the planned bytes and frees them."""
     expected, _, _ = train(device.cpu(4))
     resource = StatisticsResource(POOLS[pool](device.get(ctx)))
     with storage.using(resource):

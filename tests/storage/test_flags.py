@@ -1,4 +1,4 @@
-"""Every storage flag has an effect: each is changed and the effect observed, on each kind of device."""
+"""Effects of storage flags: each flag is changed and its effect observed, on each kind of device."""
 
 import warnings
 
@@ -17,8 +17,12 @@ ALIGNMENT = {"cpu": 64, "cpu_pinned": 64, "sim": 64, "gpu": 256}
 
 
 @pytest.fixture
-def built(monkeypatch):
-    """Build the stack of a 1 GiB device under flags without their prefix."""
+def build_resource(monkeypatch):
+    """Return a function that builds the resource of a 1 GiB device with the given flags.
+
+    ``build(kind, strategy, compat, total, **flags)`` returns the resource and the device. Flags have no prefix
+    ``FLAGS_``.
+    """
     config._reset_for_tests()
 
     def build(kind, strategy=None, compat=None, total=1 << 30, **flags):
@@ -37,14 +41,14 @@ def built(monkeypatch):
     config._reset_for_tests()
 
 
-def taken_by(resource, room, *sizes):
-    """Return the sizes that the device allocated while these requests were served."""
+def allocated_sizes(resource, room, *sizes):
+    """Serve requests of the given sizes; return the sizes that the device has allocated."""
     for nbytes in sizes:
         resource.allocate(nbytes)
     return room.taken
 
 
-def bottom(resource):
+def lowest_resource(resource):
     while hasattr(resource, "upstream"):
         resource = resource.upstream
     return resource
@@ -55,9 +59,9 @@ def bottom(resource):
     ("strategy", "cls"), [(None, NaivePool), ("naive_best_fit", NaiveBestFit), ("auto_growth", AutoGrowth)]
 )
 @pytest.mark.shows("FLAGS_allocator_strategy")
-def test_allocator_strategy(built, kind, strategy, cls):
-    """Unset means MXNet's pools, on every kind of device."""
-    assert type(bottom(built(kind, strategy)[0])) is cls
+def test_allocator_strategy(build_resource, kind, strategy, cls):
+    """FLAGS_allocator_strategy chooses the pool on every kind of device; without it, MXNet's pool is used."""
+    assert type(lowest_resource(build_resource(kind, strategy)[0])) is cls
 
 
 @pytest.mark.parametrize(
@@ -75,10 +79,10 @@ def test_allocator_strategy(built, kind, strategy, cls):
     "FLAGS_fraction_of_cuda_pinned_memory_to_use",
     "FLAGS_fraction_of_gpu_memory_to_use",
 )
-def test_fractions(built, kind, flag, fraction, chunk):
-    """The first chunk is that share of the memory; 0 allocates the size of the request."""
+def test_fractions(build_resource, kind, flag, fraction, chunk):
+    """A fraction sets the first chunk to that share of memory; 0 allocates exactly the request."""
     more = {"initial_cpu_memory_in_mb": 10_000} if kind == "cpu" else {}
-    assert taken_by(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
+    assert allocated_sizes(*build_resource(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
 
 
 @pytest.mark.parametrize(
@@ -91,74 +95,76 @@ def test_fractions(built, kind, flag, fraction, chunk):
     ],
 )
 @pytest.mark.shows("FLAGS_fraction_of_*")
-def test_a_fraction_alone_chooses_its_strategy(built, kind, flag):
-    """As Paddle's documents set it, without a strategy; a named strategy or a pool of MXNet goes before it."""
-    assert taken_by(*built(kind, **{flag: 0.25}), 10) == [256 << 20]
+def test_a_fraction_alone_chooses_its_strategy(build_resource, kind, flag):
+    """A fraction without a strategy chooses naive_best_fit, as Paddle's documents use it."""
+    assert allocated_sizes(*build_resource(kind, **{flag: 0.25}), 10) == [256 << 20]
 
 
 @pytest.mark.parametrize(
     "other",
     [{"allocator_strategy": "mxnet"}, {"MXNET_GPU_MEM_POOL_TYPE": "Naive"}, {"allocator_strategy": "auto_growth"}],
 )
-def test_a_strategy_goes_before_a_fraction(built, other):
-    """No large chunk is taken, and a warning says that the fraction does nothing."""
+def test_a_strategy_goes_before_a_fraction(build_resource, other):
+    """With another strategy or an MXNet pool, a fraction has no effect, and a warning says so."""
     with pytest.warns(ConfigWarning, match=r"FLAGS_fraction_of_gpu_memory_to_use=0\.25 has no effect on sim"):
-        resource, room = built("sim", fraction_of_gpu_memory_to_use=0.25, **other)
-    assert sum(taken_by(resource, room, 10)) < 64 << 20
+        resource, room = build_resource("sim", fraction_of_gpu_memory_to_use=0.25, **other)
+    assert sum(allocated_sizes(resource, room, 10)) < 64 << 20
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "sim", "gpu"])
-def test_default_chunks(built, kind):
-    """500 MiB on a host, half of its memory page-locked, 92 % of the free memory on a GPU."""
+def test_default_chunks(build_resource, kind):
+    """By default a chunk has 500 MiB on a host, half of page-locked memory, and 92 % of free GPU memory."""
     gib = 1 << 30
     share = int(0.92 * gib)
     expected = {"cpu": 500 * MIB, "cpu_pinned": gib // 2, "sim": share // 64 * 64, "gpu": share // 256 * 256}
-    assert taken_by(*built(kind, "naive_best_fit"), 10) == [expected[kind]]
+    assert allocated_sizes(*build_resource(kind, "naive_best_fit"), 10) == [expected[kind]]
 
 
 @pytest.mark.shows("FLAGS_initial_cpu_memory_in_mb")
-def test_initial_cpu_memory_in_mb(built):
-    """Each chunk of a host has this size in MiB."""
-    sizes = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
+def test_initial_cpu_memory_in_mb(build_resource):
+    """Each chunk of a host has FLAGS_initial_cpu_memory_in_mb MiB."""
+    sizes = allocated_sizes(
+        *build_resource("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB
+    )
     assert sizes == [100 * MIB, 100 * MIB]
 
 
-def test_initial_cpu_memory_is_at_most_the_share(built):
-    """The smaller of the two applies."""
+def test_initial_cpu_memory_is_at_most_the_share(build_resource):
+    """A chunk of a host has at most FLAGS_fraction_of_cpu_memory_to_use of the memory."""
     flags = {"initial_cpu_memory_in_mb": 100, "fraction_of_cpu_memory_to_use": 0.0625}
-    assert taken_by(*built("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
+    assert allocated_sizes(*build_resource("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
 
 
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
 @pytest.mark.shows("FLAGS_initial_gpu_memory_in_mb", "FLAGS_reallocate_gpu_memory_in_mb")
-def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
-    """The first chunk has one size and later chunks the other; both override the fraction."""
+def test_initial_and_reallocate_gpu_memory_in_mb(build_resource, kind):
+    """The first chunk of a GPU has the initial size, and later chunks have the reallocate size."""
     flags = {"initial_gpu_memory_in_mb": 100, "reallocate_gpu_memory_in_mb": 30}
-    sizes = taken_by(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
+    sizes = allocated_sizes(*build_resource(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
     assert sizes == [100 * MIB, 30 * MIB, 30 * MIB]
 
 
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
-def test_initial_gpu_memory_alone(built, kind):
-    """Later chunks are then a share of the free memory."""
+def test_initial_gpu_memory_alone(build_resource, kind):
+    """With only the initial size set, later chunks are a share of the free memory."""
     flags = {"initial_gpu_memory_in_mb": 512, "fraction_of_gpu_memory_to_use": 0.5}
-    assert taken_by(*built(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
+    assert allocated_sizes(*build_resource(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.shows("FLAGS_auto_growth_chunk_size_in_mb")
-def test_auto_growth_chunk_size_in_mb(built, kind):
-    """The pool grows by this size, or by a larger request; without the flag by the rounded request."""
-    sizes = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
+def test_auto_growth_chunk_size_in_mb(build_resource, kind):
+    """A pool grows by FLAGS_auto_growth_chunk_size_in_mb, or by the size of a larger request."""
+    sizes = allocated_sizes(*build_resource(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
     assert sizes == [4 * MIB, 5 * MIB]
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.parametrize(("flag", "held"), [(0, [20 * MIB, MIB, 2 * MIB]), (1, [20 * MIB, 2 * MIB])])
 @pytest.mark.shows("FLAGS_free_when_no_cache_hit")
-def test_free_when_no_cache_hit(built, kind, flag, held):
-    """With it an unused chunk is returned before the pool grows."""
-    resource, room = built(kind, "auto_growth", free_when_no_cache_hit=flag)
+def test_free_when_no_cache_hit(build_resource, kind, flag, held):
+    """With FLAGS_free_when_no_cache_hit an unused chunk is returned before the pool grows."""
+    resource, room = build_resource(kind, "auto_growth", free_when_no_cache_hit=flag)
     kept = resource.allocate(20 * MIB)
     resource.free(resource.allocate(MIB))
     resource.allocate(2 * MIB)
@@ -167,27 +173,30 @@ def test_free_when_no_cache_hit(built, kind, flag, held):
 
 
 @pytest.mark.parametrize(("compat", "held"), [("documents", [5 * MIB]), ("paddle", [4 * MIB, 5 * MIB])])
-def test_auto_growth_stays_near_its_peak(built, compat, held):
-    """An unused chunk is returned before the pool would hold a sixteenth more; Paddle's source keeps it."""
-    resource, room = built("gpu", "auto_growth", compat=compat)
+def test_auto_growth_stays_near_its_peak(build_resource, compat, held):
+    """An unused chunk is returned if growth would exceed the peak of live bytes by 1/16; Paddle keeps it."""
+    resource, room = build_resource("gpu", "auto_growth", compat=compat)
     resource.free(resource.allocate(4 * MIB))
     resource.allocate(5 * MIB)
     assert room.taken == held
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
-def test_auto_growth_without_a_chunk_size(built, kind):
-    """The unit is the device's alignment."""
-    assert taken_by(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
+def test_auto_growth_without_a_chunk_size(build_resource, kind):
+    """Without a chunk size the pool grows by the request, rounded up to the device's alignment."""
+    assert allocated_sizes(*build_resource(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
 
 
 @pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
 @pytest.mark.shows("FLAGS_gpu_memory_limit_mb")
-def test_gpu_memory_limit_mb(built, kind, strategy):
-    """Under every strategy the pool stays below it and releases its cache first, and the message names the flag."""
+def test_gpu_memory_limit_mb(build_resource, kind, strategy):
+    """Under every strategy the pool stays below the limit; the error names the flag.
+
+    The pool releases its cache before a request fails.
+    """
     flags = {"initial_gpu_memory_in_mb": 8} if strategy == "naive_best_fit" else {}
-    resource, room = built(kind, strategy, gpu_memory_limit_mb=16, **flags)
+    resource, room = build_resource(kind, strategy, gpu_memory_limit_mb=16, **flags)
     first = resource.allocate(9 * MIB)
     resource.free(first)
     second = resource.allocate(10 * MIB)
@@ -200,17 +209,17 @@ def test_gpu_memory_limit_mb(built, kind, strategy):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned"])
-def test_gpu_memory_limit_ignores_hosts(built, kind):
-    """It is a limit for GPUs only."""
-    built(kind, gpu_memory_limit_mb=1)[0].allocate(5 * MIB)
+def test_gpu_memory_limit_ignores_hosts(build_resource, kind):
+    """FLAGS_gpu_memory_limit_mb does not limit host memory."""
+    build_resource(kind, gpu_memory_limit_mb=1)[0].allocate(5 * MIB)
 
 
 @pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "gpu", "sim"])
 @pytest.mark.shows("FLAGS_init_allocated_mem")
-def test_init_allocated_mem(built, kind, strategy):
-    """Fresh memory holds 0xEF under every strategy, also on a simulated device with its own poison."""
-    resource, _ = built(kind, strategy, init_allocated_mem=1, **_small(kind, strategy))
+def test_init_allocated_mem(build_resource, kind, strategy):
+    """With FLAGS_init_allocated_mem, allocated memory is filled with 0xEF under every strategy."""
+    resource, _ = build_resource(kind, strategy, init_allocated_mem=1, **_small(kind, strategy))
     allocation = resource.allocate(100)
     assert (allocation.raw == 0xEF).all()
     allocation.raw.fill(1)
@@ -219,13 +228,13 @@ def test_init_allocated_mem(built, kind, strategy):
 
 
 def _small(kind, strategy):
-    """Return flags for chunks that are filled quickly."""
+    """Return flags for small first chunks, which are quick to fill."""
     return {"initial_gpu_memory_in_mb": 1} if strategy == "naive_best_fit" and kind in ("sim", "gpu") else {}
 
 
-def test_memory_is_not_filled_without_the_flag(built):
-    """Without the flag, written values stay."""
-    resource, _ = built("cpu")
+def test_memory_is_not_filled_without_the_flag(build_resource):
+    """Without FLAGS_init_allocated_mem, reused memory still has its old values."""
+    resource, _ = build_resource("cpu")
     allocation = resource.allocate(100)
     allocation.raw.fill(7)
     resource.free(allocation)
@@ -234,35 +243,40 @@ def test_memory_is_not_filled_without_the_flag(built):
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.shows("MXNET_*_MEM_POOL_TYPE", "MXNET_*_MEM_POOL_PAGE_SIZE")
-def test_mxnet_pools_by_kind_of_device(built, kind, prefix):
-    """Type and page size of the pool, each for its devices."""
-    resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_PAGE_SIZE": 1024})
-    assert type(bottom(resource)) is RoundPool
-    assert bottom(resource).rounded(1) == 1024
+def test_mxnet_pools_by_kind_of_device(build_resource, kind, prefix):
+    """MXNET_*_MEM_POOL_TYPE and its page size apply to the kind of device in their names."""
+    resource, _ = build_resource(
+        kind, **{f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_PAGE_SIZE": 1024}
+    )
+    assert type(lowest_resource(resource)) is RoundPool
+    assert lowest_resource(resource).rounded(1) == 1024
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.shows("MXNET_*_MEM_LARGE_ALLOC_ROUND_SIZE")
-def test_mxnet_large_alloc_round_size(built, kind, prefix):
-    """Naive rounds larger sizes to multiples of it."""
-    resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_LARGE_ALLOC_ROUND_SIZE": 8192})
-    assert bottom(resource).rounded(9000) == 16384
+def test_mxnet_large_alloc_round_size(build_resource, kind, prefix):
+    """The Naive pool rounds sizes above the large-allocation size up to multiples of it."""
+    resource, _ = build_resource(kind, **{f"MXNET_{prefix}_MEM_LARGE_ALLOC_ROUND_SIZE": 8192})
+    assert lowest_resource(resource).rounded(9000) == 16384
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.shows("MXNET_*_MEM_POOL_ROUND_LINEAR_CUTOFF")
-def test_mxnet_round_linear_cutoff(built, kind, prefix):
-    """Round uses powers of two up to the cutoff, and multiples of it above."""
+def test_mxnet_round_linear_cutoff(build_resource, kind, prefix):
+    """The Round pool uses powers of two up to the cutoff and multiples of it above."""
     more = {f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_ROUND_LINEAR_CUTOFF": 20}
-    assert bottom(built(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
+    assert lowest_resource(build_resource(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.parametrize(("percent", "held"), [(5, 3), (95, 1)])
 @pytest.mark.shows("MXNET_*_MEM_POOL_RESERVE")
-def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
-    """Cached blocks are returned before new memory would leave less than that share free; live memory may use it."""
-    resource, room = built(kind, total=100 * MIB, **{f"MXNET_{prefix}_MEM_POOL_RESERVE": percent})
+def test_mxnet_pool_reserve(build_resource, kind, prefix, percent, held):
+    """Cached blocks are returned if an allocation would leave less than the reserve free.
+
+    Live memory may use the reserve.
+    """
+    resource, room = build_resource(kind, total=100 * MIB, **{f"MXNET_{prefix}_MEM_POOL_RESERVE": percent})
     for block in [resource.allocate(n * MIB) for n in (2, 4)]:
         resource.free(block)
     resource.allocate(6 * MIB)
@@ -273,18 +287,18 @@ def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
 # -- Paddle's source --------------------------------------------------------------------------------------------------
 
 
-def test_compat_share_excludes_five_percent(built):
-    """0.92 of 95 % of the free memory: 0.874."""
-    resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB)
+def test_compat_share_excludes_five_percent(build_resource):
+    """With Paddle's rules a chunk is 0.92 of 95 % of the free memory."""
+    resource, room = build_resource("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB)
     resource.allocate(1)
     assert room.taken == [int(0.92 * (950 * MIB)) // 256 * 256]
 
 
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPAT")
-def test_compat_blocks_shrink(built):
-    """Each refill is a share of the memory free at that time."""
+def test_compat_blocks_shrink(build_resource):
+    """With Paddle's rules each refill is a share of the memory that is free at that time."""
     flags = {"fraction_of_gpu_memory_to_use": 0.5}
-    resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB, **flags)
+    resource, room = build_resource("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB, **flags)
     for _ in range(3):
         resource.allocate(200 * MIB)
     assert room.taken[0] == 475 * MIB
@@ -293,31 +307,31 @@ def test_compat_blocks_shrink(built):
 
 
 @pytest.mark.parametrize("strategy", ["naive_best_fit", "auto_growth"])
-def test_compat_hosts_have_no_pool(built, strategy):
-    """Both strategies leave host memory to the system."""
-    assert type(built("cpu", strategy, compat="paddle")[0]) is RawResource
+def test_compat_hosts_have_no_pool(build_resource, strategy):
+    """With Paddle's rules host memory has no pool under either strategy."""
+    assert type(build_resource("cpu", strategy, compat="paddle")[0]) is RawResource
 
 
 @pytest.mark.parametrize("strategy", ["naive_best_fit", "auto_growth"])
-def test_compat_page_locked_memory_is_capped(built, strategy):
-    """The share is a cap, a chunk the 256th part of it, a unit 64 KiB, under both strategies."""
-    resource, room = built("cpu_pinned", strategy, compat="paddle", fraction_of_cuda_pinned_memory_to_use=0.25)
+def test_compat_page_locked_memory_is_capped(build_resource, strategy):
+    """With Paddle's rules the fraction limits page-locked memory, a chunk is 1/256 of it, and a unit is 64 KiB."""
+    resource, room = build_resource("cpu_pinned", strategy, compat="paddle", fraction_of_cuda_pinned_memory_to_use=0.25)
     resource.allocate(1)
     assert room.taken == [MIB]
-    assert bottom(resource).unit == 65536
+    assert lowest_resource(resource).unit == 65536
     with pytest.raises(OutOfMemoryError, match="allows 268,435,456"):
         resource.allocate(256 * MIB)
 
 
-def test_compat_auto_growth_rounds_to_256(built):
-    """On every GPU, whatever its alignment."""
-    assert taken_by(*built("sim", "auto_growth", compat="paddle"), 1) == [256]
+def test_compat_auto_growth_rounds_to_256(build_resource):
+    """With Paddle's rules auto_growth rounds to 256 bytes on every GPU, whatever its alignment."""
+    assert allocated_sizes(*build_resource("sim", "auto_growth", compat="paddle"), 1) == [256]
 
 
-def test_compat_fills_memory_with_naive_best_fit_alone(built):
-    """As in Paddle's source: with auto_growth the flag has no effect, and a warning says so."""
+def test_compat_fills_memory_with_naive_best_fit_alone(build_resource):
+    """With Paddle's rules FLAGS_init_allocated_mem has no effect under auto_growth, and a warning says so."""
     with pytest.warns(ConfigWarning, match="FLAGS_init_allocated_mem=1 has no effect on gpu"):
-        resource, _ = built("gpu", "auto_growth", compat="paddle", init_allocated_mem=1)
+        resource, _ = build_resource("gpu", "auto_growth", compat="paddle", init_allocated_mem=1)
     assert not isinstance(resource, PoisonResource)
 
 
@@ -340,7 +354,7 @@ FRACTIONS = [
 @pytest.mark.parametrize("name", MEBIBYTES)
 @pytest.mark.parametrize("text", ["-1", "1.5", "many", "1MB", str(2**41)])
 def test_bad_sizes(monkeypatch, name, text):
-    """A size is a non-negative integer of MiB; the message names the flag, the value and the range."""
+    """A size that is not an integer of MiB in range raises ConfigError with the flag and the range."""
     monkeypatch.setenv(f"FLAGS_{name}", text)
     with pytest.raises(ConfigError, match=rf"FLAGS_{name}='{text}' is not legal: expected an integer from 0 to"):
         config.get(f"FLAGS_{name}")
@@ -349,16 +363,16 @@ def test_bad_sizes(monkeypatch, name, text):
 @pytest.mark.parametrize("name", FRACTIONS)
 @pytest.mark.parametrize("text", ["-0.1", "1.01", "half", "nan", "inf"])
 def test_bad_fractions(monkeypatch, name, text):
-    """A fraction is a number from 0 to 1."""
+    """A fraction that is not a number from 0 to 1 raises ConfigError with the flag and the range."""
     monkeypatch.setenv(f"FLAGS_{name}", text)
     with pytest.raises(ConfigError, match=rf"FLAGS_{name}='{text}' is not legal: expected a number from 0 to 1"):
         config.get(f"FLAGS_{name}")
 
 
-def test_an_unknown_strategy(built):
-    """The message lists the candidates and the nearest one."""
+def test_an_unknown_strategy(build_resource):
+    """An unknown strategy raises ConfigError with all strategies and the nearest name."""
     with pytest.raises(ConfigError, match=r"one of mxnet, naive_best_fit, auto_growth.*did you mean auto_growth"):
-        built("cpu", "Auto_Growth")
+        build_resource("cpu", "Auto_Growth")
 
 
 @pytest.mark.parametrize(
@@ -369,31 +383,31 @@ def test_an_unknown_strategy(built):
         ("cpu", "naive_best_fit", "auto_growth_chunk_size_in_mb", "the strategy in force is naive_best_fit"),
     ],
 )
-def test_flag_without_effect_warns_once(built, kind, strategy, flag, why):
-    """The warning names flag, value, device and reason, and is not repeated."""
+def test_flag_without_effect_warns_once(build_resource, kind, strategy, flag, why):
+    """A flag without effect gives one warning with its value, the device and the reason."""
     with pytest.warns(ConfigWarning, match=rf"FLAGS_{flag}=1 has no effect on {kind}\(7\): {why}"):
-        built(kind, strategy, **{flag: 1})
+        build_resource(kind, strategy, **{flag: 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        built(kind, strategy, **{flag: 1})
+        build_resource(kind, strategy, **{flag: 1})
 
 
-def test_sizes_in_mib_override_the_fraction(built):
-    """A fraction set in addition is reported as without effect."""
+def test_sizes_in_mib_override_the_fraction(build_resource):
+    """If both sizes in MiB are set, a fraction has no effect, and a warning says so."""
     flags = {"initial_gpu_memory_in_mb": 1, "reallocate_gpu_memory_in_mb": 1, "fraction_of_gpu_memory_to_use": 0.5}
     with pytest.warns(ConfigWarning, match="fraction_of_gpu_memory_to_use=0.5 has no effect.*both sizes"):
-        built("gpu", "naive_best_fit", **flags)
+        build_resource("gpu", "naive_best_fit", **flags)
 
 
-def test_device_variable_overrides_the_strategy(built):
-    """MXNET_CPU_MEM_POOL_TYPE wins for its kind of device; the flag is reported as without effect there."""
+def test_device_variable_overrides_the_strategy(build_resource):
+    """MXNET_CPU_MEM_POOL_TYPE overrides FLAGS_allocator_strategy, and a warning says so."""
     with pytest.warns(ConfigWarning, match="FLAGS_allocator_strategy=auto_growth has no effect.*POOL_TYPE is set"):
-        resource, _ = built("cpu", "auto_growth", MXNET_CPU_MEM_POOL_TYPE="Unpooled")
+        resource, _ = build_resource("cpu", "auto_growth", MXNET_CPU_MEM_POOL_TYPE="Unpooled")
     assert type(resource) is RawResource
 
 
 def test_late_flag_change_warns(monkeypatch):
-    """The next bind warns that it is too late, with the value in force and the line of its first use."""
+    """A flag changed after its first use gives a warning at the next bind, with the old value and the line."""
     config._reset_for_tests()
     config.process("FLAGS_init_allocated_mem")
     line = __file__

@@ -1,4 +1,4 @@
-"""Every claimed effect of a setting has a test; marks of tests name existing settings."""
+"""Every claimed effect of a setting has a test, and marks of tests name existing settings."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    """``docs/list_settings.py``."""
+    """Return the module ``docs/list_settings.py``."""
     return scripts.script("list_settings")
 
 
 def test_exactly_the_effects_have_tests(script):
-    """A setting with an effect is changed and observed in a test; a setting without effect has no such test."""
+    """Each setting with an effect has a test that observes it; a setting without an effect has none."""
     rows = script.rows()
     silent = [name for _, name, _, effect, tests in rows if not effect.startswith("no effect") and not tests]
     assert silent == []
@@ -25,7 +25,7 @@ def test_exactly_the_effects_have_tests(script):
 
 
 def test_marks_name_existing_settings(script):
-    """A mark with a misspelt name would prove nothing."""
+    """Every mark of a test names an existing setting."""
     names = [row[1] for row in script.rows()]
     for pattern, test in script.shown(ROOT / "tests"):
         assert any(script.fnmatch(name, pattern) for name in names), (pattern, test)

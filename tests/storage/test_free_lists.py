@@ -1,4 +1,4 @@
-"""Free lists of freed memory: write-offs, reuse, and Ctrl-C during both."""
+"""Free lists of freed memory: accounting, reuse, and Ctrl-C during both."""
 
 from itertools import islice
 
@@ -9,7 +9,7 @@ from weftplan.storage import NaivePool, free_lists
 
 
 class Breaking:
-    """A function whose nth call is interrupted, as by Ctrl-C."""
+    """A function whose call number ``left`` raises KeyboardInterrupt."""
 
     def __init__(self, function, left):
         self.function, self.left = function, left
@@ -22,14 +22,14 @@ class Breaking:
 
 
 def one_then_interrupted(items, number):
-    """Stand-in for ``islice``: Ctrl-C arrives after one item."""
+    """Yield at most one item, then raise KeyboardInterrupt; replaces ``islice``."""
     yield from islice(items, min(number, 1))
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("where", ["before", "within", "behind"])
 def test_interrupted_write_off_loses_no_memory(monkeypatch, where):
-    """At every point of interruption each block stays on its free list, and the figures end at zero."""
+    """Ctrl-C at any point of the accounting loses no block, and the figures end at zero."""
     pool = NaivePool(device.get(device.cpu()))
     for held in [pool.allocate(5000) for _ in range(5)]:
         pool.free(held)
@@ -53,7 +53,7 @@ def test_interrupted_write_off_loses_no_memory(monkeypatch, where):
 
 
 def test_arrays_freed_at_once_are_reused_without_lock():
-    """A thousand small arrays freed at once serve the next thousand without the lock."""
+    """A thousand small arrays that are freed together serve the next thousand without the pool's lock."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(3):
         for held in [pool.allocate(64) for _ in range(free_lists.MOST_ON_ONE)]:
@@ -66,7 +66,7 @@ def test_arrays_freed_at_once_are_reused_without_lock():
 
 
 def test_written_off_memory_is_scanned_once():
-    """Requests that the cache serves look only at memory freed since the last request, however much is listed."""
+    """Requests served by the cache examine only the memory that was freed since the last request."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(2):
         for held in [pool.allocate(64) for _ in range(100)]:

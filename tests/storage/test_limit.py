@@ -1,4 +1,4 @@
-"""Limit on the bytes of a resource: exact under concurrency and when the upstream refuses."""
+"""Limit on the bytes of a resource: exact under concurrency, and after failed allocations."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from weftplan.storage import LimitResource, RawResource
 
 
 def test_limit_is_exact():
-    """Exactly the limit fits, one byte more does not, and freeing makes room."""
+    """Requests up to exactly the limit succeed, one more byte fails, and a free makes room."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
     first = resource.allocate(600)
     resource.allocate(400)
@@ -22,7 +22,7 @@ def test_limit_is_exact():
 
 
 def test_limit_of_zero_bytes():
-    """A limit of 0 bytes is legal, a negative limit is not; an empty allocation always fits."""
+    """A limit of 0 bytes allows only empty allocations; a negative limit raises MXNetError."""
     place = device.get(device.cpu())
     resource = LimitResource(RawResource(place), 0)
     resource.free(resource.allocate(0))
@@ -33,7 +33,7 @@ def test_limit_of_zero_bytes():
 
 
 class Nosy:
-    """A lock that admits another caller after each release."""
+    """A lock that calls ``visit()`` after each release."""
 
     def __init__(self, lock, visit):
         self.lock, self.visit = lock, visit
@@ -49,7 +49,7 @@ class Nosy:
 
 
 def test_limit_counts_each_byte_once():
-    """Half of the limit fits in addition to the half that another thread is allocating, at any moment."""
+    """While half of the limit is being allocated, another half can be allocated at any moment."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 100)
     visits = []
 
@@ -65,7 +65,7 @@ def test_limit_counts_each_byte_once():
 
 
 def test_limit_includes_concurrent_allocations():
-    """Bytes that another thread is allocating count before they exist."""
+    """Bytes that another thread is still allocating count towards the limit."""
     place = device.get(device.cpu())
     upstream = RawResource(place)
     resource, inner = LimitResource(upstream, 100), upstream.allocate
@@ -83,7 +83,7 @@ def test_limit_includes_concurrent_allocations():
 
 
 def test_limit_forgets_refused_allocations():
-    """Bytes reserved for a failed request become available again."""
+    """The bytes of a failed allocation no longer count towards the limit."""
     place = Room(100)
     resource = LimitResource(RawResource(place), 1000)
     with pytest.raises(OutOfMemoryError, match="device full"):

@@ -1,4 +1,7 @@
-"""Out of memory: order of the relief, contents of the error, and complete release afterwards."""
+"""Out of memory: the order of relief steps, the contents of the error, and the release of memory afterwards.
+
+A relief step ("rung") is a function that tries to free memory; the steps form a ladder, ordered by number.
+"""
 
 import gc
 import threading
@@ -22,8 +25,8 @@ def room(total):
     return Room(total, CTX)
 
 
-def emptied(resource):
-    """Return live bytes after all dead memory has been freed."""
+def remaining_bytes(resource):
+    """Free all dead memory; return the bytes that are still live."""
     gc.collect()
     drain()
     mx.nd.waitall()
@@ -35,7 +38,7 @@ def emptied(resource):
 
 
 def test_rungs_run_from_the_lowest_until_served(monkeypatch):
-    """The request is served after the rung that freed memory; higher rungs are not tried."""
+    """Relief steps run in order of their numbers until the request fits; later steps do not run."""
     monkeypatch.setattr(relief, "_rungs", {})
     place, tried = room(1000), []
     pool = RawResource(place)
@@ -59,7 +62,7 @@ def test_rungs_run_from_the_lowest_until_served(monkeypatch):
 
 
 def test_memory_freed_during_the_climb_is_used(monkeypatch):
-    """No rung frees memory, because another thread freed it just before the last rung looked: the request is served."""
+    """A request is served if another thread frees memory during the relief, although no step did."""
     monkeypatch.setattr(relief, "_rungs", {})
     pool = RawResource(room(1000))
     held = pool.allocate(900)
@@ -74,7 +77,7 @@ def test_memory_freed_during_the_climb_is_used(monkeypatch):
 
 
 def test_a_rung_that_allocates_does_not_climb(monkeypatch):
-    """An allocation inside a rung fails immediately, so a rung cannot recurse."""
+    """An allocation inside a relief step fails immediately, so a step cannot recurse."""
     monkeypatch.setattr(relief, "_rungs", {})
     pool, depth = RawResource(room(1000)), []
 
@@ -93,14 +96,14 @@ def test_a_rung_that_allocates_does_not_climb(monkeypatch):
 
 @pytest.mark.parametrize("nbytes", [1 << 40, 1 << 62])
 def test_impossible_request_fails_immediately(monkeypatch, nbytes):
-    """No rung is tried for a request larger than the device."""
+    """A request larger than the device fails without any relief step."""
     monkeypatch.setattr(relief, "_rungs", {10: [lambda context: pytest.fail("asked")]})
     with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
         RawResource(room(1000)).allocate(nbytes)
 
 
 def test_arrays_in_a_cycle_are_collected():
-    """The garbage collector runs before a request is refused."""
+    """Python's garbage collector runs before a request is refused, so arrays in a cycle are freed."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         gc.disable()
@@ -114,11 +117,11 @@ def test_arrays_in_a_cycle_are_collected():
             gc.enable()
         assert resource.statistics().failures == 0
         del fits
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_cache_of_another_host_pool_is_released():
-    """cpu(61) and cpu(62) share memory: the other pool's cache is released."""
+    """A request on cpu(61) releases the cache of the pool of cpu(62), because both use host memory."""
     other_pool = AutoGrowth(Room(context=device.cpu(62)))
     place = room(1000)
     with storage.using(other_pool):
@@ -131,11 +134,7 @@ def test_cache_of_another_host_pool_is_released():
 
 
 def test_pending_free_is_waited_for():
-    """The memory of a dead array, whose last operation is running, serves the request after that operation.
-
-    worker:      [ slow reader of a ........ ]  a is deleted
-    this thread: del a; ask ---- waits ------>  served
-    """
+    """A request waits for the running operation of a dead array and then gets its memory."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
@@ -147,11 +146,11 @@ def test_pending_free_is_waited_for():
         b = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
         assert goes.is_set()
         del b
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_operation_does_not_wait_for_itself():
-    """An operation does not wait for others, which may need its worker."""
+    """An allocation inside an operation does not wait for other operations, which may need its worker."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
@@ -169,11 +168,11 @@ def test_operation_does_not_wait_for_itself():
         del a
         mx.nd.waitall()
         assert len(seen) == 1
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_wait_for_endless_operation_is_limited(monkeypatch):
-    """Pending operations may free memory, so the request waits at most ten seconds before the error."""
+    """A request waits for pending operations at most PATIENCE_S, which is ten seconds, before it fails."""
     assert release.PATIENCE_S == 10
     for place in (joint_allocation, release):
         monkeypatch.setattr(place, "PATIENCE_S", 0.2)
@@ -188,11 +187,11 @@ def test_wait_for_endless_operation_is_limited(monkeypatch):
         assert not goes.is_set()
         goes.set()
         del a
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_limit_uses_the_relief_ladder():
-    """Dead arrays make room below a limit of requested bytes."""
+    """A LimitResource uses the relief steps, too: dead arrays make room below its limit."""
     resource = LimitResource(NaivePool(room(1 << 30)), 3 * MIB)
     with storage.using(resource):
         mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8").wait_to_read()
@@ -200,44 +199,44 @@ def test_limit_uses_the_relief_ladder():
         b.wait_to_read()
         assert resource.statistics().failures == 0
         del b
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def hold(n):
-    """Allocate memory in a user function."""
+def allocate_zeros(n):
+    """Allocate an array of ``n`` zeros in a user function."""
     return mx.nd.zeros((n,), ctx=CTX)
 
 
 def line_of(part):
-    """Return the only line of this file that assigns to it."""
+    """Return the number of the first line of this file that starts with ``part``."""
     lines = [n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(part)]
     return lines[0]
 
 
 def test_report_names_operators_functions_and_lines():
-    """Holders are summed by function and line; a network's memory has the line of its bind."""
+    """The error sums the holders by function and line; a network's memory has the line of its bind."""
     resource = NaivePool(room(1 << 22))
     with storage.using(resource):
-        many = [hold(10_000) for _ in range(3)]
+        many = [allocate_zeros(10_000) for _ in range(3)]
         twice = many[0] + many[1]
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4096, name="fc")
         executor = net.simple_bind(CTX, grad_req="null", data=(20, 10))
         with pytest.raises(OutOfMemoryError) as caught:
-            hold(1 << 20).wait_to_read()
+            allocate_zeros(1 << 20).wait_to_read()
         text = str(caught.value)
-        assert f"zeros at {__file__}:{hold.__code__.co_firstlineno + 2}: 120,000 in 3" in text
+        assert f"zeros at {__file__}:{allocate_zeros.__code__.co_firstlineno + 2}: 120,000 in 3" in text
         for name, part in (("broadcast_add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):
             assert f"{name} at {__file__}:{line_of(part)}: " in text, text
         assert "unnamed" not in text
         del many, twice, executor, net, caught
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_report_lists_settings_and_advice(monkeypatch):
-    """The message lists all set variables, and the limiting variable first among the advice."""
+    """The error lists all storage variables that are set, and advises first to raise the limiting one."""
     monkeypatch.setenv("FLAGS_gpu_memory_limit_mb", "16")
     monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", "Round")
     pool = RawResource(Room(100, device.sim(3)))
@@ -249,7 +248,7 @@ def test_report_lists_settings_and_advice(monkeypatch):
 
 
 def test_report_measures_fragmentation():
-    """Free bytes, the largest free block, and the scattered share of the free bytes."""
+    """The error gives the free bytes, the largest free block and the scattered share of the free bytes."""
     pool = AutoGrowth(room(8192), chunk=8192)
     held = [pool.allocate(1024) for _ in range(8)]
     for allocation in held[::2]:
@@ -262,7 +261,7 @@ def test_report_measures_fragmentation():
 
 
 def test_report_lists_ten_origins():
-    """And the number of the others."""
+    """The error lists the ten largest holders and the number of the rest."""
     pool = RawResource(room(1000))
     for k in range(13):
         pool.allocate(10 + k, name=f"array {k}")
@@ -275,7 +274,7 @@ def test_report_lists_ten_origins():
 
 
 class Failing(Room):
-    """Refuses the nth allocation and all later allocations until it is healed."""
+    """A device that refuses all allocations after the first ``n``, until ``left`` is raised."""
 
     def __init__(self, n):
         super().__init__(context=CTX)
@@ -314,7 +313,7 @@ POOLS = {
 
 @pytest.mark.parametrize("kind", POOLS)
 def test_nth_allocation_fails_in_a_training_step(kind):
-    """For n = 1, 2, … until none fails: an error, no leak, no hang, and a correct next step on the same pool."""
+    """If the nth allocation of a training step fails, no memory leaks, and the next step gives the right weights."""
     expected, n, failures = None, 0, 0
     while True:
         place = Failing(n)
@@ -333,13 +332,13 @@ def test_nth_allocation_fails_in_a_training_step(kind):
                     break
                 except MXNetError:
                     continue
-            assert emptied(resource) == 0, n
+            assert remaining_bytes(resource) == 0, n
             place.left = 1 << 60
             weights = training_step()
             expected = expected or weights
             for name, value in weights.items():
                 np.testing.assert_array_equal(value, expected[name])
-            assert emptied(resource) == 0, n
+            assert remaining_bytes(resource) == 0, n
             resource.empty_cache()
             assert place.taken == [], n
         if not failed:

@@ -1,4 +1,4 @@
-"""Pools against a model: a list of address intervals and a sum of bytes."""
+"""Pools compared with a model: a list of address intervals and a sum of bytes."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from weftplan.storage import NaivePool, RoundPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random allocations and frees; live intervals must stay disjoint and figures exact."""
+    """Random allocations and frees: live intervals must be disjoint and statistics exact."""
 
     held = Bundle("held")
     kind = NaivePool
@@ -36,14 +36,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(allocation=consumes(held))
     def free(self, allocation):
-        """Written contents are intact at the free."""
+        """Check that the written contents are intact, and free the block."""
         _, _, (kept, mark) = self.live.pop(id(allocation))
         assert (kept.raw == mark).all()
         self.pool.free(allocation)
 
     @rule()
     def empty_cache(self):
-        """Emptying the cache leaves exactly the live memory."""
+        """Check that after the cache is emptied only live memory is reserved."""
         self.pool.empty_cache()
         now = self.pool.statistics()
         assert now.reserved_bytes == now.allocated_bytes
@@ -54,7 +54,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def figures_agree(self):
-        """Statistics equal the model's."""
+        """Check that the statistics equal the model's."""
         now = self.pool.statistics()
         assert now.live == len(self.live)
         assert now.requested_bytes == self.requested()
@@ -65,7 +65,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class RoundMachine(PoolMachine):
-    """The same for the Round pool."""
+    """Random allocations and frees on the Round pool."""
 
     kind = RoundPool
 

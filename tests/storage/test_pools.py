@@ -1,4 +1,4 @@
-"""MXNet's pools: sizes, reuse, the reserve, and their environment variables."""
+"""MXNet's pools: block sizes, reuse, the reserve, and their environment variables."""
 
 import pytest
 
@@ -12,21 +12,21 @@ MIB = 1 << 20
 
 
 def test_naive_sizes():
-    """4095 and 4096 bytes share a block size; 2 MiB + 1 and 3 MiB both take 4 MiB."""
+    """The Naive pool rounds to 4 KiB up to 2 MiB, and to multiples of 2 MiB above."""
     pool = NaivePool(device.get(device.cpu()))
     sizes = [pool.rounded(n) for n in (1, 4095, 4096, 4097, 2 * MIB, 2 * MIB + 1, 3 * MIB)]
     assert sizes == [4096, 4096, 4096, 8192, 2 * MIB, 4 * MIB, 4 * MIB]
 
 
 def test_round_sizes():
-    """Powers of two up to the cutoff, multiples of it above."""
+    """The Round pool rounds to powers of two up to the cutoff, and to multiples of it above."""
     pool = RoundPool(device.get(device.cpu()), cutoff=20)
     sizes = [pool.rounded(n) for n in (1, 32, 4095, 4097, MIB, MIB + 1, 2097153, 3145728, 3145729)]
     assert sizes == [4096, 4096, 4096, 8192, MIB, 2 * MIB, 3 * MIB, 3 * MIB, 4 * MIB]
 
 
 def test_the_last_block_freed_is_the_first_reused():
-    """Last in, first out, per size: the warmest memory is reused first."""
+    """The block freed last is reused first, because its memory is most likely in the CPU caches."""
     pool = NaivePool(device.get(device.cpu()))
     first, second = pool.allocate(100), pool.allocate(200)
     address = second.raw.__array_interface__["data"][0]
@@ -39,7 +39,7 @@ def test_the_last_block_freed_is_the_first_reused():
 
 
 def test_other_sizes_do_not_hit():
-    """A cached block serves only its own rounded size."""
+    """A cached block does not serve a request of another rounded size."""
     pool = NaivePool(device.get(device.cpu()))
     pool.free(pool.allocate(100_000))
     pool.allocate(100)
@@ -48,7 +48,7 @@ def test_other_sizes_do_not_hit():
 
 
 def test_cached_blocks_are_released_before_the_reserve():
-    """With a reserve of 5 %, a new size empties the cache first; without cached blocks it may use the reserve."""
+    """A new size releases cached blocks before it uses the reserve; without cached blocks it may use it."""
     place = Room(100 * 4096)
     pool = NaivePool(place, reserve=5)
     pool.free(pool.allocate(50 * 4096))
@@ -61,7 +61,10 @@ def test_cached_blocks_are_released_before_the_reserve():
 @pytest.mark.parametrize("kind", [NaivePool, RoundPool])
 @pytest.mark.parametrize(("free", "emptied"), [(13, False), (12, True)])
 def test_the_reserve_to_the_page(kind, free, emptied):
-    """5 of 100 pages stay free by default: of 13 free pages 8 may be taken; of 12 only after the cache is released."""
+    """With the default reserve of 5 of 100 pages, 8 of 13 free pages can be allocated directly.
+
+    Of 12 free pages 8 are allocated only after the cache is released.
+    """
     place = Room(100 * 4096)
     pool = kind(place)
     pool.free(pool.allocate(4096))
@@ -71,7 +74,7 @@ def test_the_reserve_to_the_page(kind, free, emptied):
 
 
 def test_bounded_pool_stays_near_the_largest_array():
-    """Arrays of ever new sizes, one at a time: the pool holds at most the largest plus the slack."""
+    """A bounded pool that serves ever new sizes reserves at most the largest size plus the slack."""
     place = Room(1 << 30)
     pool = NaivePool(place, slack=MIB)
     for count in (*range(1, 30), *range(30, 0, -1)):
@@ -85,7 +88,7 @@ def test_bounded_pool_stays_near_the_largest_array():
 
 
 def test_bounded_pool_serves_loops_from_its_cache():
-    """Repeated sizes, with no more live than before, are requested from the system once."""
+    """A bounded pool serves a loop over the same four sizes with four system allocations."""
     pool = NaivePool(Room(1 << 30), slack=0)
     for _ in range(10):
         held = [pool.allocate(n) for n in (3 * MIB, 100, 5 * MIB, 8 * MIB)]
@@ -95,7 +98,7 @@ def test_bounded_pool_serves_loops_from_its_cache():
 
 
 def test_bounded_pool_releases_least_recently_used_size():
-    """Of 2, 4 and 6 MiB in the cache, 2 was reused since: the others make room for 8."""
+    """A bounded pool releases the sizes that were used least recently: 4 and 6 MiB before the reused 2 MiB."""
     pool = NaivePool(Room(1 << 30), slack=0)
     for allocation in [pool.allocate(n * MIB) for n in (2, 4, 6)]:
         pool.free(allocation)
@@ -109,7 +112,7 @@ def test_bounded_pool_releases_least_recently_used_size():
 
 
 def test_bounded_pool_releases_memory_of_past_phases():
-    """Peaks count for one to two thousand allocations; then the cache shrinks to the present need."""
+    """A bounded pool shrinks to the present need after about two thousand further allocations."""
     pool = NaivePool(Room(1 << 30), slack=MIB)
     for allocation in [pool.allocate(8 * MIB) for _ in range(10)]:
         pool.free(allocation)
@@ -121,14 +124,14 @@ def test_bounded_pool_releases_memory_of_past_phases():
 
 
 def test_only_pools_of_cpus_are_bounded(fresh_environment):
-    """Host memory is shared by all programs; GPU and page-locked memory is too expensive to allocate again."""
+    """Only pools of CPUs are bounded, because other memory is expensive to allocate again."""
     assert storage_registry.build(device.cpu(3)).slack == 16 * MIB
     assert storage_registry.build(device.cpu_pinned(3)).slack is None
     assert storage_registry.build(device.sim(3)).upstream.slack is None
 
 
 def test_size_cache_is_bounded():
-    """The cache of rounded sizes is bounded and correct."""
+    """The cache of rounded sizes has at most 4,096 entries and gives the right sizes."""
     pool = NaivePool(device.get(device.cpu()), page=32)
     for nbytes in (*range(1, 9000), 5, 4096, 8999):
         allocation = pool.allocate(nbytes)
@@ -138,7 +141,7 @@ def test_size_cache_is_bounded():
 
 
 def test_refusal_empties_the_cache_and_retries():
-    """The device is full of cached blocks of another size: they are released, and the request succeeds."""
+    """If the device refuses a request, the pool releases its cached blocks and tries again."""
     place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.free(pool.allocate(8 * 4096))
@@ -150,7 +153,7 @@ def test_refusal_empties_the_cache_and_retries():
 
 
 def test_the_report_of_a_full_device():
-    """The error lists the request, live memory, the largest free block, the holders and advice."""
+    """The error of a full device lists the request, the live bytes, the largest holders and advice."""
     place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.allocate(4 * 4096, name="weights")
@@ -165,7 +168,7 @@ def test_the_report_of_a_full_device():
 
 
 def test_empty_cache_returns_only_cached_bytes():
-    """Only cached blocks are released."""
+    """``empty_cache()`` releases only cached blocks and returns their bytes."""
     pool = RoundPool(device.get(device.cpu()))
     kept, dropped = pool.allocate(5000), pool.allocate(9000)
     kept.raw.fill(7)
@@ -180,7 +183,7 @@ def test_empty_cache_returns_only_cached_bytes():
     "bad", [{"page": 16}, {"large": 0}, {"reserve": 101}, {"reserve": -1}], ids=["page", "large", "reserve", "negative"]
 )
 def test_naive_pool_refuses_bad_options(bad):
-    """Each message names the option's legal range."""
+    """An option of the Naive pool out of range raises ConfigError with the legal range."""
     with pytest.raises(ConfigError, match=r"at least 32|above 0|0 to 100"):
         NaivePool(device.get(device.cpu()), **bad)
 
@@ -189,7 +192,7 @@ def test_naive_pool_refuses_bad_options(bad):
     "bad", [{"page": 16}, {"page": 48}, {"cutoff": 19}, {"cutoff": 35}, {"page": 1 << 21, "cutoff": 20}]
 )
 def test_round_pool_refuses_bad_options(bad):
-    """The page is a power of two, the cutoff 20 to 34 and not below the page."""
+    """A page size that is no power of two, or a cutoff outside 20 to 34 or below the page, raises ConfigError."""
     with pytest.raises(ConfigError, match=r"power of two|20 to 34"):
         RoundPool(device.get(device.cpu()), **bad)
 
@@ -203,7 +206,7 @@ def fresh_environment(monkeypatch):
 
 @pytest.mark.parametrize(("kind", "cls"), [("Naive", NaivePool), ("Round", RoundPool), ("Unpooled", RawResource)])
 def test_the_environment_chooses_the_pool(fresh_environment, kind, cls):
-    """MXNET_CPU_MEM_POOL_TYPE and its page size reach the resource of a context."""
+    """MXNET_CPU_MEM_POOL_TYPE and the page size determine the resource of a context."""
     fresh_environment.setenv("MXNET_CPU_MEM_POOL_TYPE", kind)
     fresh_environment.setenv("MXNET_CPU_MEM_POOL_PAGE_SIZE", "8192")
     resource = storage_registry.build(device.cpu(5))
@@ -212,20 +215,20 @@ def test_the_environment_chooses_the_pool(fresh_environment, kind, cls):
 
 
 def test_an_unknown_pool_is_refused(fresh_environment):
-    """The message names the variable and the legal values."""
+    """An unknown pool type raises ConfigError with the variable's name."""
     fresh_environment.setenv("MXNET_CPU_MEM_POOL_TYPE", "Buddy")
     with pytest.raises(ConfigError, match="MXNET_CPU_MEM_POOL_TYPE"):
         storage_registry.build(device.cpu(5))
 
 
 def test_each_context_has_one_resource():
-    """get() returns the same object for a context, another for another context."""
+    """``get()`` returns the same resource for the same context, and another for another context."""
     assert storage.get(device.cpu(0)) is storage.get(device.cpu(0))
     assert storage.get(device.cpu(0)) is not storage.get(device.cpu(1))
 
 
 def test_using_replaces_and_restores():
-    """Inside the block get() returns the replacement, afterwards the old resource, even after an error."""
+    """``using()`` replaces the resource inside its block and restores it afterwards, even after an error."""
     before = storage.get(device.cpu(0))
     replacement = RawResource(device.get(device.cpu(0)))
     with storage.using(replacement):
@@ -237,7 +240,7 @@ def test_using_replaces_and_restores():
 
 
 def test_poison_fills_fresh_and_freed_memory():
-    """A read before the first write gives the poison, and so does a view after the free."""
+    """PoisonResource fills memory with 0xFF at the allocation and after the free."""
     resource = PoisonResource(NaivePool(device.get(device.cpu())))
     allocation = resource.allocate(64)
     assert (allocation.raw == 0xFF).all()
@@ -248,7 +251,7 @@ def test_poison_fills_fresh_and_freed_memory():
 
 
 def test_statistics_separate_users():
-    """Two users of one pool see their own bytes."""
+    """Two StatisticsResources on one pool each count only their own bytes."""
     pool = NaivePool(device.get(device.cpu()))
     ours, theirs = StatisticsResource(pool), StatisticsResource(pool)
     ours.allocate(100)
@@ -261,16 +264,16 @@ def test_statistics_separate_users():
     ("kind", "options"), [(NaivePool, {"large": 1}), (RoundPool, {"cutoff": 20}), (RoundPool, {"cutoff": 34})]
 )
 def test_the_smallest_legal_options(kind, options):
-    """The bounds themselves are legal."""
+    """The smallest and largest legal options are accepted."""
     pool = kind(device.get(device.cpu()), page=32, reserve=100, **options)
     assert pool.rounded(32) == pool.rounded(1) == 32
     assert pool.rounded(33) == 64
 
 
 def test_cached_requests_leave_other_free_lists_filled():
-    """A request that the cache serves leaves free lists of other sizes filled, so a step with many sizes reuses each.
+    """A request served by the cache leaves the free lists of other sizes filled.
 
-    A request that nothing serves may drain all of them.
+    Otherwise a training step with many sizes could not reuse each of them.
     """
     pool = NaivePool(device.get(device.cpu(9180)))
     sizes = (100, 5000, 70_000, 300_000)
@@ -284,14 +287,14 @@ def test_cached_requests_leave_other_free_lists_filled():
     raws = {nbytes: id(held.raw) for nbytes, held in first.items()}
     for held in first.values():
         pool.free(held)
-    pool.free(pool.allocate(4999))  # of the size of a cached block
+    pool.free(pool.allocate(4999))  # rounded to the size of a cached block
     reused = {nbytes: pool.allocate(nbytes) for nbytes in (100, 70_000, 300_000)}
     assert all(id(held.raw) == raws[nbytes] for nbytes, held in reused.items())
     assert pool.statistics().system_allocations == 2 * len(sizes)
 
 
 def test_peaks_are_exact_with_filled_free_lists():
-    """Listed memory is not live: it counts in a peak only when it is allocated."""
+    """Memory in a free list counts in a peak only when it is allocated again."""
     pool = NaivePool(device.get(device.cpu(9181)))
     one, second = pool.allocate(10_000), pool.allocate(500_000)
     pool.free(one)
@@ -320,7 +323,7 @@ def test_peaks_are_exact_with_filled_free_lists():
 
 
 def test_peaks_are_exact_with_alternating_sizes():
-    """A small request that takes written-off memory does not count in addition to a large block freed before."""
+    """A small request after a large free does not add to the peak of the large block."""
     pool = NaivePool(device.get(device.cpu(9182)))
     for nbytes in (2_000_001, 1, 2_000_001, 1, 2_000_001):
         pool.free(pool.allocate(nbytes))

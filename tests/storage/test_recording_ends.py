@@ -1,4 +1,4 @@
-"""Recording and offloading that another thread switches off during a call: no double lookup."""
+"""Recording and offloading that another thread switches off during a call: the value is looked up once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.support.slots import MAKE_ROOM
 
 
 class Ending:
-    """A module whose attribute ``name`` exists at every second lookup only, as if another thread removed it."""
+    """A module whose attribute ``name`` is None at every second lookup, as if another thread had cleared it."""
 
     def __init__(self, name: str, value: object, module: types.ModuleType) -> None:
         self.name, self.value, self.module, self.looks = name, value, module, 0
@@ -30,7 +30,7 @@ class Ending:
 
 @pytest.mark.parametrize("make", [lambda: NaivePool(get(cpu()), page=4096, large=1 << 20, reserve=5), AutoGrowth])
 def test_pool_survives_the_end_of_recording(make, monkeypatch):
-    """Allocations and frees on every path continue, and freed memory is taken back."""
+    """A pool allocates, frees and empties its cache although recording ends during each call."""
     pool = make() if make is not AutoGrowth else AutoGrowth(get(cpu()))
     lying = Ending("recorder", recording.Recorder(100), recording)
     monkeypatch.setattr(ledger, "recording", lying)
@@ -46,7 +46,7 @@ def test_pool_survives_the_end_of_recording(make, monkeypatch):
 
 
 def test_pushes_survive_the_end_of_recording(monkeypatch):
-    """Arithmetic, a call by name, a copy to another context, and small arrays from a free_list."""
+    """Arithmetic, calls by name and copies succeed although recording or offloading ends during each push."""
     lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):
         monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "MAKE_ROOM", lying)

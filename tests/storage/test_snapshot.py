@@ -1,4 +1,4 @@
-"""Recording of pool events, and the snapshot: the format of PyTorch's memory viewer, and our own page."""
+"""Recording of pool events, and the snapshot in the format of PyTorch's memory viewer and as an HTML page."""
 
 import gc
 import json
@@ -28,14 +28,14 @@ MAKERS = {
 
 @pytest.fixture
 def recording():
-    """Recording is on during the test."""
+    """Record pool events during the test."""
     storage.record()
     yield
     storage.stop_recording()
 
 
 def check_viewer(found):
-    """Check the assumptions of PyTorch's ``_memory_viz``, taken from its reader; raise AssertionError."""
+    """Check what PyTorch's ``_memory_viz`` assumes about a snapshot; raise AssertionError otherwise."""
     for segment in found["segments"]:
         at = segment["address"]
         for block in segment["blocks"]:
@@ -69,7 +69,10 @@ def check_viewer(found):
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
-    """Blocks cover the segments, with names and sizes; events repeat the calls; the file is a pickle of them."""
+    """A snapshot's blocks cover the segments with names and sizes, and its events repeat the calls.
+
+    The saved file is a pickle of the snapshot's dictionary.
+    """
     ctx = mx.cpu(9140)
     with storage.using(MAKERS[maker](Room(context=ctx))) as pool:
         held = [pool.allocate(n, name=f"array at train.py:{n}") for n in (1000, 5000, 300_000, 0, 2_000_000)]
@@ -99,7 +102,7 @@ def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
 
 
 def test_viewer_check_detects_a_gap():
-    """The checker of this file detects a segment whose blocks leave a gap."""
+    """``check_viewer`` raises for a segment whose blocks leave a gap, so the tests can fail."""
     block = {"address": 0, "size": 10, "requested_size": 10, "state": "inactive", "frames": []}
     segment = {"address": 0, "total_size": 20, "allocated_size": 0, "blocks": [block], "stream": 0, "device": 0}
     with pytest.raises(AssertionError, match="fill"):
@@ -107,7 +110,7 @@ def test_viewer_check_detects_a_gap():
 
 
 def test_failed_request_is_recorded(recording):
-    """A failed request is an event, with the requested bytes and the free bytes of the device."""
+    """A failed request is recorded as ``oom``, with the requested bytes and the device's free bytes."""
     ctx = mx.cpu(9141)
     with storage.using(NaivePool(Room(MIB, context=ctx))) as pool:
         with pytest.raises(OutOfMemoryError):
@@ -118,7 +121,7 @@ def test_failed_request_is_recorded(recording):
 
 
 def test_recording_starts_and_stops(recording):
-    """Recording starts and stops with its calls, the ring buffer drops its oldest events, and a bad size is refused."""
+    """Recording starts and stops on request, keeps the last ``events`` events, and refuses a bad number."""
     pool = NaivePool(device.get(mx.cpu(9142)))
     pool.free(pool.allocate(100))
     assert [event.action for event in recorded()] == ["segment_alloc", "alloc", "free"]
@@ -135,7 +138,7 @@ def test_recording_starts_and_stops(recording):
 
 
 def test_reuse_of_dead_memory_is_recorded(recording):
-    """A small result reuses the memory of an array that just died: a free and an allocation, with both names."""
+    """If a small array reuses the memory of a dead one, the free and the allocation are recorded by name."""
     ctx = mx.cpu(9144)
     with engine.using(engine.create("ThreadedEngine")), storage.using(NaivePool(device.get(ctx))):
         x = mx.nd.ones((16,), ctx=ctx)
@@ -159,7 +162,7 @@ def test_reuse_of_dead_memory_is_recorded(recording):
 
 
 def test_curve_ends_with_the_present_figures(recording):
-    """The page computes its curve backwards from the statistics, so it is right although the start is missing."""
+    """The timeline, computed backwards from the statistics, is right although recording started late."""
     pool = AutoGrowth(Room())
     before = pool.allocate(640)
     storage.record()
@@ -172,7 +175,7 @@ def test_curve_ends_with_the_present_figures(recording):
 
 
 def test_page_is_self_contained_and_names_functions(recording, tmp_path):
-    """One self-contained file whose data are the snapshot's; arrays have their function and line."""
+    """The HTML page needs no other file and names each array's function and line."""
     ctx = mx.cpu(9143)
     with storage.using(NaivePool(device.get(ctx))):
         x = mx.nd.zeros((100, 100), ctx=ctx)

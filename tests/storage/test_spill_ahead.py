@@ -1,4 +1,4 @@
-"""Spilling and restoring that overlaps with compute: virtual time on a simulated device, queues, bits, failures."""
+"""Spilling and restoring arrays ahead of time: overlap with compute, copy queues, values and failures."""
 
 import threading
 
@@ -15,13 +15,16 @@ from weftplan.storage import LimitResource, NaivePool
 from weftplan.storage.offload import traffic
 
 SIZE = 1 << 16
-"""Bytes of an array in these tests."""
+"""Bytes of an array in this file."""
 COPY, KERNEL = 0.8e-3, 1e-3
-"""Virtual seconds of a copy, of a kernel."""
+"""Virtual seconds of a copy and of a kernel."""
 
 
 def virtual_seconds(number, targets, room):
-    """Measure a round over 16 arrays, each changed once, with room for some; return copies and values, too."""
+    """Change each of 16 arrays once with memory for ``room`` arrays, on a simulated device.
+
+    Return the virtual seconds, the numbers of copies out and back, and one value of each array.
+    """
     ctx = mx.sim(number)
     place = device.get(ctx)
     place.configure(cost=CostModel(launch=KERNEL, latency=0, bandwidth=SIZE / COPY))
@@ -42,23 +45,24 @@ def virtual_seconds(number, targets, room):
 
 
 def test_copies_in_both_directions_overlap_with_compute():
-    """Sixteen arrays with room for eight: a round copies sixteen out and sixteen back. It takes little more than one
-    direction, which hides the other and all kernels. The overlap depends on threads: each of three rounds takes less
-    than three quarters of its copies in sequence, and the best round counts.
+    """With memory for eight of sixteen arrays, copies out, copies back and kernels overlap.
+
+    The overlap depends on the timing of threads. Each of three rounds must take less than three quarters of its copies
+    in sequence; the best round must take little more than one direction.
     """
     plain, copies, values = virtual_seconds(130, "", 64)
     assert copies == (0, 0)
     rounds = [virtual_seconds(number, "host", 8) for number in (131, 138, 139)]
     for spilled, copies, same in rounds:
         assert same == values == [value + 2 for value in range(16)]
-        assert sum(copies) >= 2 * 15  # an array may be back before it is sent away
+        assert sum(copies) >= 2 * 15  # an array may be restored before it is spilled
         assert spilled < 0.75 * sum(copies) * COPY
     one_way = 16 * COPY
     assert min(spilled for spilled, _, _ in rounds) < max(plain, one_way) + 5 * COPY
 
 
 def test_copies_run_on_the_copy_queue():
-    """Copies in both directions appear in the trace, on the device's copy queue, each after its dependency."""
+    """Copies in both directions run on the device's copy queue, as the trace shows."""
     seen = []
     current = engine.create("ThreadedEnginePerDevice")
 
@@ -78,7 +82,7 @@ def test_copies_run_on_the_copy_queue():
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_the_same_bits_on_every_engine_and_order(kind, order):
-    """A program with two to three arrays per operation, in a third of its memory, gives NumPy's results."""
+    """On every engine and device order, a random program in less than half of its memory gives NumPy's results."""
     ctx = mx.sim(133)
     device.get(ctx).configure(order=order, seed=5)
     rng = np.random.RandomState(3)
@@ -107,7 +111,7 @@ def test_the_same_bits_on_every_engine_and_order(kind, order):
 
 
 def test_failed_array_affects_no_other():
-    """One of the spilled arrays holds an error: arrays that get its room have values, and it keeps its error."""
+    """A spilled array with a failure raises it; arrays that get its memory have the right values."""
     ctx = mx.cpu(9210)
     with spilling.using("peer"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         storage.get(mx.cpu(9211))
@@ -127,7 +131,7 @@ def test_failed_array_affects_no_other():
 
 
 def test_arrays_of_another_engine_stay(folder):
-    """Arrays of another engine are spilled only when memory runs out: this engine cannot wait for their operations."""
+    """Arrays of another engine are spilled only when memory runs out, and all arrays keep their values."""
     ctx = mx.cpu(9214)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         first = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
@@ -136,7 +140,7 @@ def test_arrays_of_another_engine_stay(folder):
         with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as another:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
             for k, array in enumerate(second):
-                assert first[k].asnumpy()[3] == k  # it is present, and used last except for the next array
+                assert first[k].asnumpy()[3] == k  # restores first[k], which is then used last but for `array`
                 array += 1
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second
@@ -148,7 +152,7 @@ def test_arrays_of_another_engine_stay(folder):
 
 
 def test_destructor_may_use_arrays_during_eviction(folder, monkeypatch):
-    """Garbage may be collected at any moment, even under the model's lock, and a destructor may push work on arrays."""
+    """A destructor that runs during the choice of arrays to spill may use arrays; no thread hangs."""
     ctx = mx.cpu(9215)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
@@ -173,9 +177,9 @@ def test_destructor_may_use_arrays_during_eviction(folder, monkeypatch):
 
 
 def test_full_homes_leave_arrays_in_place(folder):
-    """A write-back without room is no error: present arrays remain usable.
+    """If the offload target is full, arrays stay in memory, and operations succeed.
 
-    One operation at a time, because two need the room of two more copies.
+    The naive engine runs one operation at a time, because two would need memory for two more copies.
     """
     ctx = mx.cpu(9212)
     with (
@@ -194,7 +198,7 @@ def test_full_homes_leave_arrays_in_place(folder):
 
 
 def test_no_copies_while_everything_fits(folder):
-    """With enough room there is no model, so no push waits for it."""
+    """While all arrays fit into memory, no copy is pushed and no model of the memory exists."""
     ctx = mx.cpu(9213)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 64 * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]

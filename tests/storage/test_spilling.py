@@ -1,4 +1,4 @@
-"""Spilled arrays: values, limits, choice of victims, and full offload targets."""
+"""Spilled arrays: values, limits, choice of the array to spill, and full offload targets."""
 
 import threading
 
@@ -17,11 +17,11 @@ from weftplan.support import slots
 
 KIB = 1 << 10
 SIZE = 16 * KIB
-"""Bytes of an array in these tests."""
+"""Bytes of an array in this file."""
 
 
-def many(ctx, count):
-    """Return arrays of SIZE bytes, each filled with its number."""
+def make_arrays(ctx, count):
+    """Return ``count`` arrays of SIZE bytes, each filled with its number."""
     return [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
 
 
@@ -37,13 +37,13 @@ def many(ctx, count):
     ids=str,
 )
 def test_four_times_the_memory_keeps_values(ctx, targets, folder):
-    """Arrays of four times the limit, and sums of them, are right; the limit holds, and nothing stays offloaded."""
+    """32 arrays in memory for eight have the right values; the limit holds, and no array stays offloaded at the end."""
     if targets == "peer":
         storage.get(mx.sim(64))
     targets = targets.replace("/any", str(folder))
     before, began = waiting_bytes(), traffic.outs
     with spilling.using(targets), storage.using(LimitResource(NaivePool(device.get(ctx)), 8 * SIZE)) as pool:
-        xs = many(ctx, 32)
+        xs = make_arrays(ctx, 32)
         ys = [x + 1 for x in xs]
         for value, (x, y) in enumerate(zip(xs, ys, strict=True)):
             assert (y.asnumpy() == value + 1).all()
@@ -62,10 +62,10 @@ def test_four_times_the_memory_keeps_values(ctx, targets, folder):
 
 
 def test_least_recently_used_array_is_spilled(folder):
-    """Of three arrays with room for two, the least recently used is spilled."""
+    """Of three arrays with memory for two, the least recently used is spilled."""
     ctx = mx.cpu(9165)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         a.asnumpy()
         c = mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
         assert [one.chunk.away for one in (a, b, c)] == [False, True, False]
@@ -76,10 +76,10 @@ def test_least_recently_used_array_is_spilled(folder):
 
 
 def test_memory_with_views_is_not_spilled(folder):
-    """A NumPy array on the memory, or a part used by another array, keeps it in place."""
+    """An array with a NumPy view, or with a part used by another array, is not spilled."""
     ctx = mx.cpu(9166)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         view = np.from_dlpack(a)
         part = b.chunk.part(0, 100)
         with pytest.raises(OutOfMemoryError):
@@ -99,14 +99,17 @@ def test_memory_with_views_is_not_spilled(folder):
 
 
 def test_report_explains_full_homes(folder, monkeypatch):
-    """The error explains why nothing could be offloaded; arrays in memory are unchanged, and freeing makes room."""
+    """If the offload target is full, the error gives the reason, and arrays in memory are unchanged.
+
+    After an array is freed, the next request succeeds.
+    """
     ctx = mx.cpu(9167)
 
     def full(*_):
         raise OutOfMemoryError("No space left on device")
 
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         monkeypatch.setattr(FileDevice, "allocate", full)
         with pytest.raises(OutOfMemoryError, match=r"WEFTPLAN_SPILL\): .*No space left on device"):
             mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
@@ -120,11 +123,11 @@ def test_report_explains_full_homes(folder, monkeypatch):
 
 
 def test_limit_of_a_home_is_respected():
-    """Beyond its limit the next target is used; without one the request fails with the reason."""
+    """If the host's limit for offloaded arrays is reached, a request fails with that reason."""
     ctx = mx.sim(68)
     with spilling.using("host:32KiB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         held = []
-        for value in range(4):  # in sequence: with so little room two cannot swap
+        for value in range(4):  # in sequence, because two arrays cannot change places in this little memory
             held.append(mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx))
             held[-1].wait_to_read()
         before = waiting_bytes()
@@ -141,7 +144,7 @@ def test_limit_of_a_home_is_respected():
 
 
 def test_threads_in_little_memory_see_their_values(folder):
-    """Eight threads work on arrays that need four times the memory: every value is right at every check."""
+    """Eight threads whose arrays need almost three times the memory read the right value at every check."""
     ctx, wrong = mx.cpu(9169), []
 
     def work(number):
@@ -168,7 +171,7 @@ def test_threads_in_little_memory_see_their_values(folder):
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
-    """Parameters after two training steps in half the memory equal those of a run with enough memory."""
+    """Training in half of the memory, with spilling, gives the same parameter bits as with enough memory."""
     monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
 
     def trained(ctx):
@@ -202,7 +205,7 @@ def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
 
 @pytest.mark.shows("WEFTPLAN_SPILL")
 def test_variable_enables_spilling(monkeypatch, folder):
-    """With a list of targets arrays are spilled when memory runs out; ``true`` leaves them in place."""
+    """WEFTPLAN_SPILL with a list of targets enables spilling; ``true`` does not."""
     ctx = mx.cpu(9172)
     before = spilling._setting.targets
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
@@ -210,12 +213,12 @@ def test_variable_enables_spilling(monkeypatch, folder):
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
         monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
         with storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-            held = many(ctx, 2)
+            held = make_arrays(ctx, 2)
             if away:
-                held += many(ctx, 1)
+                held += make_arrays(ctx, 1)
             else:
                 with pytest.raises(OutOfMemoryError):
-                    many(ctx, 1)
+                    make_arrays(ctx, 1)
             assert [bool(getattr(one.chunk, "away", False)) for one in held[:1]] == [away]
             held.clear()
             settled()
@@ -224,7 +227,7 @@ def test_variable_enables_spilling(monkeypatch, folder):
 
 
 def test_bad_setting_raises_at_the_first_array(monkeypatch):
-    """The variable is read for the first array; a value that is no list of targets is an error there."""
+    """A bad WEFTPLAN_SPILL raises MXNetError when the first array is created."""
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")
     config._reset_for_tests()
     monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)

@@ -1,4 +1,4 @@
-"""Summary of all memory, and reset of peaks."""
+"""Summary of the memory of all contexts, and reset of peaks."""
 
 import re
 
@@ -8,7 +8,7 @@ from weftplan.storage import NaivePool
 
 
 def test_summary_lists_figures_and_holders():
-    """Bytes, peaks and counts are those of the statistics; a holder shows its line."""
+    """The summary shows the bytes, peaks and counts of the statistics, and the line of each holder."""
     ctx = mx.cpu(71)
     with storage.using(NaivePool(device.get(ctx))) as pool:
         array = mx.nd.zeros((10_000,), ctx=ctx)
@@ -30,7 +30,7 @@ def test_summary_lists_figures_and_holders():
 
 
 def test_summary_of_one_context():
-    """A summary or reset of one context does not concern others."""
+    """A summary or a reset of one context does not include other contexts."""
     ctx, second = mx.cpu(72), mx.cpu(73)
     with storage.using(NaivePool(device.get(ctx))), storage.using(NaivePool(device.get(second))) as pool:
         pool.free(pool.allocate(100))

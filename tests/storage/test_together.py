@@ -1,6 +1,6 @@
 """Operations that do not fit into memory at the same time: each gets the memory of all its arrays or none.
 
-There is room for two arrays, and operands with callbacks on lookup force the interleaving.
+The memory has room for two arrays. Operands that call a function when they are looked up force the interleaving.
 """
 
 import threading
@@ -19,11 +19,11 @@ from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool, relief
 
 SIZE = 1 << 16
-"""Bytes of an array in these tests."""
+"""Bytes of an array in this file."""
 
 
 class Seen:
-    """An operand without memory that calls a function when it is looked up."""
+    """An operand without memory whose lookup calls a function."""
 
     ready = None
 
@@ -31,8 +31,8 @@ class Seen:
         self.raw = function
 
 
-def made(ctx, count):
-    """Return arrays filled with their numbers, in memory of unknown state."""
+def make_arrays(ctx, count):
+    """Return ``count`` arrays filled with their numbers, some of them spilled."""
     arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
     mx.nd.waitall()
     spill_ahead.forget()
@@ -47,7 +47,7 @@ def push(kernel, operands, reads=()):
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def room(request, folder):
-    """(context, pool): memory for two arrays, a file for the others, and an engine with three workers."""
+    """The context and pool of memory for two arrays; an engine with three workers and a spill file are current."""
     ctx = mx.cpu(9230)
     with (
         engine.using(engine.create(request.param, cpu_workers=3)) as current,
@@ -62,17 +62,16 @@ def room(request, folder):
 
 
 def test_two_operations_with_half_of_their_memory(room):
-    """Each operation needs two arrays, and both begin when each holds one:
+    """Two operations of two arrays each both complete, although each begins when it has one array.
 
-    a: x0 ........ x1        the room holds two; with x0 and x2 present,
-    b:    x2 ........ x3     neither could ever have its second
+    If each kept its first array, neither could ever get its second.
     """
     ctx, _ = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     start, begun = threading.Event(), []
 
     def both():
-        """Wait until the other operation has its first array, if it may have one."""
+        """Wait until the other operation has begun, unless this thread has the lock that prevents it."""
         begun.append(None)
         if not joint_allocation._beginning.owned():
             until(lambda: len(begun) == 2)
@@ -90,11 +89,9 @@ def test_two_operations_with_half_of_their_memory(room):
 
 
 def test_impossible_operation_takes_no_memory(room):
-    """Two operations with three arrays each, in the room of two: both are refused, and all other arrays have their
-    values.
-    """
+    """An operation of three arrays fails with OutOfMemoryError and keeps no memory; other arrays can be written."""
     ctx, pool = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     results = [mx.nd.empty((SIZE // 4,), ctx=ctx) for _ in range(2)]
     for result in results:
         result.chunk.drop()
@@ -118,9 +115,9 @@ def test_impossible_operation_takes_no_memory(room):
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
-    """Another thread briefly copies an array out: an operation or a reading thread waits for it."""
+    """An operation or a reading thread without memory waits while another thread briefly reads an array."""
     ctx, _ = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     looks, waits = threading.Event(), threading.Event()
     await_one = joint_allocation._await_one
 
@@ -150,9 +147,9 @@ def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
 
 
 def test_large_operation_is_not_starved(room, monkeypatch):
-    """While it waits for its memory no view is created, so threads with frequent short views cannot starve it."""
+    """While an operation waits for memory, reading threads cannot starve it with frequent short views."""
     ctx, _ = room
-    arrays = made(ctx, 3)
+    arrays = make_arrays(ctx, 3)
     over, looks = threading.Event(), []
     chances = joint_allocation.chances
     monkeypatch.setattr(joint_allocation, "chances", lambda ctx: () if engine.get().in_operation else chances(ctx))
@@ -177,9 +174,9 @@ def test_large_operation_is_not_starved(room, monkeypatch):
 
 
 def test_prefetch_does_not_wait_for_memory(room):
-    """Without memory it neither fails nor waits: the operation that needs the bytes asks again."""
+    """A prefetch without memory returns without an error; a later read restores the array."""
     ctx, _ = room
-    arrays = made(ctx, 3)
+    arrays = make_arrays(ctx, 3)
     away = next(array for array in arrays if array.chunk.away)
     views = [array.raw() for array in arrays if array is not away]
     spill_ahead._bring_back(weakref.ref(away.chunk))
@@ -192,9 +189,9 @@ def test_prefetch_does_not_wait_for_memory(room):
 
 
 def test_interrupt_frees_taken_memory(room):
-    """Ctrl-C during the lookup of arrays: new memory is freed, and other threads continue."""
+    """After Ctrl-C during the lookup of arrays, no memory stays reserved, and later operations succeed."""
     ctx, _ = room
-    arrays = made(ctx, 2)
+    arrays = make_arrays(ctx, 2)
 
     def stop():
         raise KeyboardInterrupt

@@ -14,16 +14,16 @@ from weftplan.storage import AutoGrowth, GuardResource, NaivePool, PoisonResourc
 HOST = device.get(device.cpu())
 
 
-def named(pool):
-    """Allocate 100,000 bytes as a package function would, from this line."""
+def allocate_named(pool):
+    """Allocate 100,000 bytes under the name of this line, as the function ``zeros`` would."""
     return pool.allocate(100_000, name=origin_of("zeros", 100_000))
 
 
 @pytest.mark.parametrize("make", [RawResource, AutoGrowth, lambda place: PoisonResource(NaivePool(place))])
 def test_a_double_free_names_the_origin(make):
-    """The error of the second free names the allocating function and the first free; the first free counts."""
+    """A second free raises an error with the allocating function, and does not change the statistics."""
     pool = make(HOST)
-    held = named(pool)
+    held = allocate_named(pool)
     pool.free(held)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .*100,000 bytes.* was freed before: free it once"):
         pool.free(held)
@@ -31,9 +31,9 @@ def test_a_double_free_names_the_origin(make):
 
 
 def test_foreign_free_names_the_origin():
-    """Another pool refuses the memory and keeps its figures; its own pool still accepts it."""
+    """A free to another pool raises an error with the allocating function; its own pool then accepts it."""
     ours, theirs = NaivePool(HOST), AutoGrowth(HOST)
-    held = named(ours)
+    held = allocate_named(ours)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .* does not belong to <AutoGrowth cpu\(0\)"):
         theirs.free(held)
     assert theirs.statistics().live == 0
@@ -42,10 +42,10 @@ def test_foreign_free_names_the_origin():
 
 
 def test_free_after_replacement_names_the_origin():
-    """The error explains that the resource was replaced; the memory must be freed to its own pool."""
+    """A free to a replaced resource raises an error; the memory can be freed to the pool that allocated it."""
     ctx = mx.cpu(9131)
     with storage.using(NaivePool(device.get(ctx))) as before:
-        held = named(storage.get(ctx))
+        held = allocate_named(storage.get(ctx))
         with (
             storage.using(NaivePool(device.get(ctx))),
             pytest.raises(MXNetError, match=r"<Allocation zeros .* even if another one has taken its place"),
@@ -57,7 +57,7 @@ def test_free_after_replacement_names_the_origin():
 
 @pytest.mark.parametrize("side", [slice(0, 3), slice(-3, None)], ids=["before", "past"])
 def test_free_detects_out_of_bounds_writes(side):
-    """Three bytes out of bounds suffice; the error counts them and names the memory, which has been freed."""
+    """Three bytes written out of bounds raise GuardError at a check and at the free, which still frees the memory."""
     guard = GuardResource(RawResource(HOST))
     held, second = guard.allocate(1000, name="weights"), guard.allocate(0, name="nothing")
     whole = held.block.raw
@@ -73,7 +73,7 @@ def test_free_detects_out_of_bounds_writes(side):
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """Guard mode for resources created here; later tests of the process run without it."""
+    """Enable guard mode during the test."""
     monkeypatch.setenv("WEFTPLAN_STORAGE_GUARD", "1")
     config._reset_for_tests()
     yield
@@ -84,7 +84,7 @@ def guarded(monkeypatch):
 @pytest.mark.shows("WEFTPLAN_STORAGE_GUARD")
 @pytest.mark.usefixtures("guarded")
 def test_guard_accepts_correct_programs():
-    """Arrays and a training step in guard mode: same values, figures without margins, no finding."""
+    """In guard mode a training step has no finding, and statistics exclude the margins."""
     ctx = mx.cpu(9132)  # no other test has created its pool, which would lack a guard
     x = mx.nd.array(np.arange(5000, dtype="float32"), ctx=ctx)
     pool = storage.get(ctx)
@@ -103,7 +103,7 @@ def test_guard_accepts_correct_programs():
 
 
 def test_write_past_an_array_names_its_function():
-    """Out-of-bounds writes through an array's raw memory are reported at the next check, with its allocation site."""
+    """A write past an array's end is reported at the next check, with the line that created the array."""
     ctx = mx.cpu(9133)
     with storage.using(GuardResource(NaivePool(device.get(ctx)))) as guard:
         x = mx.nd.zeros((10000,), ctx=ctx)

@@ -1,7 +1,8 @@
 """Random programs of array calls, small and large: methods, operators by name, arithmetic, views, in-place writes.
 
-The oracle runs the same program on a NaiveEngine, which resolves and pushes every call (``call_settled``). The engines
-under test may cache calls and run small calls inline. Several threads run a program each and read shared arrays.
+The expected results are those of the same program on a NaiveEngine that resolves and pushes every call
+(``call_settled``). The engines under test may cache calls and run small calls inline. Each of several threads runs a
+program and reads shared arrays.
 """
 
 from __future__ import annotations
@@ -38,23 +39,26 @@ METHODS = (
     "sign",
 )
 SEPARATE = frozenset({"rsqrt", "gamma", "gammaln", "erfinv"})
-"""Omitted operators: they are slow and reveal nothing."""
+"""Operators that are left out, because they are slow and use no other path."""
 Step = tuple[Any, ...]
 
 
 class Calls:
-    """Interface for calls: the verbs of a user, or (for the oracle) without the call cache."""
+    """Calls of operators by name; for the oracle without the call cache."""
 
     def __init__(self, oracle: bool) -> None:
         self.oracle = oracle
 
     def by_name(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return ``nd.<name>``."""
+        """Return the result of ``nd.<name>``."""
         return call_settled(name, args, kwargs) if self.oracle else operators.function(name)(*args, **kwargs)
 
 
-def program(rng: random.Random, length: int) -> list[Step]:
-    """Generate steps; arrays are numbers that are resolved against the pool at run time."""
+def make_program(rng: random.Random, length: int) -> list[Step]:
+    """Return a random program: steps with a kind and eight random numbers.
+
+    The numbers, from 0 to 1, choose arrays and parameters when the step runs.
+    """
     kinds = (
         "unary pair broadcast method scalar arithmetic inplace view assign reduce join named copy drop busy look bad"
     )
@@ -63,51 +67,51 @@ def program(rng: random.Random, length: int) -> list[Step]:
     return [rng.choice(few) for _ in range(length)]
 
 
-def of(values: Any, draw: float) -> Any:
-    """Choose one of some values."""
+def choose(values: Any, draw: float) -> Any:
+    """Return the item of ``values`` that ``draw``, a number from 0 to 1, chooses."""
     return values[int(draw * len(values))]
 
 
-def reductions(x: Any, a: float, b: float) -> dict[str, Any]:
-    """Draw arguments of a reduction of ``x``."""
-    axis = of((None, 0, -1, tuple(range(len(x.shape)))), a)
+def reduction_of(x: Any, a: float, b: float) -> dict[str, Any]:
+    """Return arguments for a reduction of ``x``, chosen by ``a`` and ``b``."""
+    axis = choose((None, 0, -1, tuple(range(len(x.shape)))), a)
     return {**({} if axis is None else {"axis": axis}), **({"keepdims": True} if b < 0.4 else {})}
 
 
-def named(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, list[Any], dict[str, Any]]:
-    """Make a call with parameters, some arrays by name."""
+def call_with_parameters(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return (operator, arguments, keyword arguments) of a call with parameters; some arrays are passed by name."""
     a, b, c = draws[:3]
-    like = of([one for one in others if one.shape == x.shape and one.dtype == x.dtype] or [x], b)
+    like = choose([one for one in others if one.shape == x.shape and one.dtype == x.dtype] or [x], b)
     choices: list[tuple[str, list[Any], dict[str, Any]]] = [
-        ("softmax", [x], {"axis": of((-1, 0), b)}),
-        ("clip", [x], {"a_min": -0.5, "a_max": of((0.5, 1, 1.0), b)}),
+        ("softmax", [x], {"axis": choose((-1, 0), b)}),
+        ("clip", [x], {"a_min": -0.5, "a_max": choose((0.5, 1, 1.0), b)}),
         ("elemwise_add", [], {"lhs": x, "rhs": like}),
         ("elemwise_sub", [], {"rhs": x, "lhs": like}),
         ("broadcast_mul", [like], {"rhs": x}),
-        ("Reshape", [x], {"shape": of(((-1,), (0, -1), (-1, 1)), b)}),
+        ("Reshape", [x], {"shape": choose(((-1,), (0, -1), (-1, 1)), b)}),
         ("slice_axis", [x], {"axis": 0, "begin": 0, "end": 1 + int(b * x.shape[0])}),
-        ("expand_dims", [x], {"axis": of((0, -1), b)}),
+        ("expand_dims", [x], {"axis": choose((0, -1), b)}),
         ("tile", [x], {"reps": (2,)}),
         ("repeat", [x], {"repeats": 2, "axis": 0}),
         ("one_hot", [x], {"depth": 3}),
-        ("Cast", [x], {"dtype": of(DTYPES, b)}),
+        ("Cast", [x], {"dtype": choose(DTYPES, b)}),
         ("dot", [x, like], {"transpose_b": True}),
-        ("take", [x, like], {"mode": of(("clip", "wrap"), b)}),
+        ("take", [x, like], {"mode": choose(("clip", "wrap"), b)}),
         ("where", [], {"condition": x, "x": like, "y": x}),
         ("FullyConnected", [x, x], {"num_hidden": x.shape[0], "no_bias": True}),
-        ("topk", [x], {"k": 1, "ret_typ": of(("value", "indices", "both"), b)}),
+        ("topk", [x], {"k": 1, "ret_typ": choose(("value", "indices", "both"), b)}),
         ("SliceChannel", [x], {"num_outputs": x.shape[-1], "axis": -1}),
-        ("LeakyReLU", [x], {"act_type": of(("leaky", "elu", "gelu"), b), "slope": of((0.25, 0.1), c)}),
-        ("Activation", [x], {"act_type": of(("relu", "tanh", "softrelu"), b)}),
-        ("norm", [x], {"ord": of((1, 2), b)}),
-        ("smooth_l1", [x], {"scalar": of((1.0, 2.0), b)}),
+        ("LeakyReLU", [x], {"act_type": choose(("leaky", "elu", "gelu"), b), "slope": choose((0.25, 0.1), c)}),
+        ("Activation", [x], {"act_type": choose(("relu", "tanh", "softrelu"), b)}),
+        ("norm", [x], {"ord": choose((1, 2), b)}),
+        ("smooth_l1", [x], {"scalar": choose((1.0, 2.0), b)}),
         ("add_n", [x, like, x], {}),
-        ("_plus_scalar", [x], {"scalar": of((0.0, -0.0, 1, True), b)}),
+        ("_plus_scalar", [x], {"scalar": choose((0.0, -0.0, 1, True), b)}),
     ]
-    return of(choices, a)
+    return choose(choices, a)
 
 
-def busy(array: Any, draw: float) -> None:
+def push_slow_write(array: Any, draw: float) -> None:
     """Push a slow write of ``array``, so that the next call finds it pending."""
 
     def work() -> None:
@@ -119,26 +123,27 @@ def busy(array: Any, draw: float) -> None:
 
 
 def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
-    """Run one step; arrays before ``first`` are shared and only read."""
+    """Run one step and return its new arrays; arrays before ``first`` are shared and only read."""
     kind, *draws = what
     a, b, c, d, e = draws[:5]
-    x = of(pool, a)
-    y = of(pool, b)
-    own = of(pool[first:], a)
+    x = choose(pool, a)
+    y = choose(pool, b)
+    own = choose(pool[first:], a)
     verbs: dict[str, Callable[[], Any]] = {
-        "unary": lambda: calls.by_name(of([n for n in UNARY if n not in SEPARATE], b), [x], {}),
-        "pair": lambda: calls.by_name(of(PAIRS, c), [x, of([o for o in pool if o.shape == x.shape], d)], {}),
-        "broadcast": lambda: calls.by_name(f"broadcast_{of(BROADCAST, c)}", [x, y], {}),
-        "named": lambda: calls.by_name(*named(x, pool, (c, d, e))),
-        "reduce": lambda: calls.by_name(of(("sum", "mean", "max", "prod", "nansum"), b), [x], reductions(x, c, d)),
-        "join": lambda: calls.by_name("Concat", [x, *[x] * int(c * 3)], {"dim": of((0, -1), d)}),
+        "unary": lambda: calls.by_name(choose([n for n in UNARY if n not in SEPARATE], b), [x], {}),
+        "pair": lambda: calls.by_name(choose(PAIRS, c), [x, choose([o for o in pool if o.shape == x.shape], d)], {}),
+        "broadcast": lambda: calls.by_name(f"broadcast_{choose(BROADCAST, c)}", [x, y], {}),
+        "named": lambda: calls.by_name(*call_with_parameters(x, pool, (c, d, e))),
+        "reduce": lambda: calls.by_name(choose(("sum", "mean", "max", "prod", "nansum"), b), [x],
+                                        reduction_of(x, c, d)),
+        "join": lambda: calls.by_name("Concat", [x, *[x] * int(c * 3)], {"dim": choose((0, -1), d)}),
         "copy": lambda: x.copy(),
-        "scalar": lambda: of((lambda: x + c, lambda: x * 2, lambda: 1 - x, lambda: x / 3, lambda: x**2,
+        "scalar": lambda: choose((lambda: x + c, lambda: x * 2, lambda: 1 - x, lambda: x / 3, lambda: x**2,
                               lambda: x > 0, lambda: x == 1, lambda: 2 / x, lambda: -x, lambda: x % 2), d)(),
-        "arithmetic": lambda: of((lambda: x + y, lambda: x * y, lambda: x - y, lambda: x <= y, lambda: y / x), c)(),
+        "arithmetic": lambda: choose((lambda: x + y, lambda: x * y, lambda: x - y, lambda: x <= y, lambda: y / x), c)(),
     }  # fmt: skip
     if kind == "method":
-        name = of(METHODS, b)
+        name = choose(METHODS, b)
         arguments = {"clip": (-1, 1), "reshape": ((-1,),)}.get(name, ())
         if name == "reshape":  # a view, through which shared arrays must not be written
             return [own.reshape(*arguments)]
@@ -146,27 +151,29 @@ def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
             return [calls.by_name(name, [x], {"a_min": -1, "a_max": 1} if arguments else {})]
         return [getattr(x, name)(*arguments)]
     if kind == "inplace":
-        of((lambda: own.__iadd__(c), lambda: own.__imul__(2), lambda: own.__isub__(y), lambda: own.__imul__(y)), d)()
+        choose(
+            (lambda: own.__iadd__(c), lambda: own.__imul__(2), lambda: own.__isub__(y), lambda: own.__imul__(y)), d
+        )()
         return []
     if kind == "view":
         part = own[: 1 + int(c * own.shape[0])]
-        of((lambda: part.__imul__(2), lambda: part.__iadd__(d)), e)()
+        choose((lambda: part.__imul__(2), lambda: part.__iadd__(d)), e)()
         return [part]
     if kind == "assign":
-        own[int(c * own.shape[0])] = of((1, 0.5, -3), d)
+        own[int(c * own.shape[0])] = choose((1, 0.5, -3), d)
         return []
     if kind == "drop":
         if len(pool) > first + 3:
             pool.pop(first + int(c * (len(pool) - first)))
         return []
     if kind == "busy":
-        busy(own, c)
+        push_slow_write(own, c)
         return []
     if kind == "look":
-        of((mx.nd.waitall, x.asnumpy, x.wait_to_read), c)()
+        choose((mx.nd.waitall, x.asnumpy, x.wait_to_read), c)()
         return []
     if kind == "bad":
-        bad = of((lambda: calls.by_name("elemwise_add", [x], {}), lambda: calls.by_name("sum", [x], {"axis": 7}),
+        bad = choose((lambda: calls.by_name("elemwise_add", [x], {}), lambda: calls.by_name("sum", [x], {"axis": 7}),
                   lambda: calls.by_name("Reshape", [x], {"shape": (7, 11, 13)})), c)  # fmt: skip
         bad()
         raise AssertionError("a call was not refused")
@@ -175,7 +182,7 @@ def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
 
 
 def run(calls: Calls, shared: list[Any], seed: str, steps: list[Step]) -> list[Any]:
-    """Return the results of a program: values, or the class of the raised error, per step."""
+    """Run a program; return the error class of each step that raised, then the values of the remaining arrays."""
     rng = np.random.default_rng(sum(map(ord, seed)))
     drawn = random.Random(seed)
     pool = list(shared)
@@ -207,13 +214,13 @@ def _plain(array: Any) -> Any:
 
 
 def trial(seed: str) -> bool:
-    """Run programs in one to three threads on one engine, against the oracle."""
+    """Run programs in one to three threads on a random engine; compare their results with the oracle's."""
     rng = random.Random(seed)
     threads, bulk = rng.choice((1, 1, 3)), rng.choice((0, 0, 0, 5))
     driver = rng.choice(
         ("ThreadedEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "ThreadedEnginePerDevice", "NaiveEngine")
     )
-    programs = [program(rng, rng.randrange(20, 120)) for _ in range(threads)]
+    programs = [make_program(rng, rng.randrange(20, 120)) for _ in range(threads)]
     values = np.random.default_rng(rng.randrange(1 << 30)).uniform(-2, 2, (3, 4)).astype("float32")
     with engine.using(engine.create("NaiveEngine")):
         shared = [mx.nd.array(values), mx.nd.array(values[0])]

@@ -1,8 +1,9 @@
-"""Trials of one random convolution or deconvolution against its float64 definition (``python -m tests.stress.trials``).
+"""Trials that compare a random convolution or deconvolution with its float64 definition.
 
-One to three axes, strides, dilations, groups, single channels; images with enough channels to be copied in bands,
-filters with enough to be packed in slices; 3x3 windows by Winograd's algorithm; float32 and float64; parts of any size,
-any engine. The definition shares no code with the kernels, unlike trials of networks.
+``python -m tests.stress.trials convolutions`` runs them. They have one to three axes, strides, dilations, groups and
+single channels; images with enough channels to be copied in bands, filters with enough to be packed in slices; 3x3
+windows by Winograd's algorithm; float32 and float64; parts of any size, on any engine. The definition shares no code
+with the kernels, unlike trials of networks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MOST = 1 << 25
 """Maximum number of multiplications per pass."""
 
 
-def drawn(rng: random.Random) -> tuple[Geometry, bool]:
-    """Draw the sizes of a moderate convolution, and whether to use its transpose."""
+def draw_geometry(rng: random.Random) -> tuple[Geometry, bool]:
+    """Return the random sizes of a moderate convolution, and whether to test its transpose instead."""
     while True:
         axes = rng.choice((1, 2, 2, 2, 3))
         most = {1: 300, 2: 40, 3: 12}[axes]
@@ -59,9 +60,9 @@ def drawn(rng: random.Random) -> tuple[Geometry, bool]:
 
 
 def trial(seed: str) -> bool:
-    """Assert that the output and all gradients are within rounding of the definition."""
+    """Check that the output and all gradients equal the definition within rounding; return True."""
     rng = random.Random(seed)
-    geo, transposed = drawn(rng)
+    geo, transposed = draw_geometry(rng)
     values = np.random.default_rng(rng.randrange(1 << 30))
     image = geo.batch, geo.channels, *geo.image
     grid = geo.batch, geo.filters, *geo.grid

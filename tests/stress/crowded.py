@@ -1,9 +1,9 @@
 """Multi-threaded array programs in a fraction of their memory; the remainder is offloaded.
 
 Each thread has arrays and a NumPy model of them; all threads share the memory. Meanwhile the limit is lowered and
-raised, arrays are dropped during their copies, and in some trials offload targets fail now and then, like a disk that
-is briefly full. An array may then hold that error and no other; all others have their values. At the end no memory is
-held.
+raised, arrays are dropped during their copies, and in some trials offload targets refuse copies at random, as if a disk
+were full for a moment. An array may then have that error, but no other; all other arrays have the right values. At the
+end no memory is live.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from weftplan.storage import AutoGrowth, LimitResource, NaivePool, offload
 
 ELEMENTS = 2048
 SIZE = 4 * ELEMENTS
-"""Bytes of an array."""
+"""Bytes of an array in this file."""
 MOST = 3
 """Maximum number of arrays per operation."""
 
 
 @functools.cache
 def folder() -> str:
-    """Return the process's folder for offload files, one per file target."""
+    """Return the process's temporary folder for offload files, which is removed at exit."""
     temporary = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
 
 
-def on(name: str, seed: int) -> Any:
-    """Return an engine by name."""
+def make_engine(name: str, seed: int) -> Any:
+    """Return a new engine of the kind ``name``; threaded engines have one to four workers, depending on ``seed``."""
     return Simulator(seed=seed) if name == "Simulator" else engine.create(name, cpu_workers=1 + seed % 4)
 
 
 class Program:
-    """The program of one thread."""
+    """The random program of one thread, with its arrays and their expected values."""
 
     def __init__(self, seed: str, ctx: mx.Context, count: int, steps: int, faults: bool) -> None:
         self.rng = random.Random(seed)
@@ -63,7 +63,7 @@ class Program:
         self.arrays: list[Any] = [None] * count
 
     def run(self) -> None:
-        """Run all steps, then check every array."""
+        """Run all steps, then check every array; record errors in ``wrong``."""
         try:
             for k in range(len(self.arrays)):
                 self.renew(k)
@@ -77,7 +77,7 @@ class Program:
             self.arrays.clear()
 
     def step(self) -> None:
-        """Run one random statement on the arrays and the model. Every array is large enough to be spilled."""
+        """Run one random statement on the arrays and on the model."""
         rng, xs, vs = self.rng, self.arrays, self.values
         i, j, k = (rng.randrange(len(xs)) for _ in range(3))
         what = rng.randrange(7)
@@ -108,13 +108,13 @@ class Program:
             self.renew_all()
 
     def renew_all(self) -> None:
-        """After a refusal: overwrite the array and all arrays that inherited its failure with their old values."""
+        """Replace all arrays after a refusal, because any of them may have inherited the failure."""
         self.refusals += 1
         for k in range(len(self.arrays)):
             self.renew(k)
 
     def renew(self, k: int) -> None:
-        """Replace the array ``k`` by a new one."""
+        """Replace array ``k`` and its expected value; with faults, repeat until memory is found."""
         self.values[k] = np.full(ELEMENTS, self.rng.randrange(100), "float32")
         self.arrays[k] = None
         while True:
@@ -128,7 +128,7 @@ class Program:
                     raise
 
     def look(self, k: int) -> None:
-        """Assert that the array ``k`` has the model's values, or an error that this trial may cause."""
+        """Check that array ``k`` has the model's values; an OutOfMemoryError is allowed in trials with faults."""
         try:
             values = self.arrays[k].asnumpy()
         except OutOfMemoryError:
@@ -141,7 +141,7 @@ class Program:
 
 
 def trial(seed: str) -> bool:
-    """Run one set of programs in one memory."""
+    """Run one to three programs at the same time in one memory; check their values and that no memory stays live."""
     rng = random.Random(seed)
     kind = rng.choice(("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"))
     threads = 1 if kind == "Simulator" else rng.randint(1, 3)
@@ -160,7 +160,7 @@ def trial(seed: str) -> bool:
             raise OutOfMemoryError("the offload target is full for a moment")
         return keep(*args, **how)
 
-    waiting, result = offload.waiting_bytes(), on(kind, rng.randrange(1 << 20))
+    waiting, result = offload.waiting_bytes(), make_engine(kind, rng.randrange(1 << 20))
     pool = LimitResource(rng.choice((NaivePool, AutoGrowth))(device.get(ctx)), room * SIZE)
     with ExitStack() as stack:
         stack.enter_context(engine.using(result))

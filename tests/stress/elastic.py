@@ -1,12 +1,11 @@
-"""Ranks of elastic jobs that end at random batches, in every way a process can end.
+"""Elastic jobs whose ranks end at random batches, in every way in which a process can end.
 
     python -m tests.stress.elastic SEED COUNT       until COUNT ranks have ended
 
-Each job trains on three or four ranks, with several ends: at random ranks, epochs and batches, sometimes two at a
-batch, some of them a few milliseconds into the next exchange, and some of them of replacements. Stores, checkpoints
-and the transport of messages change from job to job. The weights and optimizer states at the end must have the bits of
-a job without a loss, and no job may start all processes again. The output is the number of wrong weights, other starts
-and hung jobs. Exit status 1 means an error.
+Each job trains on three or four ranks, and several ranks end: at random epochs and batches, sometimes two at the same
+batch, some a few milliseconds into the next exchange. A replacement may end, too. Stores, checkpoints and the transport
+of messages change from job to job. The final weights must have the bits of a job without a loss, and no job may start
+all processes again. The output is the number of wrong jobs and of hung jobs. Exit status 1 means an error.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, KINDS, run_job
 
 
 @lru_cache
-def unbroken(ranks: int, on_store: int) -> str:
-    """Return the weights of a job of mpiexec without a loss; ``on_store``: the store updates them."""
+def weights_without_loss(ranks: int, on_store: int) -> str:
+    """Return the final weights of a job without a loss, started by mpiexec.
+
+    ``on_store`` is 1 if the store updates the weights, else 0.
+    """
     with tempfile.TemporaryDirectory() as folder:
         done = run_job(Path(folder) / "job", ranks, {}, MXNET_UPDATE_ON_KVSTORE=str(on_store))
     assert done.status == 0, done.errors
@@ -36,7 +38,7 @@ def unbroken(ranks: int, on_store: int) -> str:
 
 
 def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
-    """Return ``count`` ends, a third of them at the batch of the end before."""
+    """Return ``count`` ends as {"rank epoch batch": kind}; about a third are at the batch of the end before."""
     ends: dict[str, str] = {}
     epoch, batch = 0, 0
     while len(ends) < count:
@@ -47,7 +49,10 @@ def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]
 
 
 def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter[str]]:
-    """Return (wrong jobs, hung jobs, jobs, ends by kind) of at least ``count`` ends, ``each`` of them in one job."""
+    """Run jobs with ``each`` ends per job until ``count`` ranks have ended.
+
+    Return the numbers of wrong jobs, hung jobs and jobs, and the ends by kind.
+    """
     chance = random.Random(seed)
     wrong = hung = jobs = 0
     kinds = Counter[str]()
@@ -82,7 +87,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
         # If all ranks end at one batch, no survivor has the state: then all start again, and may skip a planned end.
         at_once = max(Counter(place.split(" ", 1)[1] for place in ends).values()) == ranks
         right = done.status == 0 and (at_once or (done.starts == ranks + done.ends and done.ends == len(ends)))
-        right = right and list(done.weights.values()) == [unbroken(ranks, on_store)] * ranks
+        right = right and list(done.weights.values()) == [weights_without_loss(ranks, on_store)] * ranks
         if not right:
             wrong += 1
             print(f"job {jobs}, {ranks} ranks, {ends}: WRONG\n{done.output}\n{done.errors[-6000:]}", flush=True)
@@ -90,7 +95,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
 
 
 def main() -> None:
-    """Run the jobs and print the result."""
+    """Run the jobs, print the result, and exit with status 1 on an error."""
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     wrong, hung, jobs, kinds = losses(seed, count)
     shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))

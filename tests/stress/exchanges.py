@@ -1,7 +1,6 @@
 """Random exchanges of a store over random links between simulated devices.
 
-Values are whole numbers, so that a sum does not depend on the order of its additions. A store's duration must equal its
-prediction.
+Values are whole numbers, so that a sum does not depend on the order of its additions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulato
 
 
 def links(rng: random.Random) -> Interconnect | None:
-    """Draw the links between eight devices."""
+    """Return random links between eight devices, or None."""
     kind = rng.randrange(6)
     if kind == 0:
         return None
@@ -50,7 +49,7 @@ def links(rng: random.Random) -> Interconnect | None:
 
 
 def trial(seed: str) -> bool:
-    """Compare rounds of pushes and pulls of several keys, singly or in lists, with NumPy."""
+    """Compare rounds of pushes and pulls of several keys, singly or in lists, with NumPy; return True."""
     rng = random.Random(seed)
     draw = np.random.default_rng(rng.randrange(1 << 30))
     before = {name: os.environ.get(name) for name in SETTINGS}

@@ -1,4 +1,4 @@
-"""Random networks with and without batch normalisation, folded for inference, against themselves."""
+"""Random networks with batch normalisation, compared with the same networks after folding for inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-3, "float16": 6e-2}
 
 
 def network(rng: random.Random) -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Draw (symbol, input shapes): chains, branches, shared parameters, inner outputs."""
+    """Return a random network (symbol, input shapes) with chains, branches, shared parameters and inner outputs."""
     axes = rng.choice((0, 1, 2, 2, 2, 3))
     data = sym.Variable("data")
     shape = (rng.randrange(1, 4), rng.choice((2, 4, 6)), *(rng.randrange(3, 9) for _ in range(axes)))
@@ -61,7 +61,10 @@ def network(rng: random.Random) -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 
 def trial(seed: str) -> bool:
-    """Assert equal outputs within rounding and names, from no more nodes; return False for an invalid network."""
+    """Check that the folded network has equal outputs within rounding, and equal names.
+
+    Return False for an invalid network.
+    """
     rng = random.Random(seed)
     symbol, shapes = network(rng)
     dtype = rng.choice(("float64", "float32", "float32", "float16"))

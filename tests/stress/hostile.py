@@ -1,9 +1,9 @@
 """Reading of damaged files under a memory limit: ``python -m tests.stress.hostile MEGABYTES VERB …``.
 
-``load FILE…`` reports for every symbol file whether it was read or refused. ``fuzz KIND SEED COUNT`` damages files of a
+``load FILE…`` prints for every symbol file whether it was read or refused. ``fuzz KIND SEED COUNT`` damages files of a
 kind (``symbol``, ``params``, ``onnx``, ``safetensors``, ``recordio``, ``image``, or several with commas) ``COUNT``
 times, reads them, and uses the result like a user. It stops at an error that is no MXNetError, and at a file that takes
-too long. It prints the seed and number of each mutation; ``fuzz KIND SEED COUNT FIRST`` starts with mutation FIRST.
+too long, and prints the seed and the number of the mutation. ``fuzz KIND SEED COUNT FIRST`` starts with mutation FIRST.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from weftplan.ops.core import registry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SECONDS = 5
-"""Time limit per file in seconds, on a loaded machine."""
+"""Time limit per file in seconds, long enough for a loaded machine."""
 MEGABYTES = 600
-"""Memory limit beyond the imports; the first argument."""
+"""Memory limit in MiB beyond the memory used after the imports; the first argument replaces it."""
 NUMBERS = ["0", "1", "-1", "2", "7", "64", "65536", "2147483647", "-2147483648", "4294967296", "9" * 30, "1e400", "nan"]
 WORDS = [
     "",
@@ -50,7 +50,7 @@ WORDS = [
 
 
 def limit_memory(megabytes: int) -> None:
-    """Limit the process to this much more address space than it has now."""
+    """Limit the process to ``megabytes`` MiB more address space than it has now."""
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (megabytes << 20)
@@ -58,7 +58,7 @@ def limit_memory(megabytes: int) -> None:
 
 
 def damaged_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Change, insert, remove or duplicate a few bytes, cut off the end, or set numbers of four and eight bytes."""
+    """Return ``data`` with bytes changed, inserted, removed or duplicated, its end cut off, or numbers replaced."""
     damaged = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         if not damaged:
@@ -86,7 +86,7 @@ def damaged_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def damaged_symbol(rng: random.Random, text: str) -> str:
-    """Replace some values of a symbol file by others of the same file or by unlikely values."""
+    """Return a symbol file with some values replaced by other values of the file or by unlikely values."""
     if rng.random() < 0.3:
         return damaged_bytes(rng, text.encode()).decode("utf-8", "surrogateescape")
     document = json.loads(text)
@@ -118,7 +118,7 @@ def damaged_symbol(rng: random.Random, text: str) -> str:
 
 
 def _places(value: Any) -> Any:
-    """Return (holder, key) of every value in a document, outer holders first."""
+    """Yield (holder, key) of every value in a document, outer holders first."""
     stack, seen = [value], set()
     while stack:
         holder = stack.pop()
@@ -147,7 +147,7 @@ ATTRIBUTES = [
 
 
 def use(symbol: Any, shape: tuple[int, ...] | None = (2, 3, 16, 16)) -> None:
-    """Use a loaded file like a user: names, shapes, dtypes, its text, a plan."""
+    """Call what a user calls on a loaded symbol: names, shapes, dtypes, its text, and a plan if ``shape`` is given."""
     symbol.list_arguments()
     symbol.list_outputs()
     symbol.list_auxiliary_states()
@@ -160,7 +160,10 @@ def use(symbol: Any, shape: tuple[int, ...] | None = (2, 3, 16, 16)) -> None:
 
 
 Kind = tuple[list[bytes], Callable[[random.Random, bytes], bytes], Callable[[bytes, Path], None]]
-"""Contents to damage, the damage, and the reader (bytes, and a path to write them to)."""
+"""A kind of files: contents to damage, the function that damages them, and the reader.
+
+The reader gets the bytes and a path to which it may write them.
+"""
 
 
 def _use_params(content: bytes, path: Path) -> None:
@@ -173,7 +176,7 @@ def _use_symbol(content: bytes, path: Path) -> None:
 
 
 def symbol_kind() -> Kind:
-    """Symbol files of the golden folder."""
+    """Return the kind of symbol files, from the golden folder."""
     texts = [path.read_text() for path in sorted(GOLDEN.glob("interchange/*.json"))]
     return (
         [text.encode() for text in texts if len(text) < 40_000],
@@ -183,13 +186,13 @@ def symbol_kind() -> Kind:
 
 
 def params_kind() -> Kind:
-    """Parameter files of the golden folder."""
+    """Return the kind of parameter files, from the golden folder."""
     arrays = [path.read_bytes() for path in sorted(GOLDEN.glob("*/*.params"))]
     return [one for one in arrays if len(one) < 200_000], damaged_bytes, _use_params
 
 
 def _small_models() -> list[tuple[Any, dict[str, Any], dict[str, Any], tuple[int, ...]]]:
-    """Return (symbol, arguments, states, shape of data) of three small networks: images, a sequence, numbers."""
+    """Return (symbol, arguments, auxiliary states, data shape) of three small networks: image, sequence, arithmetic."""
     data = mx.sym.Variable("data")
     x = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv")
     x = mx.sym.Pooling(mx.sym.Activation(mx.sym.BatchNorm(x, name="bn"), act_type="relu"), kernel=(2, 2), stride=(2, 2))
@@ -222,7 +225,7 @@ def _use_onnx(content: bytes, path: Path) -> None:
 
 
 def onnx_kind() -> Kind:
-    """ONNX models written by us."""
+    """Return the kind of ONNX models, exported by the package."""
     from weftplan.convert.onnx_out import export_model
 
     models = [export_model(symbol, args, aux, {"data": shape}) for symbol, args, aux, shape in _small_models()]
@@ -239,7 +242,7 @@ def _use_safetensors(content: bytes, path: Path) -> None:
 
 
 def safetensors_kind() -> Kind:
-    """Return the parameters written by us as safetensors."""
+    """Return the kind of safetensors files, written by the package."""
     from weftplan.convert.safetensors import save_safetensors
 
     contents = []
@@ -272,7 +275,7 @@ def _use_recordio(content: bytes, path: Path) -> None:
 
 
 def recordio_kind() -> Kind:
-    """Record files with images and labels."""
+    """Return the kind of record files with images and labels."""
     contents = []
     with tempfile.TemporaryDirectory() as folder:
         for labels in (1.0, [1.0, 2.0]):
@@ -286,7 +289,7 @@ def recordio_kind() -> Kind:
 
 
 def image_kind() -> Kind:
-    """JPEG and PNG files."""
+    """Return the kind of JPEG and PNG files."""
     return _images(), damaged_bytes, lambda content, path: mx.image.imdecode(content).wait_to_read()
 
 
@@ -301,7 +304,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
 
 
 def fuzz(kind: str, seed: int, count: int, first: int = 0) -> None:
-    """Damage, read, use."""
+    """Damage and read files of a kind, ``count`` times from mutation ``first``; stop at the first wrong error."""
     contents, damage, read = KINDS[kind]()
     assert contents
     print(f"seed {seed}: {len(contents)} files of kind {kind}", flush=True)
@@ -333,7 +336,7 @@ def _values(found: Any) -> list[Any]:
 
 
 def load(paths: list[str]) -> None:
-    """Report for every file whether it was read or refused."""
+    """Print for every file whether it was read or refused."""
     for path in paths:
         signal.alarm(SECONDS)
         try:

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: network namespaces on a bridge, each with its own address and name.
+"""Several emulated hosts on one machine: network namespaces on a bridge, each with its own address and name.
 
-MPI starts a daemon on each, as on real machines, and its messages use TCP. It needs root and the command ``ip``;
-:func:`emulated` skips the test without them. A stand-in for ssh enters the namespace.
+MPI starts a daemon on each host, as on real machines, and its messages use TCP. This needs root and the commands ``ip``
+and ``unshare``; :func:`emulated` skips the test without them. A script in place of ssh enters the namespace.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ exec ip netns exec "$host" unshare --uts bash -c "hostname $host; $*"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Names of the hosts, and a folder with the files that MPI needs to reach them."""
+    """Names of the emulated hosts, and a folder with the files that MPI needs to reach them."""
 
     names: tuple[str, ...]
     folder: Path
 
     def across(self, command: Sequence[str]) -> list[str]:
-        """Return the ``mpiexec`` command, run on the first host, with processes distributed over all."""
+        """Return a command that runs the given ``mpiexec`` command on the first host, with processes on all hosts."""
         mpiexec, *remaining = command
         reach = ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--hostfile", str(self.folder / "hosts")]
         inside = ["bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash", mpiexec, *reach, "--map-by", "node"]
@@ -50,7 +50,10 @@ class Hosts:
 
 @contextlib.contextmanager
 def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterator[Hosts]:
-    """Create hosts, and remove them with all their processes afterwards; ``rate``: their bandwidth in ``tc`` syntax."""
+    """Emulate ``count`` hosts inside the block, then remove them with all their processes.
+
+    ``slots`` is the number of processes per host, ``rate`` the bandwidth in the syntax of ``tc`` (None: no limit).
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("hosts are emulated as root, with the commands ip and unshare")
     mark, net = os.getpid() % 10_000, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"

@@ -1,10 +1,10 @@
-"""Training killed (SIGKILL) at random moments and resumed until done must end with the same bits.
+"""Training that is killed (SIGKILL) at random moments and resumed must end with the same bits.
 
     python -m tests.stress.kill_points SEED COUNT
 
-COUNT processes are killed, up to four per run, each at a random moment within the duration of an undisturbed run. Kills
-thus hit steps, checkpoint writes, and the time between. Runs differ in iterators, devices and micro-batches. Each
-process is forked from the main process, which never starts an engine.
+COUNT processes are killed, up to four per run, each at a random moment within the duration of an undisturbed run. A
+kill may thus come in a step, in a checkpoint write, or between them. Runs differ in iterators, devices and
+micro-batches. Each process is forked from the main process, which never starts an engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("plain", "prefetching", "of one's own", "two devices", "micro-batches",
 
 
 class Own(mx.io.DataIter):
-    """An iterator that cannot report its position."""
+    """A user's iterator, which cannot report its position."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source.batch_size)
@@ -47,7 +47,7 @@ class Own(mx.io.DataIter):
 
 
 def network() -> Any:
-    """Return a network with moving statistics, and random numbers in every step."""
+    """Return a network with moving statistics and random numbers in every step."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")
@@ -55,7 +55,7 @@ def network() -> Any:
 
 
 def of_length(length: int) -> Any:
-    """Return the network of a bucket."""
+    """Return the network of a bucket, with its data and label names."""
     net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=6, name="embed")
     net = mx.sym.Dropout(mx.sym.Reshape(net, shape=(-1, 6)), p=0.2, name="drop")
     net = mx.sym.FullyConnected(net, num_hidden=9, name="fc")
@@ -64,7 +64,7 @@ def of_length(length: int) -> Any:
 
 
 def train(kind: str, prefix: Path, result: Path) -> None:
-    """Train or resume; write a digest of weights and last metrics at the end."""
+    """Train or resume, then write a digest of the weights, the last metrics and a random number to ``result``."""
     mx.random.seed(11)
     rng = np.random.default_rng(5)
     metric = ["acc", "ce"]
@@ -107,7 +107,7 @@ def train(kind: str, prefix: Path, result: Path) -> None:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Fork a process that runs ``work`` and exits; return its number."""
+    """Fork a process that runs ``work`` and exits; return its process identifier."""
     child = os.fork()
     if child:
         return child
@@ -125,7 +125,7 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def kill_points(seed: int, count: int, kinds: tuple[str, ...] = KINDS) -> list[str]:
-    """Kill ``count`` processes; return a line per error."""
+    """Kill ``count`` processes; return a line per run that ended differently or left files."""
     rng, wrong = random.Random(seed), []
     expected: dict[str, tuple[Any, float]] = {}
     killed = runs = 0

@@ -1,16 +1,20 @@
-"""Processes of a job killed at random moments, and exchanges whose arrays arrive in random orders.
+"""Processes of a job that are killed at random moments, and exchanges whose arrays arrive in random orders.
 
     python -m tests.stress.kills kills SEED COUNT       until COUNT processes have been killed
     python -m tests.stress.kills hosts SEED COUNT       the same over three emulated hosts (as root)
     python -m tests.stress.kills async SEED COUNT       COUNT jobs of dist_async with one killed process each
     python -m tests.stress.kills orders SEED COUNT      COUNT orders of arrival
 
-The first two start jobs of four processes; one to three of them send themselves SIGKILL at random moments of a loop of
-pushes. The others must get an error, recover, and continue with right sums. The output is the number of wrong sums and
-hung jobs, and the seconds from an error to the end of ``recover``. In the third every survivor must get an error and
-end. The last pushes the same gradients repeatedly with varying threads, priorities, buckets, arrival times and
-transport (shared memory or MPI): all bits must be equal, and the printed digest does not depend on the seed. Exit
-status 1 means an error.
+``kills`` and ``hosts`` start jobs of four processes; one to three of them send themselves SIGKILL at random moments of
+a loop of pushes. The others must get an error, recover, and continue with right sums. The output is the number of wrong
+sums and hung jobs, and the seconds from an error to the end of ``recover``.
+
+In ``async`` every survivor must get an error and end.
+
+``orders`` pushes the same gradients repeatedly with varying threads, priorities, buckets, arrival times and transport
+(shared memory or MPI). All bits must be equal, and the printed digest does not depend on the seed.
+
+Exit status 1 means an error.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ KILLS = """
         try:
             if begun is not None:
                 kv.recover()
-                for place, key in enumerate(late):  # two exchanges, or one
+                for place, key in enumerate(late):  # the two keys may be one exchange or two
                     stored = value(key, (30000,))
                     if not ((stored == last[place]).all() or (stored == due).all()):
                         print("WRONG", me, step, "stored", stored[:3], stored[-3:], last, due, flush=True)
@@ -114,7 +118,7 @@ ORDERS = """
     mx.nd.waitall()
     digests = set()
     for order in range(int(os.environ["COUNT"])):
-        for i in chance.permutation(len(arrays)):  # each is ready at a moment of its own
+        for i in chance.permutation(len(arrays)):  # each array becomes ready at a different time
             pause = float(chance.random() * 0.001)
             mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
         keys, outs = list(range(len(arrays))), [mx.nd.zeros(shape) for shape in shapes]
@@ -136,7 +140,10 @@ ORDERS = """
 
 
 def kills(seed: int, count: int, hosts: Hosts | None = None) -> tuple[int, int, list[float], int]:
-    """Return (wrong sums, hangs, seconds of each recovery, right sums) of at least ``count`` deaths."""
+    """Run jobs until ``count`` processes have been killed.
+
+    Return the numbers of wrong sums and hung jobs, the seconds of each recovery, and the number of right sums.
+    """
     chance = random.Random(seed)
     wrong = hangs = right = killed = job = 0
     times: list[float] = []
@@ -195,7 +202,10 @@ ASYNC = """
 
 
 def asynchronous(seed: int, count: int) -> tuple[int, int]:
-    """Return (survivors with an error, jobs with a survivor without one or a hang) of ``count`` deaths."""
+    """Run ``count`` jobs of dist_async, each with one killed process.
+
+    Return the number of survivors that got an error, and of jobs in which a survivor got none or hung.
+    """
     chance = random.Random(seed)
     told = failed = 0
     for job in range(count):
@@ -225,7 +235,10 @@ def asynchronous(seed: int, count: int) -> tuple[int, int]:
 
 
 def orders(seed: int, count: int) -> set[str]:
-    """Return the digests of ``count`` orders of arrival in five jobs with varying threads and buckets; ideally one."""
+    """Return the different digests of ``count`` orders of arrival, in five jobs with varying threads and buckets.
+
+    There should be exactly one.
+    """
     digests: set[str] = set()
     for job, (threads, reducing, group, mebibytes, shared) in enumerate(
         ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 1), (3, 2, 3, 0.01, 1), (4, 3, 2, -1, 0), (2, 1, -1, -1, 0))
@@ -249,7 +262,7 @@ def orders(seed: int, count: int) -> set[str]:
 
 
 def main() -> None:
-    """Run one of them and print the results."""
+    """Run the trial that the arguments name, print its results, and exit with status 1 on an error."""
     what, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if what == "orders":
         digests = orders(seed, count)

@@ -55,10 +55,10 @@ AREAS = {
     ),
     "spill": ("planner/spill", "timetable search rewrite budget place", "tests/planner/spill"),
 }
-"""For each area its folder, the mutated modules, and the tests that must fail."""
+"""For each area: its folder, the mutated modules, and the tests, of which one must fail per mutant."""
 
 MEMORY = 16 << 30
-"""Address space of a child: a mutant that allocates for ever must not exhaust the machine."""
+"""Limit of a child's address space in bytes: a mutant may allocate for ever."""
 
 CHILD = """
 import os, sys, pytest
@@ -66,7 +66,7 @@ code = int(pytest.main(sys.argv[1:]))
 sys.stdout.flush()
 os._exit(code)
 """
-"""Exit immediately: a hung mutant must not keep the process alive."""
+"""Program of a child; it exits without joining threads, because a hung mutant must not keep the process alive."""
 
 COMPARISONS = {
     ast.Lt: "<=",
@@ -85,7 +85,7 @@ SWAPPED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Bit
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: a replaced range of a file."""
+    """One small mistake: a replaced range of bytes in a file."""
 
     path: str
     line: int
@@ -95,12 +95,12 @@ class Mutant:
     name: str
 
     def rank(self, seed: str) -> bytes:
-        """Position of the mutant in the random order of a seed."""
+        """Return the sort key of the mutant for a seed; the mutants with the smallest keys are chosen."""
         return hashlib.sha256(f"{seed} {self.path} {self.name}".encode()).digest()
 
 
 class Sites(ast.NodeVisitor):
-    """Collects the mutants of one file."""
+    """Visitor that collects the mutants of one file."""
 
     def __init__(self, path: str, source: str) -> None:
         self.path, self.source, self.found = path, source, list[Mutant]()
@@ -129,7 +129,7 @@ class Sites(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Skip the text of errors."""
+        """Do nothing: statements of this kind have no mutants."""
 
     visit_JoinedStr = visit_Import = visit_ImportFrom = visit_AnnAssign = visit_Assert = visit_Raise
 
@@ -176,7 +176,7 @@ class Sites(ast.NodeVisitor):
 
 
 def mutants(area: str) -> Iterator[Mutant]:
-    """Yield every mutant of an area."""
+    """Yield every mutant of an area, in the order of its modules."""
     folder, names, _ = AREAS[area]
     for name in names.split():
         path = f"weftplan/{folder}/{name}.py"
@@ -188,10 +188,13 @@ def mutants(area: str) -> Iterator[Mutant]:
 
 
 def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
-    """Return the result of the tests on a tree (killed with the test, survived or killed by time), and the duration."""
+    """Run tests on a tree; return the result and the duration in seconds.
+
+    The result is "survived", "killed by time", "killed by a crash" or "killed by" the failed test.
+    """
     begun = time.monotonic()
     command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider"]
-    # compile everything but the mutant once
+    # Bytecode is written, so that everything but the mutant is compiled once.
     env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     child = subprocess.Popen(
         [*command, *tests],
@@ -220,7 +223,7 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
 
 
 def main() -> None:
-    """Print a line for each mutant and the totals."""
+    """Run the tests on each chosen mutant; print a line per mutant and the totals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("seed")

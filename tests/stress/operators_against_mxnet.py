@@ -1,10 +1,10 @@
-"""Random operator calls here and in MXNet 1.9.1: outputs, gradients and auxiliary states must agree.
+"""Random operator calls in this package and in MXNet 1.9.1: outputs, gradients and auxiliary states must agree.
 
     python tests/stress/operators_against_mxnet.py --mxnet-python /path/to/bin/python --seeds 0 1000
 
 MXNET_PYTHON is an alternative to the option. Each seed is one call (see tests/golden/random_cases.py); the two packages
-run in separate processes. Calls that MXNet refuses are counted and not compared. Exit status 1 and a list mean
-differences.
+run in separate processes. Calls that MXNet refuses are counted and not compared. Differences are listed, and the exit
+status is then 1.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 2e-4, "float16": 2e-2}
 
 
 def mxnet_results(case, inputs, generate, mx):
-    """Return {key: array} of one case in MXNet, gradients of integers included."""
+    """Return {key: array} of one case in MXNet: outputs, gradients (also of integers) and auxiliary states."""
     arrays = inputs.case_inputs(case)
     variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
     named = dict(zip(case["names"], variables)) if "names" in case else {}  # noqa: B905
@@ -48,7 +48,7 @@ def mxnet_results(case, inputs, generate, mx):
 
 
 def compute(first, last, room):
-    """In MXNet's Python: write each seed's results as ``SEED.npz``, or MXNet's reason for a refusal as ``SEED.txt``."""
+    """Compute the seeds in MXNet's Python; write results as ``SEED.npz`` and MXNet's refusals as ``SEED.txt``."""
     import generate
     import inputs
     import mxnet as mx
@@ -67,7 +67,10 @@ def compute(first, last, room):
 
 
 def their_results(python, first, last):
-    """Return ({seed: {key: array}}, {seed: refusal}); a new process continues if MXNet's dies."""
+    """Return MXNet's results {seed: {key: array}} and its refusals {seed: reason}.
+
+    If MXNet's process dies, a new one continues with the next seed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         room = pathlib.Path(folder)
         following = first
@@ -85,7 +88,7 @@ def their_results(python, first, last):
 
 
 def our_results(case, inputs, harness):
-    """Return the same results of this package."""
+    """Return {key: array} of one case in this package, with the keys of :func:`mxnet_results`."""
     call = harness.prepare(case["op"], inputs.case_inputs(case), case["params"], is_train=case["is_train"])
     outputs = call()
     visible = call.op.num_visible_outputs(call.params)
@@ -102,7 +105,7 @@ def our_results(case, inputs, harness):
 
 
 def difference(case, ours, theirs):
-    """Return the difference as text, or None."""
+    """Return the first difference between the results of a case as text, or None."""
     for key, want in theirs.items():
         if key not in ours:
             if key.startswith("grad") and not want.any():
@@ -123,7 +126,7 @@ def difference(case, ours, theirs):
 
 
 def main():
-    """Run the trial."""
+    """Compare the chosen seeds, print differences and refusals, and exit with status 1 if there is a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", default=os.environ.get("MXNET_PYTHON"))
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 200), metavar=("FIRST", "LAST"))

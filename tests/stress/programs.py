@@ -6,11 +6,11 @@ import sys
 import textwrap
 
 HANDLER = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Python's own handler, even if the shell ignores SIGINT, as it does for background jobs."""
+"""Source that installs Python's SIGINT handler, since a shell's background jobs ignore SIGINT."""
 
 
 def script(text, **environment):
-    """Run a program in its own process; return (exit status, output, errors)."""
+    """Run a program in its own process; return its exit status, output and error output."""
     done = subprocess.run(
         [sys.executable, "-c", HANDLER + textwrap.dedent(text)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Random networks of about 150 operators, and the option sets for planning them."""
+"""Random networks of about 150 operators, and option sets for planning them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ LEAKY = ("leaky", "elu", "selu", "gelu", "prelu", "rrelu")
 
 
 class Maker:
-    """Grows one graph; operators that refuse their inputs are skipped.
+    """Builder of one random graph; operators that refuse their inputs are skipped.
 
-    Args:
-        seed: seed of all random choices.
+    ``inputs`` are the shapes of its variables; ``most_elements`` limits the size of every array.
     """
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (4, 6), "x1": (4, 6), "x2": (2, 4, 6, 6), "x3": (3, 4, 8)}
@@ -236,8 +235,9 @@ class Maker:
         )()
 
     def _unrolled(self, x: Any, name: str) -> Any:
-        """Return layers with one shared weight, in sequence or parallel; sometimes another node reads the weight or
-        a result.
+        """Return layers with one shared weight, in sequence or parallel.
+
+        Sometimes another node reads the weight or an intermediate result.
         """
         rng, hidden = self.rng, self.rng.choice((3, 8))
         weight, bias, inner = (sym.Variable(f"{name}_{kind}") for kind in ("weight", "bias", "inner"))
@@ -301,7 +301,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def option_sets() -> dict[str, dict[str, Any]]:
-    """Return fields of :class:`PlanOptions` by name: every strategy with every rule and graph option."""
+    """Return fields of :class:`PlanOptions` by the name of the set: every strategy with every rule and graph option."""
     sets: dict[str, dict[str, Any]] = {}
     for strategy in ("auto", "arena", "match_range", "none"):
         for compat in ("none", "mxnet", "paddle", "paddle_pir"):
@@ -322,7 +322,7 @@ def option_sets() -> dict[str, dict[str, Any]]:
 
 
 def without_sharing(fields: dict[str, Any]) -> PlanOptions:
-    """Return options for the same graph with separate memory for every entry."""
+    """Return options that plan the same graph with separate memory for every entry."""
     kept = {k: v for k, v in fields.items() if k in ("inplace_grad_sum_cap", "eliminate_common_expr")}
     if fields.get("compat") == "mxnet":
         kept["compat"] = "mxnet"

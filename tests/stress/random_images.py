@@ -1,4 +1,4 @@
-"""Random networks of convolutions and their usual neighbours in image networks."""
+"""Random networks of convolutions and the operators that usually surround them in image networks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ sym = mx.sym
 
 
 class ImageMaker(Maker):
-    """Grows networks of convolutions large enough for every form of the compiled kernels.
+    """Builder of networks with convolutions that need every variant of the compiled kernels.
 
-    These are bands of rows, several images at once, single channels, strides, dilations, one to three axes.
+    The variants are bands of rows, several images in one call, single channels, strides, dilations, one to three axes.
     """
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {
@@ -62,8 +62,10 @@ class ImageMaker(Maker):
         return sym.Pooling(x, pool_type=kind, **common, **more)
 
     def _depthwise_block(self, name: str) -> Any:
-        """Return batch norm, relu, depthwise convolution, batch norm; sometimes with another reader of an
-        intermediate.
+        """Return batch norm, relu, depthwise convolution and batch norm.
+
+        Sometimes another node reads an intermediate. Return None if the chosen array is no image of at least 3x3
+        pixels.
         """
         rng = self.rng
         x, shape = self._pick()
@@ -108,7 +110,7 @@ class ImageMaker(Maker):
 
 
 class SliceMaker(ImageMaker):
-    """Grows networks whose convolutions have enough channels for filters to be packed in slices."""
+    """Builder of networks whose convolutions have enough channels for filters to be packed in slices."""
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (1, 200, 7, 6), "x1": (2, 330, 5), "x2": (1, 200, 7, 6)}
 

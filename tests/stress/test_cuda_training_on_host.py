@@ -1,4 +1,4 @@
-"""GPU suites of executors, stores and training, with kernels compiled to host machine code."""
+"""The GPU tests of executors, stores and training, with kernels compiled to machine code of the host."""
 
 import pytest
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def there(monkeypatch):
-    """A stand-in whose GPUs are called CPUs, as in tests/contract/elsewhere."""
+    """Replace ``mx.cpu`` by GPUs of the stand-in, as in tests/contract/elsewhere."""
     with place("standin") as context, on_host((0, 1)):
         for module in (mx, device):
             monkeypatch.setattr(module, "cpu", lambda index=0: context(index % 4))

@@ -1,4 +1,4 @@
-"""Data workers under stress: killed at random moments, and any number of them against none."""
+"""Data workers under stress: killed at random moments, and any number of them compared with none."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from weftplan.errors import DataWorkerError
 pytestmark = [pytest.mark.stress, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="looks into /dev/shm")]
 
 
-def facts(batch):
-    """Return the contents of a batch."""
+def contents(batch):
+    """Return the contents of a batch as plain values."""
     return batch.data[0].tolist(), batch.label[0].tolist(), batch.pad, batch.index.tolist()
 
 
-def left():
-    """Return our segments in shared memory."""
+def shared_segments():
+    """Return the names of the package's segments in shared memory."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_worker_count_does_not_change_batches(seed):
-    """Zero to four workers, any depth and start method, including seeks to states: the same bits."""
+    """Zero to four workers give the same batches, for any depth and start method, and after seeks to states."""
     chance = random.Random(seed)
     settings = {
         "batch_size": chance.randint(1, 9),
@@ -47,10 +47,10 @@ def test_worker_count_does_not_change_batches(seed):
         with mx.io.DatasetIter(source, num_workers=workers, ahead=ahead, start_method=method, **settings) as it:
             results, state = [], it.state()
             for jump in jumps:
-                results += [facts(batch) for batch, _ in zip(it, range(jump), strict=False)]
+                results += [contents(batch) for batch, _ in zip(it, range(jump), strict=False)]
                 kept, state = state, it.state()
                 it.set_state(kept)
-                results += [facts(batch) for batch in it]
+                results += [contents(batch) for batch in it]
                 it.reset()
         runs.append(results)
     assert all(run == runs[0] for run in runs)
@@ -58,10 +58,13 @@ def test_worker_count_does_not_change_batches(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_kills_at_random_moments(seed):
-    """A thread kills workers: every batch comes once and in order, errors name a worker, no shared memory leaks."""
+    """While a thread kills workers, every batch comes once and in order.
+
+    Errors name the killed worker, and no segment of shared memory is left.
+    """
     chance = random.Random(seed)
-    before, stop = left(), threading.Event()
-    expected = [facts(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]
+    before, stop = shared_segments(), threading.Event()
+    expected = [contents(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]
     with mx.io.DatasetIter(Numbers(600), 3, num_workers=2, ahead=chance.randint(1, 3)) as it:
 
         def kill():
@@ -78,7 +81,7 @@ def test_kills_at_random_moments(seed):
                 seen = []
                 while len(seen) < len(expected):
                     try:
-                        seen.append(facts(it.next()))
+                        seen.append(contents(it.next()))
                     except DataWorkerError as error:
                         assert "was killed by SIGKILL" in str(error)  # noqa: PT017
                         errors += 1
@@ -89,4 +92,4 @@ def test_kills_at_random_moments(seed):
         finally:
             stop.set()
             killer.join()
-    assert left() == before
+    assert shared_segments() == before

@@ -1,4 +1,4 @@
-"""Ranks of elastic jobs that end at random batches; ``tests.stress.elastic`` takes a seed and a count."""
+"""Ranks of elastic jobs that end at random batches; ``tests.stress.elastic`` runs more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(3000)]
 
 
 def test_ranks_that_end_at_random_batches() -> None:
-    """All jobs end, with the weights of a job without a loss."""
+    """Two jobs that lose five ranks each end with the weights of a job without a loss."""
     need_mpi()
     wrong, hung, jobs, kinds = losses(1, 10)
     assert (wrong, hung) == (0, 0)

@@ -1,4 +1,4 @@
-"""The engine's life under stress: interrupts, forks, exits, pushes from finalizers and signal handlers."""
+"""Engines under stress: interrupts, forks, exits, pushes from finalizers and signal handlers."""
 
 import pytest
 
@@ -9,10 +9,10 @@ pytestmark = pytest.mark.stress
 
 @pytest.mark.parametrize("help", ["0", "1"])
 def test_interrupts_at_any_moment_while_pushing(help):
-    """Thousands of KeyboardInterrupts inside push and wait: nothing hangs, every finished push ran once, in order.
+    """With thousands of KeyboardInterrupts inside push and wait, no call hangs, and no operation runs twice.
 
     If a wait runs operations itself, an exception from the handler of a signal other than SIGINT may end one of them.
-    Then that operation has failed, and its dependants are skipped, as after any failure.
+    That operation has then failed, and its dependants are skipped, as after any failure.
     """
     code, out, err = script(
         """
@@ -74,7 +74,7 @@ def test_interrupts_at_any_moment_while_pushing(help):
 
 
 def test_interrupt_while_waiting():
-    """Ctrl-C ends the wait; the engine continues, and the awaited operation ends normally."""
+    """Ctrl-C ends a wait; the engine continues, and the awaited operation ends normally."""
     code, out, err = script("""
         import os, signal, threading, time
         from weftplan import engine
@@ -101,7 +101,7 @@ def test_interrupt_while_waiting():
 
 
 def test_fork_while_busy():
-    """40 forks under load from two threads: parent and child continue, the child with a consistent engine."""
+    """In 40 forks under the load of two threads, the engine works in the child and in the parent."""
     code, out, err = script("""
         import os, threading, warnings
         from weftplan import engine
@@ -115,7 +115,7 @@ def test_fork_while_busy():
             while not over.is_set():
                 for _ in range(1000):
                     eng.push(lambda: None, (), [var])
-                eng.wait_for_var(var)  # a fork waits for what is pending: without the GIL pushers are ahead for ever
+                eng.wait_for_var(var)  # a fork waits for pending operations, which without the GIL might never end
 
         threads = [threading.Thread(target=load, args=(v,)) for v in vars[:2]]
         for t in threads:
@@ -144,7 +144,7 @@ def test_fork_while_busy():
 
 
 def test_fork_inside_an_operation_disables_the_child():
-    """The child's copy of the engine refuses with the reason; a new engine works there."""
+    """After a fork inside an operation, the child's copy of the engine refuses pushes with the reason."""
     code, out, err = script("""
         import os
         from weftplan import engine
@@ -175,7 +175,7 @@ def test_fork_inside_an_operation_disables_the_child():
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_exit_while_busy(kind):
-    """At exit the running operation finishes, deletes run, and operations that have not begun are reported."""
+    """At exit the running operation and deletes complete; the number of operations that never ran is printed."""
     code, out, err = script(
         """
         import threading, time
@@ -185,7 +185,7 @@ def test_exit_while_busy(kind):
         var, started = eng.new_variable(), threading.Event()
         def long():
             started.set()
-            while not eng._shutdown:  # the main thread is leaving, however late it gets there
+            while not eng._shutdown:  # until the main thread has begun the shutdown
                 time.sleep(0.001)
             time.sleep(0.1)
             print("finished", flush=True)
@@ -202,7 +202,7 @@ def test_exit_while_busy(kind):
 
 
 def test_unobserved_failure_is_reported_at_exit():
-    """With its operation and line."""
+    """A failure that no wait has raised is printed at exit with its operation."""
     code, _, err = script("""
         from weftplan import engine
         engine.get().push(lambda: 1 / 0, name="lost division")
@@ -215,7 +215,7 @@ def test_unobserved_failure_is_reported_at_exit():
 
 
 def test_pushes_from_finalizers_and_signal_handlers():
-    """Objects whose __del__ pushes, collected anywhere, with a collection every few allocations."""
+    """Pushes from finalizers and signal handlers all run, with a garbage collection every few allocations."""
     code, out, err = script("""
         import gc, signal
         from weftplan import engine

@@ -1,4 +1,4 @@
-"""Many threads call every verb of one engine: nothing is lost, pending or out of order afterwards."""
+"""Many threads call every method of one engine: no operation is lost, pending or out of order at the end."""
 
 import asyncio
 import random
@@ -23,11 +23,11 @@ SHARED = 8
 
 
 class Boom(Exception):
-    """Error of failing operations."""
+    """The error of failing operations."""
 
 
 class Load:
-    """The work of one thread and its checks: a log of its own var, which no other thread writes."""
+    """The random calls of one thread, with a log of the operations on its own var, which no other thread writes."""
 
     def __init__(self, eng, number, shared, over):
         self.eng, self.shared, self.over = eng, shared, over
@@ -36,7 +36,7 @@ class Load:
         self.error = None
 
     def run(self):
-        """Call verbs until the time is over."""
+        """Call random methods until ``over`` is set; record an exception in ``error``."""
         verbs = [self.push] * 12 + [self.bulk, self.wait, self.wait_all, self.delete, self.future, self.fail]
         verbs += [self.asynchronous, self.look, self.awaits, self.operator, self.trace, self.stop]
         try:
@@ -47,12 +47,12 @@ class Load:
             self.error = error
 
     def note(self):
-        """Return an operation that writes this thread's var and identifies itself."""
+        """Return a function that logs the number of its push."""
         self.pushed += 1
         return lambda number=self.pushed: self.log.append(number)
 
     def others(self):
-        """Choose a few vars shared by all threads, except those already in use."""
+        """Return up to three of the vars shared by all threads."""
         return self.rng.sample(self.shared, self.rng.randint(0, 3))
 
     def push(self):
@@ -79,7 +79,7 @@ class Load:
         self.eng.push_async(start, self.others(), [self.mine], prop=prop)
 
     def fail(self):
-        """On private vars, whose failure is awaited: nothing shared fails."""
+        """Push a failing operation and a dependant on private vars, and check that both waits raise."""
         a, b = self.eng.new_variable(), self.eng.new_variable()
         self.eng.push(_fail, self.others(), [a])
         self.eng.push(_nothing, [a], [b])
@@ -146,7 +146,7 @@ def _fail():
 @pytest.mark.parametrize("debug", ["0", "1"])
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_all_verbs_concurrently(monkeypatch, kind, debug, interval):
-    """Each thread finds its own operations run once and in order, at every wait; deletes come last; nothing remains."""
+    """The operations of each thread run once and in order, deletes come last, and no operation stays pending."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)

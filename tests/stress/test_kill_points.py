@@ -1,4 +1,4 @@
-"""Training killed at random moments and resumed: the same bits."""
+"""Training that is killed at random moments and resumed ends with the same bits."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 
 
-def killed(seed, count):
-    """Run the script in its own process, which forks before it has any thread."""
+def run_kill_points(seed, count):
+    """Check that ``tests.stress.kill_points`` succeeds in its own process, which must fork before it has threads."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stress.kill_points", str(seed), str(count)], capture_output=True, text=True
     )
@@ -17,12 +17,12 @@ def killed(seed, count):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork and SIGKILL")
 def test_six_kill_points():
-    """One of each kind: killed once, resumed, the same bits."""
-    killed(0, 6)
+    """Six processes of training, one of each kind, are killed once and resumed with the same bits."""
+    run_kill_points(0, 6)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_hundred_kill_points(seed):
-    """A long run."""
-    killed(seed, 100)
+    """A hundred killed processes of training are resumed with the same bits."""
+    run_kill_points(seed, 100)

@@ -1,4 +1,4 @@
-"""Killed processes and random orders of arrival, a few of each; ``tests.stress.kills`` takes seeds and counts."""
+"""Killed processes and random orders of arrival, a few of each; ``tests.stress.kills`` runs more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_processes(seed: int) -> None:
-    """Survivors recover, have right sums, and end."""
+    """After a death the surviving processes recover, get right sums and end."""
     need_mpi()
     wrong, hangs, times, right = kills(seed, 3)
     assert (wrong, hangs) == (0, 0)
@@ -22,13 +22,13 @@ def test_killed_processes(seed: int) -> None:
 
 
 def test_orders_of_arrival() -> None:
-    """The same gradients have bitwise equal sums."""
+    """The same gradients give bitwise equal sums in fifty orders of arrival."""
     need_mpi()
     assert len(orders(1, 50)) == 1
 
 
 def test_killed_processes_over_emulated_hosts() -> None:
-    """The same over three hosts, with messages over TCP and an MPI daemon per host."""
+    """Survivors on three emulated hosts, with messages over TCP, recover, get right sums and end."""
     need_mpi()
     with emulated() as hosts:
         wrong, hangs, times, right = kills(1, 3, hosts)
@@ -38,6 +38,6 @@ def test_killed_processes_over_emulated_hosts() -> None:
 
 
 def test_killed_processes_of_dist_async() -> None:
-    """Survivors get an error, and end."""
+    """In each of three jobs of dist_async, both survivors of a killed process get an error and end."""
     need_mpi()
     assert asynchronous(1, 3) == (6, 0)

@@ -1,4 +1,4 @@
-"""Mutants are programs, differ from their originals, and are stable while their lines are."""
+"""Mutants are valid programs, differ from the original, and are chosen independently of other lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.stress
 
 @pytest.mark.parametrize("area", mutation.AREAS)
 def test_mutants_are_programs_with_one_mistake(area: str) -> None:
-    """Names are unique; each checked mutant parses and differs from the file."""
+    """Names of mutants are unique, and each checked mutant parses and differs from its file."""
     mutants = list(mutation.mutants(area))
     assert len(mutants) > 500
     assert len({(mutant.path, mutant.name) for mutant in mutants}) == len(mutants)
@@ -24,7 +24,7 @@ def test_mutants_are_programs_with_one_mistake(area: str) -> None:
 
 
 def test_seed_chooses_mutants_by_name() -> None:
-    """A line added above a function does not change a mutant's position in the random order."""
+    """A line added above a function does not change the sort key of its mutants."""
     source = "def f(a, b):\n    return a < b + 1\n"
     before, after = (mutation.Sites("f.py", text) for text in (source, "x = 1\n" + source))
     for sites in (before, after):

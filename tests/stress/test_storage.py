@@ -1,4 +1,4 @@
-"""Many threads and random allocations: no overlap, and all memory is freed."""
+"""Many threads with random allocations: blocks do not overlap, and all memory is freed."""
 
 import random
 import threading
@@ -21,7 +21,7 @@ POOLS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", POOLS)
 def test_many_threads_and_random_sizes(name):
-    """64 threads make 10,000 allocations each, mark both ends, and check the marks at the free; nothing stays live."""
+    """64 threads make 10,000 allocations each, mark both ends, and find the marks at the free; no memory stays live."""
     pool, wrong = POOLS[name](device.get(device.cpu(0))), []
 
     def work(number):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("kind", list(trials.TRIALS))
 def test_fresh_seeds_find_nothing(kind: str) -> None:
-    """A hundred random networks under random option sets, on every engine, or within random budgets."""
+    """A hundred trials of each kind with a new seed do not fail."""
     number = seed(fresh=True)
     print(f"seed {number}")
     assert trials.run(kind, number, 100) == 0

@@ -1,15 +1,19 @@
 """Trials with new seeds: ``python -m tests.stress.trials KIND SEED COUNT``.
 
-* ``graphs``: a random network under a random option set, on each engine, with and without bulk, against the same
-  network without sharing; plans are validated, executors checked for races, bytes counted.
+KIND is one of:
+
+* ``graphs``: compare a random network under a random option set, on each engine, with and without bulk, with the same
+  network without memory sharing; validate its plan, check its executor for races, and count its bytes.
 * ``images``: the same with convolutions on larger images, for compiled kernels if available.
-* ``slices``: with convolutions of enough channels for filters packed in slices.
+* ``slices``: the same with convolutions whose filters are packed in slices.
 * ``dynamic``: either kind of network under the strategy that allocates while it runs.
-* ``budgets``: a random network trained within a budget: kept, with the same bits, or refused with a working minimum.
+* ``budgets``: train a random network within a budget. It must use the budget and give the same bits, or be refused with
+  a minimum that works.
 * ``spilled``: the same with results offloaded to host memory, files or another device.
-* ``calls``: programs of array calls. ``exchanges``: sums over links between simulated devices.
+* ``calls``: programs of array calls.
+* ``exchanges``: sums over links between simulated devices.
 * ``folding``: networks for inference without their batch normalisation.
-* ``convolutions``: a layer against its float64 definition.
+* ``convolutions``: one layer, compared with its float64 definition.
 * ``crowded``: multi-threaded programs in a fraction of their memory.
 
 Hostile files have their own program, ``python -m tests.stress.hostile``. A trial that fails prints its seed.
@@ -44,10 +48,10 @@ SETS = option_sets()
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
 
 
-def bound(
+def make_executor(
     symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, ctx: mx.Context | None = None, **how: Any
 ) -> Any:
-    """Return an executor with values that depend only on names."""
+    """Return an executor whose arrays have values that depend only on their names."""
     types = dict.fromkeys(shapes, "float32")
     executor = symbol.simple_bind(ctx or mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
@@ -60,7 +64,10 @@ def bound(
 
 
 def results(executor: Any, runs: int = 2) -> dict[str, bytes]:
-    """Return the results of ``runs`` training steps, with NaN signs removed."""
+    """Return the bits of outputs, gradients and auxiliary states after ``runs`` training steps.
+
+    All NaN get the same bits.
+    """
     mx.random.seed(11)
     for _ in range(runs):
         out = executor.forward(is_train=True)
@@ -80,7 +87,7 @@ def _bits(values: Any) -> bytes:
 
 
 def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[str, Any], Any]:
-    """Return (symbol, input shapes, grad_reqs)."""
+    """Return a random network: (symbol, input shapes, grad_reqs)."""
     maker = kind(rng.randrange(1 << 30))
     symbol = maker.graph(rng.randrange(1, 25 if kind is Maker else 10))
     names = symbol.list_arguments()
@@ -90,42 +97,45 @@ def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[st
     return symbol, shapes, requests
 
 
-def on(name: str, seed: int) -> Any:
-    """Return an engine by name."""
+def make_engine(name: str, seed: int) -> Any:
+    """Return a new engine of the kind ``name``; ``seed`` is for the simulator."""
     if name == "Simulator":
         return Simulator(seed=seed)
     return engine.create(name, **({} if name == "NaiveEngine" else {"cpu_workers": 3}))
 
 
-def refused(error: MXNetError) -> bool:
-    """Return False if the network could not be bound at all; raise any other error."""
+def raise_unless_unbindable(error: MXNetError) -> bool:
+    """Return False if the error says that the network cannot be bound; raise any other error."""
     if "not differentiable" in str(error) or "cannot be inferred" in str(error):
         return False
     raise error
 
 
 native: Counter[str] = Counter()
-"""Nodes of past trials run by a compiled kernel, by operator."""
+"""Nodes of past trials that a compiled kernel has run, counted by operator."""
 spilled: Counter[str] = Counter()
-"""Results of past trials' plans that were offloaded."""
+"""Bytes that plans of past trials offload, and the number of networks that offload any."""
 
 
 def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
-    """Run one network under one option set on every engine; return False if it cannot be bound."""
+    """Compare one network under one option set on every engine with the network without memory sharing.
+
+    Return False if it cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     label = rng.choice(list(SETS))
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label])))
+        with engine.using(make_engine("NaiveEngine", 0)):
+            expected = results(make_executor(symbol, shapes, requests, without_sharing(SETS[label])))
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     for driver in ENGINES:
         for bulk in ("0", "1"):
             os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = os.environ["MXNET_EXEC_BULK_EXEC_INFERENCE"] = bulk
-            chosen = on(driver, rng.randrange(1 << 30))
+            chosen = make_engine(driver, rng.randrange(1 << 30))
             with engine.using(chosen):
-                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]))
+                executor = make_executor(symbol, shapes, requests, PlanOptions(**SETS[label]))
                 planner.validate(executor.planned)
                 assert executor.allocated_bytes == executor.memory_plan.peak, "bytes differ from the plan"
                 conflicts = races(executor)
@@ -153,23 +163,26 @@ def slice_trial(seed: str) -> bool:
 
 
 def dynamic_trial(seed: str) -> bool:
-    """Run one network that allocates as it runs, on every engine; return False if it cannot be bound."""
+    """Compare one network that allocates as it runs, on every engine, with the network without memory sharing.
+
+    Return False if it cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, rng.choice((Maker, ImageMaker)))
     label = rng.choice([name for name in SETS if "recompute" not in name])
     ctx = rng.choice((mx.cpu(), mx.cpu(), mx.sim(3)))  # each draws its own random numbers
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label]), ctx))
+        with engine.using(make_engine("NaiveEngine", 0)):
+            expected = results(make_executor(symbol, shapes, requests, without_sharing(SETS[label]), ctx))
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     before = os.environ.get("WEFTPLAN_EXECUTOR_STRATEGY")
     try:
         os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
         for driver in ENGINES:
-            chosen = on(driver, rng.randrange(1 << 30))
+            chosen = make_engine(driver, rng.randrange(1 << 30))
             with engine.using(chosen):
-                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]), ctx)
+                executor = make_executor(symbol, shapes, requests, PlanOptions(**SETS[label]), ctx)
                 got = results(executor)
                 different = [name for name in expected if got[name] != expected[name]]
                 assert not different, f"{label} on {driver} and {ctx}: {different[:4]} differ"
@@ -184,7 +197,7 @@ def dynamic_trial(seed: str) -> bool:
 
 
 def spill_trial(seed: str) -> bool:
-    """Run :func:`budget_trial` with offloading of results."""
+    """Run :func:`budget_trial` with intermediate results offloaded."""
     rng = random.Random(seed)
     fast = Link(bandwidth=1e12, latency=1e-8)  # otherwise no result of such small networks would be worth a copy
     with ExitStack() as stack:
@@ -202,31 +215,34 @@ def spill_trial(seed: str) -> bool:
 def budget_trial(
     seed: str, kind: type[Maker] = Maker, ctx: mx.Context | None = None, options: PlanOptions | None = None
 ) -> bool:
-    """Run one network within one budget; return False if it cannot be bound."""
+    """Train one network within a random budget, and compare it with training without one.
+
+    If the budget is refused, the reported minimum must work. Return False if the network cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     options = options or PlanOptions()
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            plain = bound(symbol, shapes, requests, PlanOptions(), ctx)
+        with engine.using(make_engine("NaiveEngine", 0)):
+            plain = make_executor(symbol, shapes, requests, PlanOptions(), ctx)
             expected = results(plain)
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     whole = plain.memory_plan
     outside = whole.total - whole.peak
     budget = outside + int(whole.peak * rng.uniform(0.2, 1.1))
-    chosen = on("NaiveEngine" if ctx is None else rng.choice(ENGINES), rng.randrange(1 << 30))
+    chosen = make_engine("NaiveEngine" if ctx is None else rng.choice(ENGINES), rng.randrange(1 << 30))
     with engine.using(chosen):
         refusal = None
         try:
-            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
+            executor = make_executor(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         except BudgetError as error:
             refusal = error
         if refusal is not None:
             assert refusal.smallest is not None
             assert refusal.smallest > budget, "a budget is refused that is said to work"
             budget = refusal.smallest
-            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
+            executor = make_executor(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         planner.validate(executor.planned)
         plan = executor.memory_plan
         assert plan.counted <= budget, "the plan exceeds the budget"
@@ -256,7 +272,7 @@ TRIALS = {
 
 
 def run(kind: str, seed: int, count: int) -> int:
-    """Run ``count`` trials; print and count failures."""
+    """Run ``count`` trials of a kind; print the failures and return their number."""
     warnings.simplefilter("error")
     failed = ran = 0
     before = {key: os.environ.get(key) for key in ("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_INFERENCE")}

@@ -1,4 +1,4 @@
-"""One checkout per run: child processes of tests import the package next to the tests."""
+"""One checkout per test run: child processes of tests import the package next to the tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 
 def share_checkout(root: Path, environment: MutableMapping[str, str]) -> None:
-    """Put ``root`` first in the children's PYTHONPATH; refuse to test the package of another checkout.
+    """Put ``root`` first in the PYTHONPATH of ``environment``, for child processes.
 
-    An editable install points at a single checkout, whichever one contains the tests.
+    Raise UsageError if weftplan would be imported from another checkout: an editable install points at a single one.
     """
     spec = importlib.util.find_spec("weftplan")
     if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != root:

@@ -1,13 +1,13 @@
-"""Bounds of kernels: instructions over the issue rate beside bytes over the bandwidth, for an H100 and an H200.
+"""Bounds of kernels: time to issue their instructions and time to move their bytes, for an H100 and an H200.
 
-    python -m tests.support.cuda_bounds             # the table of docs/gpus.md
-    python -m tests.support.cuda_bounds --write     # writes it there
-    python -m tests.support.cuda_bounds --loops     # the loops of each kernel, for whoever adds a row
+    python -m tests.support.cuda_bounds             # print the table of docs/gpus.md
+    python -m tests.support.cuda_bounds --write     # write the table to that file
+    python -m tests.support.cuda_bounds --loops     # print the loops of each kernel, for a new row
 
-Instructions are those of the machine code (``nvcc``, ``cuobjdump``), counted without a GPU: each counts as often as the
-loops around it run, and both sides of a branch count. A row of :data:`KERNELS` says how often that is for one thread.
-Bytes are those that have to pass between memory and the GPU at least once. A kernel is bound by its bandwidth if a
-GPU needs less time to issue its instructions than to move its bytes.
+Instructions are those of the machine code (``nvcc``, ``cuobjdump``), counted without a GPU. Each counts as often as the
+loops around it run, which a row of :data:`KERNELS` states for one thread; both sides of a branch count. Bytes are those
+that must pass between memory and the GPU at least once. A kernel is bound by bandwidth if a GPU needs less time to
+issue its instructions than to move its bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weftplan.ops.cuda import pointwise
 
 
 class Gpu(NamedTuple):
-    """What a card issues and moves in a second."""
+    """Instructions and bytes per second of a GPU."""
 
     instructions: float
-    """Of single threads: a warp instruction counts as 32."""
+    """Instructions per second, counted per thread: a warp instruction counts as 32."""
     bytes: float
 
 
@@ -38,44 +38,50 @@ GPUS = {
     "H100": Gpu(132 * 4 * 32 * 1.98e9, 3.35e12),
     "H200": Gpu(132 * 4 * 32 * 1.98e9, 4.8e12),
 }
-"""SXM cards by their data sheets: 132 multiprocessors, which issue four warp instructions a cycle at 1.98 GHz."""
+"""Rates of SXM cards by their data sheets.
+
+A card has 132 multiprocessors, and each issues four warp instructions a cycle at 1.98 GHz.
+"""
 
 
 @dataclass
 class Loop:
-    """A loop of a kernel: its instructions from ``first`` to ``last``, and the loops in it."""
+    """A loop of a kernel, from instruction ``first`` to ``last``, with its inner loops."""
 
     first: int
     last: int
     accesses: int
-    """Loads from and stores to global memory."""
+    """Number of loads from and stores to global memory, inner loops included."""
     inner: list[Loop] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Instructions of one run, without those of inner loops."""
+        """Return the number of instructions of one run, without those of inner loops."""
         return self.last - self.first + 1 - sum(one.last - one.first + 1 for one in self.inner)
 
 
 class Row(NamedTuple):
-    """How one thread of a kernel runs in a typical call."""
+    """A kernel, and how often its loops run for one thread in a typical call."""
 
     family: str
     source: str
     kernel: str
     elements: float
-    """Elements of the result of one thread."""
+    """Number of result elements per thread."""
     nbytes: float
-    """Bytes of one element that have to be moved."""
+    """Bytes that must be moved per element."""
     loops: Sequence[object]
-    """How often each loop runs, in the order of addresses: a number, or a pair of a number and the same of its inner
-    loops. Of a loop that the compiler has unrolled a copy that does not run counts 0."""
+    """How often each loop runs, in the order of addresses.
+
+    An item is a number, or a pair of a number and the list of the inner loops' numbers. A copy of an unrolled loop that
+    does not run counts 0.
+    """
     call: str
-    """The call that these numbers are of."""
+    """The typical call, as text for the table."""
 
 
 def loops_of(code: Sequence[tuple[int, str]]) -> list[Loop]:
-    """Return the outermost loops of a kernel, by the branches that go back."""
+    """Return the outermost loops of a kernel, which are found by their backward branches."""
     place = {address: k for k, (address, _) in enumerate(code)}
     ends: dict[int, int] = {}
     for k, (address, text) in enumerate(code):
@@ -96,8 +102,7 @@ def loops_of(code: Sequence[tuple[int, str]]) -> list[Loop]:
 
 
 def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return a kernel without its padding and without the subroutines of rare cases, such as divisions of denormal
-    numbers."""
+    """Return a kernel without its padding and the subroutines for rare cases, such as divisions of denormal numbers."""
     calls = [int(match[1], 16) for _, text in code if (match := re.search(r"\bCALL\S* .*?0x([0-9a-f]+)", text))]
     end = min([*calls, code[-1][0] + 16])
     body = [(address, text) for address, text in code if address < end]
@@ -107,7 +112,7 @@ def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def instructions(loops: Sequence[Loop], trips: Sequence[object]) -> float:
-    """Instructions in loops that run so often."""
+    """Return the number of instructions of loops; ``trips`` states how often each loop runs."""
     if len(loops) != len(trips):
         raise AssertionError(f"the kernel has {len(loops)} loops {[(one.length, one.accesses) for one in loops]}, "
                              f"but {len(trips)} are described: the compiler or the source has changed")  # fmt: skip
@@ -119,7 +124,7 @@ def instructions(loops: Sequence[Loop], trips: Sequence[object]) -> float:
 
 
 def per_element(code: Sequence[tuple[int, str]], row: Row) -> float:
-    """Instructions of one element."""
+    """Return the number of instructions per element."""
     body = body_of(code)
     loops = loops_of(body)
     once = len(body) - sum(one.last - one.first + 1 for one in loops)
@@ -127,12 +132,12 @@ def per_element(code: Sequence[tuple[int, str]], row: Row) -> float:
 
 
 def bounds(count: float, nbytes: float) -> dict[str, float]:
-    """Of each card: the time to issue ``count`` instructions over the time to move ``nbytes`` bytes."""
+    """Return for each GPU the time to issue ``count`` instructions divided by the time to move ``nbytes`` bytes."""
     return {name: count / gpu.instructions / (nbytes / gpu.bytes) for name, gpu in GPUS.items()}
 
 
 def compiled(texts: dict[str, str]) -> dict[tuple[str, str], list[tuple[int, str]]]:
-    """Return the machine code of the kernels of sources, by source and name: addresses and instructions."""
+    """Return the machine code {(source, kernel): [(address, instruction), …]} of all kernels in the sources."""
     by_name = {}
     with tempfile.TemporaryDirectory() as folder:
         for label, text in texts.items():
@@ -175,18 +180,20 @@ KERNELS = [
     Row("elementwise", _DROP, "drop", 8, 9, [0, 8], "in training"),
     Row("elementwise", _DROP, "drop_back", 1, 9, [], "in training"),
 ]
-"""All in float32. Of batch norm those kernels that few large channels are cut for."""
+"""Kernels in float32, with typical calls; for batch norm the kernels for few large channels."""
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "gpus.md"
 BEGIN, END = "<!-- bounds: python -m tests.support.cuda_bounds --write -->\n", "\n<!-- end of bounds -->"
 FILES = ("batch_norm", "layer_norm", "pooling", "softmax", "dropout")
-"""Files with kernels that are to be bound by memory."""
+"""Files whose kernels should be bound by memory bandwidth."""
 ABOVE = {("H200", "pointwise"): 1.3}
-"""Kernels with an instruction bound above their bandwidth bound, and the largest ratio of the two: fused formulas with
-several exponentials and logarithms for each element."""
+"""Allowed ratios above 1 of issue time to memory time, by GPU and kernel.
+
+Fused formulas with several exponentials and logarithms per element exceed 1.
+"""
 
 
 def fused() -> list[tuple[str, Row, str]]:
-    """Fused elementwise nodes of the tests' networks: name, row and source of each kernel."""
+    """Return (name, row, source) of each kernel of fused elementwise nodes in the tests' networks."""
     results = []
     for name, (make, shape) in NETWORKS.items():
         for k, group in enumerate(groups(planned(make(), shape).graph)):
@@ -199,7 +206,7 @@ def fused() -> list[tuple[str, Row, str]]:
 
 
 def measured() -> dict[str, list[tuple[Row, float]]]:
-    """Instructions of an element of every row, by family; of fused nodes of vectors."""
+    """Return each row with its instructions per element, by family; of fused nodes only the vector kernels."""
     sources = {
         label: text for label, text in cuda.texts(every=False).items() if any(label == one.source for one in KERNELS)
     }
@@ -211,14 +218,14 @@ def measured() -> dict[str, list[tuple[Row, float]]]:
     code = compiled({name: text for name, _, text in rows})
     for name, row, _ in rows:
         body = body_of(code[name, "pointwise"])
-        loops = loops_of(body)  # the end of an array
+        loops = loops_of(body)  # the loop for the last elements of an array does not count
         count = len(body) - sum(one.last - one.first + 1 for one in loops)
         by_name["elementwise"].append((row, count / row.elements))
     return by_name
 
 
 def table(found: dict[str, list[tuple[Row, float]]]) -> str:
-    """Return the bounds in Markdown; of fused nodes the one of each network with the largest ratio."""
+    """Return the table of bounds in Markdown, with the largest ratio of each kernel and call."""
     lines = ["| kernel | call | instructions | bytes | H100 | H200 |", "|---|---|---|---|---|---|"]
     for rows in found.values():
         worst: dict[tuple[str, str], tuple[Row, float]] = {}
@@ -234,7 +241,7 @@ def table(found: dict[str, list[tuple[Row, float]]]) -> str:
 
 
 def show_loops(loops: Sequence[Loop], depth: int = 1) -> None:
-    """Print loops, one a line."""
+    """Print loops with their inner loops indented, one per line."""
     for one in loops:
         print("  " * depth, f"{one.length} instructions, {one.accesses} accesses")
         show_loops(one.inner, depth + 1)

@@ -1,6 +1,6 @@
 """Counts of a training step on the CuPy stand-in: launches per node, host waits, memory outside the plan.
 
-Tests and ``bench/bench_gpu.py`` use it.
+Tests and ``bench/bench_gpu.py`` use them.
 """
 
 from __future__ import annotations
@@ -14,49 +14,50 @@ from weftplan import device
 
 
 class Counts(NamedTuple):
-    """Counts of one step, forward and backward."""
+    """Counts of one training step, forward and backward."""
 
     launches: dict[str, list[int]]
-    """Launches of each node, by operator."""
+    """Numbers of launches of each node, by operator."""
     waits: int
-    """Number of host waits inside the step; the wait for its end does not count."""
+    """Number of host waits inside the step; the final wait does not count."""
     beside: int
-    """Bytes that CuPy allocated on its own in two steps, from storage or its own pool."""
+    """Bytes that CuPy allocated outside the plan in two steps, from storage or its own pool."""
     atomics: int
     planned: int
-    """Bytes of the plan, and bytes allocated by the executor."""
+    """Peak of the memory plan in bytes; ``allocated`` is the number of bytes that the executor allocated."""
     allocated: int
 
     @property
     def total(self) -> int:
-        """Launches of all nodes."""
+        """Return the number of launches of all nodes."""
         return sum(map(sum, self.launches.values()))
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
+        """Return the number of nodes."""
         return sum(map(len, self.launches.values()))
 
     @property
     def mean(self) -> float:
-        """Launches per node."""
+        """Return the mean number of launches per node."""
         return self.total / self.nodes
 
     @property
     def worst(self) -> str:
-        """Operator of the node with the most launches."""
+        """Return the operator of the node with the most launches."""
         return max(self.launches, key=lambda op: max(self.launches[op]))
 
     @property
     def most(self) -> int:
-        """Launches of that node."""
+        """Return the largest number of launches of a node."""
         return max(self.launches[self.worst])
 
 
 def counted(network: Any, shapes: dict[str, Any], context: Any, *, dry: bool = True) -> Counts:
-    """Run two steps of ``network`` on a stand-in context; arrays without an entry in ``shapes`` get gradients.
+    """Run two training steps of ``network`` on a stand-in context; return their counts.
 
-    ``dry``: nothing is computed, so that networks may be large. Operators that inspect their values need False.
+    Arrays without an entry in ``shapes`` get gradients. With ``dry`` nothing is computed, so that networks may be
+    large; operators that inspect their values need False.
     """
     meter.dry = dry
     try:
@@ -92,5 +93,5 @@ def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
                 if step.bind is not None:
                     step.bind(executor._run)()
                 launches[step.node.op.name].append(meter.total)
-        stream.synchronize()  # the engine does not know this stream
+        stream.synchronize()  # the engine does not wait for this stream
     return Counts(dict(launches), waits, beside, atomics, executor.memory_plan.peak, executor.allocated_bytes)

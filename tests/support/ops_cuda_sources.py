@@ -1,4 +1,4 @@
-"""All CUDA C sources that the package can launch, and NVIDIA's compilers if available."""
+"""All CUDA C sources that the package can launch, and NVIDIA's compilers if they are installed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from weftplan.ops.optimizer.fused_update import formula_of
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
 LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES, "H": ("float16",)}
-"""Dtypes for the letters of a source; ``A`` follows ``T``."""
+"""Possible dtypes of each letter in a source; ``A`` follows ``T``."""
 ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64"),
         "pointwise": ("float32", "float64")}  # fmt: skip
-"""Dtypes of ``T`` in files that refuse some floats, or also support integers."""
+"""Possible dtypes of ``T`` in files that refuse some floats or also support integers."""
 STEPS = {"sgd_update": 0, "sgd_mom_update": 1, "adam_update": 2}
-"""Steps of optimizers, with the number of their states."""
+"""Numbers of states of optimizer steps, by operator."""
 _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes stack frame, (\d+) bytes spill "
                     r"stores[\s\S]*?Used (\d+) registers[^\n]*")  # fmt: skip
 
 
 def codes():
-    """Return (location, code) of every source: constants of the modules, and sources generated per call."""
+    """Yield (location, code) of every source: constants of modules, and sources generated per call."""
     for actual in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
         module = importlib.import_module(actual.name)
         for name, value in vars(module).items():
@@ -54,7 +54,7 @@ def codes():
 
 
 def step_formula(name, dtype, lr=0.1):
-    """Return the formula of one of :data:`STEPS`, with decay and clipping."""
+    """Return the formula of an optimizer step in :data:`STEPS`, with weight decay and clipping."""
     numbers = {"lr": lr, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": 0.4}
     numbers |= {"sgd_mom_update": {"momentum": 0.9}, "adam_update": {"beta1": 0.9, "beta2": 0.99}}.get(name, {})
     return formula_of(name, numbers, 2 + STEPS[name], np.dtype(dtype))
@@ -62,7 +62,7 @@ def step_formula(name, dtype, lr=0.1):
 
 @functools.cache
 def generated():
-    """Return the sources of the fused elementwise nodes of a few networks, of vectors and of single elements."""
+    """Return the sources for the fused elementwise nodes of a few networks, for vectors and for single elements."""
     every = [group for make, shape in NETWORKS.values() for group in groups(planned(make(), shape).graph)]
     kernels = [
         pointwise.kernel_of(group, (True,) * len(group.results), lanes)
@@ -73,7 +73,7 @@ def generated():
 
 
 def texts(every):
-    """Yield sources as a compiler reads them: in float32 only, or for ``every`` dtype of each letter."""
+    """Return {label: source} as a compiler reads it, in float32 only or for ``every`` dtype of each letter."""
     expanded = {}
     for where, code in codes():
         letters = sorted(set(re.findall(r"\b[A-Z]\b", code)) & set(LETTERS))
@@ -89,13 +89,13 @@ def texts(every):
 
 
 def threads_of(text, name):
-    """Return the largest block size with which a kernel is launched."""
+    """Return the largest block size with which the kernel ``name`` is launched."""
     body = text[text.index(f"void {name}(") :].split('extern "C"')[0]
     return WIDE if "__shared__" in body else THREADS
 
 
 def joined(sources):
-    """Concatenate sources; kernel ``name`` of the k-th becomes ``name__k``."""
+    """Return all sources in one text; kernel ``name`` of the k-th source becomes ``name__k``."""
     parts = []
     for k, text in enumerate(sources):
         text = re.sub(r"(__global__ void \w+)\(", rf"\1__{k}(", text.replace("#include <cuda_fp16.h>\n", ""))
@@ -104,9 +104,9 @@ def joined(sources):
 
 
 def nvcc(sources, folder, arch="sm_90"):
-    """Compile with nvcc; return (kernel, its source, registers, bytes of spills) of each kernel.
+    """Compile sources with nvcc; return (kernel, source, registers, bytes of spills) of each kernel.
 
-    Warnings are errors. Tests skip it if :data:`NVCC` is None.
+    Warnings are errors. Callers must skip this if :data:`NVCC` is None.
     """
     path = pathlib.Path(folder, "kernels.cu")
     path.write_text(joined(sources))
@@ -119,7 +119,7 @@ def nvcc(sources, folder, arch="sm_90"):
 
 
 def ptx(text, folder, arch="sm_90"):
-    """Return the PTX of each kernel of a source, by name."""
+    """Return the PTX of each kernel in a source, by name."""
     path = pathlib.Path(folder, "kernel.cu")
     path.write_text(text)
     command = [NVCC, "-ptx", f"-arch={arch}", *OPTIONS, "-ftz=true", "-o", str(path.with_suffix(".ptx")), str(path)]
@@ -130,7 +130,7 @@ def ptx(text, folder, arch="sm_90"):
 
 
 def sass(text, folder, arch="sm_90", options=OPTIONS):
-    """Return the instructions of each kernel of a source as the GPU runs them, by name: addresses and words."""
+    """Return the machine instructions (address, text) of each kernel in a source, by name."""
     path = pathlib.Path(folder, "kernel.cu")
     path.write_text(text)
     cubin = path.with_suffix(".cubin")
@@ -144,7 +144,7 @@ def sass(text, folder, arch="sm_90", options=OPTIONS):
 
 
 def loops(body):
-    """Return the parts of a PTX kernel between a label and a jump back to it."""
+    """Yield the parts of a PTX kernel between a label and a jump back to it."""
     lines = body.splitlines()
     labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
     for number, line in enumerate(lines):
@@ -176,7 +176,7 @@ def nvrtc(text, arch="sm_90"):
 
 
 def _cuobjdump():
-    """Return the tool of the toolkit, or of the wheel nvidia-cuda-cuobjdump."""
+    """Return the path of cuobjdump, from the toolkit or from the wheel nvidia-cuda-cuobjdump, or None."""
     wheels = [pathlib.Path(folder, "nvidia") for folder in sys.path if folder]
     actual = (path for wheel in wheels if wheel.is_dir() for path in sorted(wheel.glob("*/bin/cuobjdump")))
     return shutil.which("cuobjdump") or next(map(str, actual), None)

@@ -6,11 +6,11 @@ output or too much scratch thus fails in any test.
 
 Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, gradients and checks need each other:
 
-* :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
-* :func:`check_gradient`: the rule against central differences in float64;
-* :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
-  backward;
-* :class:`SideBySide`: concurrent parts of one call.
+* :func:`run` and :func:`gradients` return forward outputs, and gradients by the operator's rule.
+* :func:`check_gradient` compares the rule with central differences in float64.
+* :func:`check_contract` checks in-place pairs, unwanted outputs, exact workspace, replay and hidden allocations, of the
+  forward and the backward calls.
+* :class:`SideBySide` runs the parts of one call at the same time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 
 def spec_of(array: np.ndarray) -> TensorSpec:
-    """Return shape and dtype of an array."""
+    """Return the shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 
 def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> list[TensorSpec]:
-    """Return inferred output shapes and dtypes; assert that inference is complete and consistent."""
+    """Return the inferred output shapes and dtypes; assert that inference is complete and keeps the inputs."""
     count = op.num_outputs(params)
     in_shapes, out_shapes = op.infer_shape(params, [x.shape for x in inputs], [None] * count)
     in_dtypes, out_dtypes = op.infer_dtype(params, [x.dtype for x in inputs], [None] * count)
@@ -54,14 +54,14 @@ def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> li
 def infer_shapes(
     name: str, inputs: Sequence[Any], outputs: Sequence[Any], params: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return shapes of inputs and outputs completed by operator ``name``; None is unknown."""
+    """Return the shapes of inputs and outputs after inference by operator ``name``; None means unknown."""
     op = registry.get(name)
     completed = op.infer_shape(registry.parse_params(op, params), list(inputs), list(outputs))
     return list(completed[0]), list(completed[1])
 
 
 def garbage(spec: TensorSpec) -> np.ndarray:
-    """Return an array that no kernel would produce: NaN, or 0x5a bytes."""
+    """Return an array of values that no kernel produces: NaN for floats, else bytes of 0x5a (bool: 1)."""
     array = np.empty(spec.shape, spec.dtype)
     if spec.dtype.kind == "f":
         array.fill(np.nan)
@@ -74,7 +74,7 @@ def garbage(spec: TensorSpec) -> np.ndarray:
 
 @dataclass
 class Call:
-    """One kernel call, with everything needed to repeat it differently."""
+    """One kernel call, with all arguments needed to repeat it."""
 
     op: Op
     params: Mapping[str, Any]
@@ -98,7 +98,13 @@ class Call:
         wanted: Sequence[bool] | None = None,
         trace: bool = False,
     ) -> list[np.ndarray | None]:
-        """Run the kernel; ``alias`` (i, o) gives output o the memory of a copy of input i."""
+        """Run the kernel and return its outputs.
+
+        Args:
+            alias: (i, o) gives output o the memory of a copy of input i.
+            wanted: for each output whether to compute it; the others are None.
+            trace: measure ``hidden``.
+        """
         op = self.op
         ignored = set(op.ignored(self.params))
         aux = set(op.mutated(self.params))
@@ -158,7 +164,7 @@ def prepare(
     key: tuple[int, int] = (7, 11),
     recompute: bool = False,
 ) -> Call:
-    """Create a call of operator ``name``; parameters pass through their text form, as from a symbol file."""
+    """Create a call of operator ``name``; parameters are converted to text and parsed, as from a symbol file."""
     op = registry.get(name)
     text = {k: format_value(v) for k, v in (params or {}).items()}
     if op.variadic and op.variadic not in text:
@@ -172,7 +178,7 @@ def prepare(
 
 
 def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = None, **how: Any) -> list[np.ndarray]:
-    """Return all outputs (hidden outputs included) of operator ``name``; ``how``: is_train, key, recompute."""
+    """Return all outputs of operator ``name``, also hidden outputs; ``how`` are the options of :func:`prepare`."""
     outputs = prepare(name, inputs, params, **how)()
     for k, array in enumerate(outputs):
         assert array is not None
@@ -181,7 +187,7 @@ def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = Non
 
 
 class Builder:
-    """Interprets a gradient rule: every node is computed when the rule requests it."""
+    """Interpreter of a gradient rule: it computes every node as soon as the rule requests it."""
 
     def __init__(self, forward: Call, ograds: Sequence[np.ndarray]) -> None:
         self._forward = forward
@@ -241,7 +247,7 @@ class Builder:
 
 
 def differentiate(forward: Call, ograds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Builder]:
-    """Return gradients of all inputs of a call that has run, and the builder with the backward calls."""
+    """Return the gradients of all inputs of a call that has run, and the builder with its backward calls."""
     op = forward.op
     assert op.gradient is not None, f"{op.name} has no gradient"
     builder = Builder(forward, ograds)
@@ -265,7 +271,10 @@ def gradients(
     params: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> list[np.ndarray]:
-    """Return gradients of all inputs of operator ``name`` (zeros if none flows); one ograd per output, even hidden."""
+    """Return the gradients of all inputs of operator ``name``, zeros where none flows.
+
+    ``ograds`` are the gradients of the first outputs; those of the others are zero.
+    """
     call = prepare(name, inputs, params, **how)
     call()
     full = [np.asarray(g) for g in ograds]
@@ -274,7 +283,7 @@ def gradients(
 
 
 DIRECTIONS = 6
-"""Number of directions along which a gradient is compared."""
+"""Number of random directions along which a gradient is compared."""
 
 
 def check_gradient(
@@ -308,7 +317,7 @@ def check_gradient(
     aux = set(op.aux)
 
     def evaluate(call: Call) -> tuple[float, list[np.ndarray]]:
-        """Return the objective for the present ``arrays``; a kernel changes copies of the auxiliary states."""
+        """Return the objective for the present ``arrays``; the kernel gets copies of the auxiliary states."""
         call.inputs = [x.copy() if k in aux else x for k, x in enumerate(arrays)]
         outputs = call()
         if objective is not None:
@@ -332,7 +341,7 @@ def check_gradient(
         saved = arrays[k].copy()
 
         def slope(direction: np.ndarray, k: int = k, saved: np.ndarray = saved) -> float:
-            """Return the central difference along a direction."""
+            """Return the central difference of the objective along a direction."""
             np.add(saved, eps * direction, out=arrays[k])
             above = evaluate(call)[0]
             np.subtract(saved, eps * direction, out=arrays[k])
@@ -348,7 +357,7 @@ def check_gradient(
                 for way in ways
             ):
                 continue
-        numeric = np.zeros_like(saved)  # per element, which identifies the wrong element
+        numeric = np.zeros_like(saved)  # per element, to identify the wrong element
         for position in np.ndindex(saved.shape):
             unit = np.zeros_like(saved)
             unit[position] = 1.0
@@ -358,7 +367,7 @@ def check_gradient(
 
 
 def check_inplace(call: Call) -> int:
-    """Assert that in-place pairs give the outputs of separate memory; return the number of pairs tried."""
+    """Check that each in-place pair gives the outputs of separate memory; return the number of pairs tried."""
     saved = [x.copy() for x in call.inputs]
     expected = [None if y is None else y.copy() for y in call()]
     tried = 0
@@ -378,11 +387,14 @@ def check_inplace(call: Call) -> int:
 
 
 MOST_SUBSETS = 64
-"""Limit of output subsets per call: all of them up to six outputs, else this number of random subsets."""
+"""Limit for trying all subsets of outputs; if there are more, this number of random subsets is tried."""
 
 
 def subsets(count: int) -> list[tuple[bool, ...]]:
-    """Yield subsets of ``count`` outputs: every proper subset, or those without one output and random others."""
+    """Return subsets of ``count`` outputs: every proper subset, or with many outputs a choice of them.
+
+    The choice is each single output, all outputs but one, random subsets and no output.
+    """
     if 1 << count <= MOST_SUBSETS:
         return list(itertools.product((False, True), repeat=count))[:-1]
     one_off = [tuple((n == k) == kind for n in range(count)) for k in range(count) for kind in (True, False)]
@@ -392,7 +404,7 @@ def subsets(count: int) -> list[tuple[bool, ...]]:
 
 
 def implementations_of(call: Call) -> list[Implementation]:
-    """Return NumPy's kernel, and every other host implementation that accepts the call."""
+    """Return NumPy's kernel and every other host implementation that accepts the call."""
     kernels = [numpy_of(call.op)]
     alternative = provided().get(call.op.name)
     specs = [spec_of(x) for x in call.inputs]
@@ -404,7 +416,7 @@ def implementations_of(call: Call) -> list[Implementation]:
 
 
 def check_unwanted(call: Call) -> None:
-    """Assert that any subset of outputs may be unwanted (None): other outputs and states keep their bits.
+    """Check that any subset of outputs may be unwanted (None): the other outputs and states keep their bits.
 
     Every implementation and its replay are checked, with the workspace declared for the whole call.
     """
@@ -449,7 +461,7 @@ def _check_subsets(call: Call, implementation: Implementation) -> None:
 
 
 def check_prepared(call: Call) -> bool:
-    """Assert that a prepared kernel gives the same bits on each replay; return False if it cannot be prepared."""
+    """Check that a prepared kernel gives the same bits on each replay; return False if it cannot be prepared."""
     op = call.op
     prepare_ = getattr(op.forward, "prepare", None)
     if prepare_ is None:
@@ -477,19 +489,19 @@ def check_prepared(call: Call) -> bool:
 
 
 def garbage_bytes(size: int) -> np.ndarray | None:
-    """Return a workspace without valid numbers."""
+    """Return a workspace of ``size`` bytes of 0xFF, or None for size 0."""
     return np.full(size, 0xFF, np.uint8) if size else None
 
 
 def check_workspace(call: Call) -> None:
-    """Assert that the kernel uses exactly the declared workspace."""
+    """Check that the kernel uses exactly the declared workspace."""
     call.inputs = [x.copy() for x in call.inputs]
     call()
     assert call.taken == call.declared, f"{call.op.name}: declared {call.declared} bytes, took {call.taken}"
 
 
 def check_hidden(call: Call, limit: int = 40_000) -> None:
-    """Assert that the kernel allocates at most ``limit`` bytes of its own (use much larger inputs)."""
+    """Check that the kernel allocates at most ``limit`` bytes of its own; inputs should be much larger."""
     call()  # fills first-use caches, which do not count
     call(trace=True)
     assert call.hidden <= limit, f"{call.op.name}: allocated {call.hidden} bytes outside its workspace"
@@ -503,9 +515,9 @@ def check_contract(
     is_train: bool = True,
     hidden_limit: int | None = None,
 ) -> int:
-    """Check in-place pairs, unwanted outputs, workspace and replay, of the forward call and of its gradient calls.
+    """Check in-place pairs, unwanted outputs, workspace and replay, of a forward call and of its gradient calls.
 
-    ``hidden_limit`` adds :func:`check_hidden`. Returns the number of in-place pairs tried.
+    ``hidden_limit`` adds :func:`check_hidden`. Return the number of in-place pairs tried.
     """
     forward = prepare(name, inputs, params, is_train=is_train)
     pristine = [x.copy() for x in forward.inputs]
@@ -530,10 +542,10 @@ def check_contract(
 
 
 class SideBySide:
-    """Stand-in for ``split_in_rooms``: each part runs on its own thread; :meth:`meet` is a barrier for all.
+    """Replacement of ``split_in_rooms`` that runs each part on its own thread; :meth:`meet` is a barrier for all.
 
-    A test calls :meth:`meet` between a part's write and read of its scratch memory. Parts that share scratch memory
-    then read each other's values.
+    A test calls :meth:`meet` between a part's write and its read of scratch memory. Parts that wrongly share scratch
+    memory then read each other's values.
     """
 
     def __init__(self) -> None:
@@ -564,7 +576,7 @@ class SideBySide:
             raise errors[0]
 
     def meet(self) -> None:
-        """Wait for the other parts; return immediately the second time, and outside of parts."""
+        """Wait for the other parts; return immediately in a part's second call and outside of parts."""
         if getattr(self._mine, "waits", False):
             self._mine.waits = False
             assert self._barrier is not None

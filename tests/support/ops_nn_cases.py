@@ -1,19 +1,19 @@
 """Small calls of every neural-network operator in every mode, for tests that apply to all of them.
 
-Values avoid kinks (ties, the point 0 of relu), which have no derivative.
+A case is (operator, inputs, parameters). Values avoid kinks (ties, the point 0 of relu), which have no derivative.
 """
 
 import numpy as np
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
-    """Return float64 values at least 0.05 away from 0."""
+    """Return random float64 values of the given shape, at least 0.05 away from 0."""
     x = np.random.RandomState(seed + 7 * sum(shape)).uniform(low, high, shape)
     return x + np.where(np.abs(x) < 0.05, 0.1, 0.0)
 
 
 def distinct(*shape, seed=0):
-    """Return float64 values in (0, 1) without near ties."""
+    """Return random float64 values in (0, 1) of the given shape, without near ties."""
     size = int(np.prod(shape))
     return ((np.random.RandomState(seed).permutation(size) + 0.5) / size).reshape(shape)
 
@@ -305,7 +305,7 @@ DIFFERENTIABLE = [
     *SAMPLING,
     *CROSS_ENTROPY,
 ]
-"""Operators whose rule gives the derivative of their output."""
+"""Cases whose gradient rule gives the derivative of the output."""
 
 _ROW = np.array([0, 1, 2, -1])
 _PAIRS = np.array([[0, 1], [2, -1], [1, 1], [0, 2]])
@@ -328,7 +328,7 @@ LOSSES = [
     *(("MakeLoss", [uniform(4, 3)], {"normalization": how}) for how in ("null", "batch", "valid")),
     ("make_loss", [uniform(4, 3)], {}),
 ]
-"""Operators whose gradient is that of a loss, and one without a gradient."""
+"""Cases whose gradient is that of a loss, which ignores the incoming gradient."""
 
 OTHERS = [
     ("BlockGrad", [uniform(4, 3)], {}),
@@ -340,7 +340,10 @@ CASES = [*DIFFERENTIABLE, *LOSSES, *OTHERS]
 
 
 def narrowed(op, arrays, dtype):
-    """Return the arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 next to float16 data."""
+    """Return the arrays of a case with float64 converted to ``dtype``.
+
+    With float16 data, the vectors of BatchNorm and of the sparsity penalty become float32.
+    """
     vectors = "float32" if op in ("BatchNorm", SYNC, "IdentityAttachKLSparseReg") and dtype == "float16" else dtype
     return [x.astype(vectors if k else dtype) if x.dtype == np.float64 else x.copy() for k, x in enumerate(arrays)]
 

@@ -1,19 +1,20 @@
 """Small calls of every differentiable tensor operator, for tests that apply to all of them.
 
-Values avoid kinks (ties, rounding steps, clip limits), which have no derivative.
+A case is (operator, inputs, parameters). Values avoid kinks (ties, rounding steps, clip limits), which have no
+derivative.
 """
 
 import numpy as np
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
-    """Return float64 values, away from 0 if the range contains it."""
+    """Return random float64 values of the given shape, at least 0.05 away from 0 if the range contains 0."""
     x = np.random.RandomState(seed + sum(shape)).uniform(low, high, shape)
     return x + np.where(np.abs(x) < 0.05, 0.1, 0.0) if low < 0 < high else x
 
 
 def distinct(*shape, seed=0):
-    """Return float64 values in (-1, 1) without near ties."""
+    """Return random float64 values in (-1, 1) of the given shape, without near ties."""
     size = int(np.prod(shape))
     return ((np.random.RandomState(seed).permutation(size) + 0.5) / size * 2 - 1).reshape(shape)
 
@@ -231,7 +232,7 @@ UPDATES = [
 
 
 def ident(case):
-    """Return a readable test id."""
+    """Return the name of a case in test output."""
     op, arrays, params = case
     shapes = ";".join("x".join(map(str, np.shape(x))) for x in arrays)
     return f"{op}[{shapes}]{params or ''}"

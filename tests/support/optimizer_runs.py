@@ -1,4 +1,4 @@
-"""Every optimizer over a list of keys on a store, with its updates fused or one by one."""
+"""Training of several keys on a store with every optimizer, with fused or separate updates."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ OPTIMIZERS = [
 ]  # fmt: skip
 PLAIN, SET = {}, {"wd": 0.01, "clip_gradient": 0.3, "rescale_grad": 0.25}
 FUSED = {"sgd", "nag", "adam", "adamw", "lamb", "rmsprop", "signum", "ftrl", "ftml", "adagrad", "adadelta", "dcasgd"}
-"""Those whose updates are fused. A step of the others waits for values, draws numbers or depends on the order."""
+"""Optimizers whose updates are fused.
+
+A step of any other waits for values, draws random numbers or depends on the order of keys.
+"""
 
 
 def arrays(seed: int, contexts: Sequence[mx.Context], dtype: str) -> list[list[mx.nd.NDArray]]:
-    """Return the arrays of all keys, one for each context."""
+    """Return random arrays for all keys: per key a list with one array per context."""
     rng = np.random.default_rng(seed)
     return [[mx.nd.array(rng.standard_normal(shape), ctx=ctx, dtype=dtype) for ctx in contexts] for shape in SHAPES]
 
@@ -31,7 +34,7 @@ def arrays(seed: int, contexts: Sequence[mx.Context], dtype: str) -> list[list[m
 def trained(
     kv: mx.kv.KVStoreBase, contexts: Sequence[mx.Context], dtype: str, name: str, settings: dict[str, object]
 ) -> list[bytes]:
-    """Bytes of all weights and states after three steps; half weights have a copy in float32."""
+    """Return the bytes of all weights and optimizer states after three steps."""
     optimizer = mx.optimizer.create(
         name, learning_rate=None if name == "adadelta" else 0.05, param_idx2name={key: key for key in KEYS}, **settings
     )
@@ -46,7 +49,7 @@ def trained(
 
 
 def _flat(state: object) -> list[mx.nd.NDArray]:
-    """The arrays of a state."""
+    """Return the arrays of an optimizer state."""
     if isinstance(state, mx.nd.NDArray):
         return [state]
     return [array for one in state or () for array in _flat(one)]

@@ -11,7 +11,7 @@ sym = mx.sym
 
 
 def residual() -> Any:
-    """Blocks of convolutions, with and without a bias, and batch norms, each with a sum and a relu after it."""
+    """Return a network of two residual blocks: convolutions, with and without a bias, and batch norms."""
     x = sym.Variable("data")
     for name in "ab":
         y = sym.Convolution(x, num_filter=4, kernel=(3, 3), pad=(1, 1), no_bias=True, name=f"{name}1")
@@ -23,7 +23,7 @@ def residual() -> Any:
 
 
 def feed_forward(*activations: str) -> Any:
-    """Layers of two products with an activation between and a sum after them, as in a transformer."""
+    """Return a network of two matrix products per activation, with a sum after them, as in a transformer."""
     x = sym.Variable("data")
     for k, activation in enumerate(activations):
         hidden = sym.FullyConnected(x, num_hidden=12, flatten=False, name=f"up{k}")
@@ -34,13 +34,13 @@ def feed_forward(*activations: str) -> Any:
 
 
 def recurrent() -> Any:
-    """Three steps of a cell of an LSTM."""
+    """Return a network of three steps of an LSTM cell."""
     outputs, _ = mx.rnn.LSTMCell(6, prefix="cell_").unroll(3, inputs=sym.Variable("data"), merge_outputs=True)
     return sym.FullyConnected(outputs, num_hidden=3, name="last")
 
 
 def formulas() -> Any:
-    """Nodes of many operators, of arrays of three shapes."""
+    """Return a network of many elementwise operators on arrays of several shapes."""
     x, row, column = sym.Variable("data"), sym.Variable("row", shape=(1, 6)), sym.Variable("column", shape=(5, 1))
     y = sym.broadcast_mul(sym.broadcast_add(x, row), column)
     y = sym.exp(-sym.abs(y)) + sym.sqrt(sym.square(x) + 1.0) * 0.25 - sym.clip(y, -0.5, 0.5)
@@ -55,11 +55,11 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "recurrent": (recurrent, (2, 3, 5)),
     "formulas": (formulas, (5, 6)),
 }  # fmt: skip
-"""By name: what makes the symbol, and the shape of its data."""
+"""For each name the function that creates the symbol, and the shape of its data."""
 
 
 def planned(symbol: Any, shape: tuple[int, ...], *, grad_req: str = "write", **options: Any) -> Any:
-    """Return the plan on a GPU, which needs none."""
+    """Return the plan of a network for a GPU; planning needs no GPU."""
     return plan_symbol(symbol, {"data": shape}, grad_req=grad_req, context=mx.gpu(0), options=PlanOptions(**options))
 
 

@@ -13,17 +13,17 @@ GOALS = {
     r"so (?:many|much)": 0.5,
     r"(?:anew|beside|behind)": 1.5,
 }
-"""Most occurrences of a phrase per 10,000 words: about the highest figure of eight well-written libraries."""
+"""Maximum occurrences of each phrase per 10,000 words: about the highest figure of eight well-written libraries."""
 
 _LITERAL_OR_COMMENT = re.compile(
     r"""\"{3}(?:\\.|.)*?\"{3}|'{3}(?:\\.|.)*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""", re.DOTALL
 )
-"""A tokenizer would take ten times as long."""
+"""Matches string literals and comments; a tokenizer would take ten times as long."""
 _PHRASES = {phrase: re.compile(rf"\b{phrase}\b", re.IGNORECASE) for phrase in GOALS}
 
 
 class Counts:
-    """Words, and occurrences per phrase, of a set of files."""
+    """Numbers of words, and of occurrences of each phrase, in a set of files."""
 
     def __init__(self, files):
         self.words = 0
@@ -35,7 +35,7 @@ class Counts:
                     self.hits[phrase] += len(pattern.findall(text))
 
     def rate(self, phrase):
-        """Return the occurrences per 10,000 words; a folder may have one occurrence however small it is."""
+        """Return the occurrences of a phrase per 10,000 words; a single occurrence counts as 0."""
         return 0.0 if self.hits[phrase] < 2 else 1e4 * self.hits[phrase] / self.words
 
     def total(self):

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def script(name: str) -> ModuleType:
-    """Return the script ``docs/<name>.py`` as a new module that finds its neighbours."""
+    """Return the script ``docs/<name>.py`` as a new module, which can import other scripts of its folder."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

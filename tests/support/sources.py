@@ -12,7 +12,7 @@ Found = ast.Import | ast.ImportFrom | ast.Constant | ast.JoinedStr | ast.BinOp
 
 @functools.cache
 def found(path: Path) -> tuple[Found, ...]:
-    """Return the imports, texts and sums of texts of a module; the rest of its syntax tree is dropped."""
+    """Return the imports, string constants and string sums of a module; the rest of its syntax tree is dropped."""
     collecting = gc.isenabled()
     gc.disable()  # collections would scan every new tree repeatedly, half of the time
     try:

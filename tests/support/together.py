@@ -1,4 +1,4 @@
-"""Many small cases in one test, because a separate test costs a few milliseconds, more than such a case.
+"""Many small cases in one test, because a separate test costs a few milliseconds more than its case.
 
 Every case runs, even after a failure, and the message names all failed cases. With ``TESTS_APART=1`` every case is a
 separate test, which ``-k`` can select and ``--lf`` remembers.
@@ -15,7 +15,7 @@ APART = os.environ.get("TESTS_APART") == "1"
 
 
 def together(by=None):
-    """Run the cases of the ``parametrize`` decorators below it in one test per value of ``by``.
+    """Return a decorator that runs the cases of the ``parametrize`` decorators below it in few tests.
 
     ``by`` maps a case's arguments, by name, to the name of its test; without it all cases are one test. A case has its
     own ``monkeypatch``; other fixtures are those of the test.
@@ -66,7 +66,7 @@ def together(by=None):
 
 
 def _cases(mark):
-    """Yield (name, arguments) of each case of one ``parametrize``, named as in pytest."""
+    """Return (name, arguments) of each case of one ``parametrize``, named as in pytest."""
     names, values = mark.args
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]
@@ -85,19 +85,19 @@ def _cases(mark):
 
 
 def _name(value, otherwise):
-    """Return pytest's name of a value."""
+    """Return pytest's name of a value, or ``otherwise`` if pytest would number it."""
     if isinstance(value, str | int | float | bool | None):
         return str(value)
     return getattr(value, "__name__", otherwise)
 
 
 def operator(case):
-    """Return the operator of an operator test's case: the start of its name, or its ``op``."""
+    """Return the operator of an operator test's case: its first item, or its ``op``."""
     return case["op"] if isinstance(case, dict) else case[0]
 
 
 def _joined(parts):
-    """Merge one case of several decorators."""
+    """Return the merged name and arguments of one case from each of several decorators."""
     return "-".join(name for name, _ in parts), {key: value for _, inputs in parts for key, value in inputs.items()}
 
 

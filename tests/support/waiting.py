@@ -1,4 +1,4 @@
-"""Waiting in tests: for the end of all work, and for a condition."""
+"""Waits of tests: for the end of all operations, and for a condition."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import weftplan as mx
 
 
 def settled() -> None:
-    """Return when every operation has ended and dead arrays are freed."""
+    """Collect garbage, and wait until all operations have ended and dead arrays are freed."""
     gc.collect()
     mx.nd.waitall()
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; fail after a minute."""
+    """Wait until ``condition()`` is true; fail after a minute."""
     end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.001)

@@ -1,7 +1,7 @@
-"""Contracts on other devices: whole suites in which ``mx.cpu(i)`` means another device.
+"""Contracts on other devices: whole test suites in which ``mx.cpu(i)`` is another device.
 
-A module here imports the tests of one suite by name. In them ``mx.cpu(i)`` is device ``i`` (of four) of the kind under
-test, which is also the default context.
+Each module of this folder imports the tests of one suite by name. In them ``mx.cpu(i)`` is device ``i % 4`` of the kind
+under test, and device 0 is the default context.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from weftplan import device
 
 @pytest.fixture(autouse=True, params=PLACES[1:])
 def there(request, monkeypatch):
-    """The kind of device under test."""
+    """Replace ``mx.cpu`` by the function that creates contexts of the kind under test; return that function."""
     with place(request.param) as context:
         for module in (mx, device):
             monkeypatch.setattr(module, "cpu", lambda index=0: context(index % 4))
@@ -23,5 +23,5 @@ def there(request, monkeypatch):
 
 @pytest.fixture
 def each_engine(there):
-    """Array suites request every kind of engine; here a single kind suffices."""
+    """The current engine, because one kind of engine suffices for these devices."""
     return mx.engine.get()

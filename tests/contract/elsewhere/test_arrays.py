@@ -1,4 +1,4 @@
-"""Arrays on devices."""
+"""The tests of arrays, with GPU or simulated devices in place of CPUs."""
 
 from tests.ndarray.test_arithmetic import *  # noqa: F403
 from tests.ndarray.test_array import *  # noqa: F403

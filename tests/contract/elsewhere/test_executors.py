@@ -1,4 +1,4 @@
-"""Executors on devices."""
+"""The tests of executors, with GPU or simulated devices in place of CPUs."""
 
 import pytest
 
@@ -27,6 +27,6 @@ OF_SINGLE_NODES = {
 
 @pytest.fixture(autouse=True)
 def unfused(request, monkeypatch):
-    """Bind without fusion in tests of single nodes."""
+    """Bind without fusion in the tests that observe single nodes."""
     if request.node.originalname in OF_SINGLE_NODES:
         monkeypatch.setenv("MXNET_USE_FUSION", "0")

@@ -1,4 +1,4 @@
-"""Stores on devices."""
+"""The tests of single-process stores, with GPU or simulated devices in place of CPUs."""
 
 from tests.contract.conftest import kv  # noqa: F401 - a fixture
 from tests.contract.test_kvstore import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Training on devices."""
+"""The tests of training, with GPU or simulated devices in place of CPUs."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.training.test_optimizers import test_shapes_of_outputs  # noqa: F401
 
 @pytest.mark.parametrize(("kind", "workers"), [("ThreadedEngine", 4), ("ThreadedEnginePerDevice", 1)])
 def test_same_bits_on_every_engine(there, kind, workers):
-    """Two devices with dropout: the weights are bitwise identical on every engine."""
+    """Training with dropout on two devices gives bitwise identical weights on every engine."""
 
     def train(kind, count):
         with mx.engine.using(mx.engine.create(kind, cpu_workers=count, gpu_workers=count)):
