@@ -42,7 +42,7 @@ OPERATOR_TESTS = [
     "tests/ops/test_twice.py",
     "tests/ops/test_operator_table.py",
     "tests/ops/test_tensor_contract.py::test_every_operator_has_a_case",
-    "tests/ops/test_forms.py",
+    "tests/ops/test_kernel_forms.py",
     "tests/ops/test_params.py",
     "tests/repository/test_generated_files.py",
     "tests/repository/test_stubs.py",

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tests.storage.rooms import Room, layout
+from tests.storage.small_devices import Room, layout
 from weftplan.storage import AutoGrowth, NaiveBestFit
 
 CHUNK = 1 << 16

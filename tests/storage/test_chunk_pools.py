@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from tests.storage.rooms import MIB, Room, address, layout
+from tests.storage.small_devices import MIB, Room, address, layout
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage import AutoGrowth, NaiveBestFit
 from weftplan.storage.naive_best_fit import HEADER

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import weftplan as mx
-from tests.storage.rooms import MIB, Room
+from tests.storage.small_devices import MIB, Room
 from weftplan import config, device
 from weftplan.errors import ConfigError, ConfigWarning, OutOfMemoryError
 from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.storage.rooms import Room
+from tests.storage.small_devices import Room
 from weftplan import device
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.storage import LimitResource, RawResource

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.storage.rooms import MIB, Room
+from tests.storage.small_devices import MIB, Room
 from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray.memory import joint_allocation, release

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.storage.rooms import Room
+from tests.storage.small_devices import Room
 from weftplan import config, device, storage
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage import NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource

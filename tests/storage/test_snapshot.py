@@ -8,7 +8,7 @@ import re
 import pytest
 
 import weftplan as mx
-from tests.storage.rooms import MIB, Room
+from tests.storage.small_devices import MIB, Room
 from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray.memory.release import drain

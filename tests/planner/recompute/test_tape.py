@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.planner.recompute.walked import walk
+from tests.planner.recompute.stepwise_cost import walk
 from weftplan import models
 from weftplan.planner.order import stepwise_forward
 from weftplan.planner.recompute import Tape

@@ -7,7 +7,7 @@ An owner of work can hand parts of a compiled function (:class:`Shared`) to a po
 the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only the
 polling thread itself enters *away*, and changes *handed* to *works*. Only the owner that holds the box hands parts
 over, and takes back parts that have not begun. An owner therefore waits for at most one running part.
-``tests/ops/compiled/test_looking_model.py`` walks through all interleavings.
+``tests/ops/compiled/test_polling_model.py`` walks through all interleavings.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 
 from tests.executor.test_contexts import *  # noqa: F403
 from tests.executor.test_executor import *  # noqa: F403
-from tests.executor.test_refusals import *  # noqa: F403
+from tests.executor.test_invalid_input import *  # noqa: F403
 from tests.executor.test_sharing import *  # noqa: F403
 from tests.executor.test_unusual_graphs import *  # noqa: F403
 

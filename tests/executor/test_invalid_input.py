@@ -80,7 +80,7 @@ def test_a_failing_kernel_reaches_the_reader(broken):
     with pytest.raises(FloatingPointError, match="kernel failed") as caught:
         executor.outputs[0].asnumpy()
     assert "middle" in caught.value.__notes__[0]
-    assert "test_refusals.py" in caught.value.__notes__[0]
+    assert "test_invalid_input.py" in caught.value.__notes__[0]
     broken[0] = False
     assert executor.forward()[0].asnumpy().tolist() == [3, 3, 3, 3]
 
