@@ -57,7 +57,7 @@ class Binding:
     options: PlanOptions
     kind: type[Executor]
     grad_dtypes: Mapping[str, Any] = field(default_factory=dict)
-    """Dtypes by argument of gradient arrays whose dtype differs from the argument's."""
+    """The dtype of an argument's gradient array, by argument; only if it differs from the argument's dtype."""
 
     def plan(
         self,
@@ -74,8 +74,8 @@ class Binding:
             shapes: known shapes by variable.
             dtypes: known dtypes by variable; a dtype that cannot be inferred is float32.
             contexts: context of each variable's array; ignored without ``group2ctx``.
-            budget: most bytes of arguments, gradients, states and planned memory together; None: only the plan options
-                limit memory.
+            budget: maximum bytes of arguments, gradients, states and planned memory together; None: only the plan
+                options limit memory.
             order: the depth-first order of the symbol; None: it is computed.
         """
         places = contexts if self.group2ctx else {}
@@ -325,8 +325,8 @@ def simple_bind(
         shared_exec: an executor whose planned memory and auxiliary states the new executor shares.
         shared_buffer: arrays by name; other arguments and gradients are cut from them. Missing arrays are added to it;
             an array that is too small grows or is replaced.
-        budget: most bytes of arguments, gradients, states and planned memory together, such as ``"2GB"`` or ``"80%"``;
-            forward results are recomputed if the budget requires it.
+        budget: maximum bytes of arguments, gradients, states and planned memory together, such as ``"2GB"`` or
+            ``"80%"``; forward results are recomputed if the budget requires it.
         dtype: dtype of the arguments whose shapes are given, unless ``type_dict`` names them.
         options: plan options; default: from the environment.
         memory_budget, plan_options: older names of ``budget`` and ``options``.

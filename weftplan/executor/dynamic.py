@@ -151,7 +151,7 @@ def _predecessors(segments: Sequence[Segment]) -> list[int]:
 
 
 _MAX_CACHED = 4 << 20
-"""Maximum bytes of results, in total, whose calls an executor caches."""
+"""An executor caches calls as long as their results have at most this number of bytes in total."""
 
 
 class DynamicMemory(PlannedMemory):
@@ -240,7 +240,7 @@ class DynamicMemory(PlannedMemory):
 
 
 class DynamicExecutor(Executor):
-    """An executor of the strategy ``dynamic``. ``allocated_bytes`` counts its outputs alone, which stay allocated."""
+    """An executor of the strategy ``dynamic``. ``allocated_bytes`` counts only its outputs, which stay allocated."""
 
     _memory: DynamicMemory
 
@@ -291,7 +291,7 @@ class DynamicExecutor(Executor):
 
 
 def _chunks_of(memory: DynamicMemory, step: Step) -> list[Chunk]:
-    """Return the chunks that a step uses; an input whose shape alone it reads has none."""
+    """Return the chunks of a step's inputs, outputs and workspace. Inputs that the operator ignores have none."""
     workspace = memory.workspace(step.nid)
     chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
     return chunks if workspace is None else [*chunks, workspace[0]]
@@ -316,7 +316,7 @@ def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
 
 
 def _drop(chunks: Sequence[DynamicChunk], *, in_order: bool) -> None:
-    """Free chunks: now, or ``in_order``, for operations that are enqueued later on their streams."""
+    """Free chunks: immediately, or with ``in_order`` in the order of their streams, for operations enqueued later."""
     for chunk in chunks:
         if in_order:
             chunk.drop_in_order()

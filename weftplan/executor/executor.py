@@ -117,9 +117,9 @@ class Executor:
         return PlannedMemory(planned, pool)
 
     def _watch(self) -> None:
-        """Call :meth:`_forget` when memory moves that prepared calls have views of.
+        """Register :meth:`_forget` with all movable chunks that prepared calls view, to be called when a chunk moves.
 
-        That is this executor's planned memory, and arguments in the planned memory of other executors.
+        These are the chunks of planned memory, and those of arguments, gradients and states that are movable.
         """
         if self._watches:
             return
@@ -277,7 +277,7 @@ class Executor:
         self._push(self._backward_segments, self._backward_steps)
 
     def _check_mode(self) -> None:
-        """Raise unless backward can run although the last forward, if any, had ``is_train=False``."""
+        """Raise MXNetError if backward cannot run, given that no forward has run or the last had ``is_train=False``."""
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             if not self._ran_forward:
                 if self._random or reads_forward(self.planned, self._backward_steps):
@@ -306,12 +306,12 @@ class Executor:
         executor has used the memory since this executor's last run.
 
         Args:
-            itself: whether the first segment writes ``_fence_vars`` itself; then only a change of executors needs the
-                operation.
+            itself: whether the first segment writes ``_fence_vars`` itself. The operation is then pushed only if
+                another executor has used the memory.
         """
         # Invariant: an address is written only after all operations of earlier runs on it. All operations of the pool's
         # executors read its var, so a write of this var waits for them. Operations that users pushed on an output read
-        # the var of that output alone, so the fence writes these vars, too.
+        # only the var of that output, so the fence writes these vars, too.
         pool = self._memory.pool
         writes = self._fence_vars if self._overlaps and not itself else []
         if self._overlaps and self._monitor is not None:
@@ -438,7 +438,7 @@ class Executor:
 
         Raises:
             BindError: an unknown name.
-            ShapeError: an array would change its shape or grow, which is not allowed.
+            ShapeError: an array would change its shape or grow, and the options do not allow it.
         """
         assert self._rebind is not None
         return self._rebind(self, partial_shaping, allow_up_sizing, shapes)

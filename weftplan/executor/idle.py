@@ -1,4 +1,4 @@
-"""Offload the planned memory of idle executors (``WEFTPLAN_SPILL``) when an allocation of another thread would fail.
+"""Offload the planned memory of idle executors (``WEFTPLAN_SPILL``) when an allocation would fail.
 
 This is a rung of storage's ladder, after the rung that offloads arrays. The rung offloads whole blocks of pools. A
 block is idle if no run is being pushed on its pool, no operation on a var of the pool is pending, and no view of its
@@ -54,7 +54,7 @@ class _ThreadState(threading.local):
         self.runs = 0
         """Number of runs that the thread is pushing."""
         self.in_runs: list[Idleness] = []
-        """Pools that another thread pushes a run on, or whose blocks it moves."""
+        """Pools on which another thread pushes a run, or whose blocks it moves."""
         self.pending: list[Idleness] = []
         """Pools with pending operations."""
         self.viewed: list[Idleness] = []
@@ -65,7 +65,7 @@ _thread = _ThreadState()
 
 
 class _Probe:
-    """An object with one attribute, to measure reference counts with."""
+    """An object with one attribute, for measuring reference counts."""
 
     __slots__ = ("__weakref__", "value")
 
@@ -160,7 +160,7 @@ class Idleness:
 
     @contextmanager
     def _prepared_with_retry(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
-        """Return the context manager of :meth:`prepared` if blocks may be offloaded."""
+        """Implement :meth:`prepared` for the case that blocks may be offloaded."""
         me = threading.get_ident()
         for left in reversed(range(_MAX_ATTEMPTS)):
             may_retry = left and not _thread.runs and not engine.get().in_operation and spilling.active()
@@ -255,7 +255,10 @@ class Idleness:
         return True
 
     def pushed_on(self, ctx: Context) -> bool:
-        """Return whether another thread that can go on pushes a run that needs memory of ``ctx``, or moves a block."""
+        """Return whether the pool is in use: a thread moves a block, or another thread that can go on pushes a run.
+
+        False if all blocks of the pool are on other devices than ``ctx``.
+        """
         pool = self._pool()
         if pool is None or (
             ctx not in pool._blocks and ctx not in self._offloaded and (pool._blocks or self._offloaded)
@@ -355,7 +358,7 @@ class Idleness:
 
 
 class _Prepared:
-    """The context manager of :meth:`Idleness.prepared` if nothing may be offloaded."""
+    """The context manager that :meth:`Idleness.prepared` returns if no block may be offloaded."""
 
     __slots__ = ("_idleness", "_prepare")
 
@@ -376,7 +379,10 @@ class _Prepared:
 
 
 def _offload_idle(context: Context, nbytes: int) -> bool:
-    """Offload idle blocks on ``context`` until ``nbytes`` are free; return whether any was. A rung of the ladder."""
+    """Offload idle blocks on ``context`` until this has freed ``nbytes``; return whether it has freed any bytes.
+
+    A rung of storage's ladder (:mod:`weftplan.storage.relief`).
+    """
     if not spilling.active() or not _pools or not _EXACT:
         return False
     place = device.get(context)
@@ -397,7 +403,7 @@ def _offload_idle(context: Context, nbytes: int) -> bool:
 
 
 def _await_users(context: Context, in_operation: bool) -> bool:
-    """Wait until a block that this thread's last climb of the ladder could not offload may be idle.
+    """Wait for the blocks that this thread's last climb of the ladder found in use, until one of them may be idle.
 
     Args:
         context: the device whose memory this thread lacks.

@@ -72,7 +72,7 @@ def arrays_like(
         reqs: the grad_req of each argument.
         shared: for each variable whose array is shared, the arrays of ``shared_exec`` by name.
         shared_exec: the executor whose arrays are shared, or None.
-        shared_buffer: arrays to cut the other arguments and gradients from, or None.
+        shared_buffer: arrays from which the other arguments and gradients are cut, or None.
     """
     args: list[NDArray] = []
     grads: list[NDArray | None] = []
@@ -136,7 +136,7 @@ def shared_array(table: Mapping[str, NDArray | None], name: str, shape: tuple[in
 
 
 def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: DType, ctx: Context) -> NDArray:
-    """Return an array cut from ``pool[name]``, which is added if it is missing and grows if it is too small.
+    """Return an array cut from ``pool[name]``. Add this entry if it is missing, and enlarge it if it is too small.
 
     Earlier arrays on a chunk that grows stay valid and keep their values. So the total bytes of the pool do not depend
     on the order of the requests. An array that the caller put into the pool cannot grow. If it is too small, or if
@@ -168,10 +168,10 @@ def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: bool) -> NDArray:
-    """Return ``array``, a view of its first elements if ``shape`` is smaller, or zeros if ``shape`` is larger.
+    """Return ``array`` if it has ``shape``, a view of its first elements if these suffice, otherwise new zeros.
 
     Raises:
-        ShapeError: ``shape`` is larger, and ``allow_up_sizing`` is False.
+        ShapeError: the array has too few elements, and ``allow_up_sizing`` is False.
     """
     if tuple(array.shape) == shape:
         return array
@@ -185,7 +185,7 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
 
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:
-    """Return zeros whose memory is allocated by this call, so that a bind raises an error if it lacks memory.
+    """Return zeros. Their memory is allocated by this call, so that a bind raises an error if memory is lacking.
 
     The fill may be pushed. Shape and dtype are not checked, as they come from a plan or an array.
     """
@@ -237,7 +237,7 @@ def contiguous_gradients(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
 
     Backward completes the gradients of the last arguments first. A store exchanges gradients in this order and in
     batches, and a batch of contiguous gradients needs no copy. Each array has its own var. The result lacks arrays that
-    are not on a CPU or whose memory may move, and an array that is alone in its context and dtype.
+    are not on a CPU or whose memory may move, and an array if no other has its context and dtype.
     """
     return _contiguous(dict(reversed(wanted.items())))[1]
 
@@ -256,7 +256,11 @@ def _contiguous_small(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
 
 
 def _contiguous(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
-    """Return one chunk for each context and dtype, and by name the arrays that it is cut into, in the order given."""
+    """Return one chunk for each context and dtype, and the arrays that these chunks are cut into, by name.
+
+    The arrays of a chunk have the order of ``wanted``. The result lacks the same arrays as that of
+    :func:`contiguous_gradients`.
+    """
     groups: dict[tuple[Context, DType], list[str]] = {}
     last, group = None, []
     for name, (_, dtype, place) in wanted.items():

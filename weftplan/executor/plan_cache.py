@@ -8,7 +8,7 @@ Within a process, plans are stored in an attribute of their symbol. Planned grap
 may share one. Threads that bind one symbol concurrently may plan it twice.
 
 For later processes, a plan is stored in a file. The file's name is the hash of everything that the plan depends on,
-including versions and the package's own source files, so a file never becomes out of date. It contains numbers and
+including versions and the package's own source files, so a file is never stale. It contains numbers and
 names (:mod:`weftplan.planner.symbolic.stored_plans`), no code; :mod:`weftplan.support.user_cache` checks that its
 content can be trusted. There are no files for graphs with operators from outside the package, and for plans for a GPU,
 which depend on libraries and a device that the hash does not cover. Any thread and process may read and write files at
@@ -45,7 +45,7 @@ MOST = 4
 
 @dataclass(slots=True)
 class _CachedPlans:
-    """The cached plans of one state of a symbol."""
+    """The cached plans of a symbol. They are valid while the symbol's graph equals :attr:`graph`."""
 
     graph: list[Any]
     """The description of the symbol's graph."""
@@ -85,7 +85,7 @@ def planned_once(
 ) -> PlannedGraph:
     """Return the cached plan for this symbol, these arguments and the settings, or call ``plan`` and cache its result.
 
-    Symbols with user-defined operators are not cached.
+    Plans of symbols with user-defined operators are not cached.
 
     Args:
         symbol: the graph.
@@ -136,7 +136,7 @@ class PlanFile:
             order: its depth-first order.
             options: plan options.
             question: everything else from the caller that the plan depends on; equal values have the same ``repr``.
-            provided: the implementations of operators that are provided.
+            provided: the implementations of operators other than NumPy's, for the host and for GPUs.
         """
         self._order, self._options = order, options
         self._folder = user_cache.folder("plans") if _CODE and config.get("WEFTPLAN_PLAN_CACHE") else None
@@ -165,8 +165,8 @@ class PlanFile:
     def keep(self, planned: PlannedGraph) -> None:
         """Store a plan for later processes.
 
-        Do nothing if files are switched off, if the plan runs on a device or has operators from outside the package, or
-        if its search was stopped early.
+        Do nothing if files are switched off, if a node runs on a GPU, if an operator is from outside the package, or if
+        the search for the plan was stopped early.
         """
         # A search that was stopped early may have missed a better plan.
         if self._folder is None or stopping.asked():

@@ -40,8 +40,8 @@ class Step:
         node: the graph node.
         nid: its id in the indexed graph.
         context: its device.
-        bind: returns the call for a run; None if the node has no work, as an in-place identity. If the node is not
-            random, all runs with the same ``is_train`` may share one call.
+        bind: returns the call for a run; None if the node has no work, for example an in-place identity. If the node is
+            not random, all runs with the same ``is_train`` may share one call.
         reads, writes: engine vars, without duplicates.
         inputs: array of each input; None if the operator ignores it.
         outputs: array of each output; None if it is not needed.
@@ -120,7 +120,7 @@ class StepBuilder:
             return step
         if op.name == "_CrossDeviceCopy":
             if outputs[0] is None:
-                return step  # the reader of the copy needs the shape alone
+                return step  # the reader of the copy needs only its shape
             assert inputs[0] is not None
             step.copies, step.context = route(inputs[0].context, outputs[0].context)
             bind = step.bind = self._memory.bound(nid, partial(_copy_call, inputs[0], outputs[0]))

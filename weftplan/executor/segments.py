@@ -9,8 +9,10 @@ A segment ends at a cross-device copy, at a change of context, and at the node l
 * A segment runs on one stream. On a device with several compute streams, branches of the graph become separate
   segments, so that they overlap. :func:`chains` groups the steps of each branch before they are cut into segments:
 
-  1. A step joins the chain whose last step it needs, if it waits for no step that the chain does not wait for.
-  2. Any other step begins a chain. If it needs a step of another chain directly, that chain is cut after this step.
+  1. A step that needs the last step of a chain continues this chain, if that last step waits for all other steps that
+     the new step waits for.
+  2. Any other step begins a chain. If it directly needs a step of another chain, that chain is cut after the needed
+     step.
   3. A chain that is too short to be worth an operation is merged with a neighbour.
 
   So, except for merged chains, no step starts later than it would in a separate segment. Each chain comes after all
@@ -133,7 +135,7 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
         self._graphs = graphs
-        """The reason why the segment is not captured as a CUDA graph; None: a :class:`Replay` tries to."""
+        """The reason why the segment is not captured as a CUDA graph; None: a :class:`Replay` tries to capture it."""
         if graphs is None and self.random:
             self._graphs = "its random numbers differ from run to run"
         elif graphs is None and self.prop is not FnProperty.NORMAL:
@@ -188,7 +190,7 @@ class Segment:
             work = self._work(run)
             current.push(work, self.reads, self.writes, self.context, prop=self.prop, priority=priority, name=self.name)
             return
-        # Without random numbers runs differ in is_train alone, so two cached operators serve all runs.
+        # Without random numbers runs differ only in is_train, so two cached operators serve all runs.
         operator = self._operators.get(run.is_train)
         if operator is None:
             work = self._work(run)
@@ -201,9 +203,9 @@ class Segment:
 
 
 def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
-    """Return whether segments have several steps, and the most steps of a forward and of a backward segment.
+    """Return whether segments may have several steps, and how many a forward and a backward segment may have.
 
-    The values are those of the environment. Without training there is no limit.
+    The values come from environment variables. Without training there is no limit.
 
     Args:
         training: whether the graph has gradients.
@@ -232,7 +234,7 @@ def make_segments(
 
     Args:
         steps: the steps to cut.
-        limit: most steps of one segment.
+        limit: maximum number of steps of a segment.
         bulk: False: one segment per step.
         ends_after: ids of nodes that end a segment.
         ready: returns the bytes of gradients that a step completes; ``WORTH_TELLING`` bytes end a segment. None: none.

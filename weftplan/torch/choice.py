@@ -132,7 +132,7 @@ class Choices:
         return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
 
     def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
-        """Return the node of the peak with its line, and node and bytes of the ``most`` largest results alive there."""
+        """Return the node at the peak with its line, and (node, bytes) of the ``most`` largest results alive then."""
         program, buffers = self.planned(point)
         if not program.order:
             return "nothing", []

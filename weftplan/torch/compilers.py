@@ -30,7 +30,7 @@ def eager_backend(partition: Any) -> Any:
 
 @dataclass(eq=False)
 class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """A partition function in the form of inductor's configuration; a copy or pickle of it is its ``uuid``."""
+    """A partition function as inductor's configuration expects it. Copying or pickling it gives only its ``uuid``."""
 
     partition: Callable[..., Any]
 
@@ -47,7 +47,7 @@ class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
 
 
 def inductor_backend(partition: Any) -> Any:
-    """Return a backend that compiles both parts by inductor; until its fused kernels fit, the plans become smaller."""
+    """Return a backend that compiles both parts by inductor, and plans for smaller peaks until fused kernels fit."""
 
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
@@ -69,7 +69,7 @@ def inductor_backend(partition: Any) -> Any:
 
 
 EXACT = {"allow_buffer_reuse": False, "fx_graph_cache": False, "layout_optimization": False}
-"""Options of inductor. Without them peaks would exceed plans by buffers that wait for reuse or by inputs in a second
-layout, and caches would return a step of another budget, or one whose peak is unknown."""
+"""Options of inductor. Without them, buffers that wait for reuse and inputs in a second layout would raise peaks above
+plans, and caches would return steps that were compiled for another budget or whose peak is unknown."""
 INNER = {"eager": eager_backend, "inductor": inductor_backend}
 """Functions that return a backend for a partition function, by the option ``inner``."""

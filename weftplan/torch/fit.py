@@ -27,13 +27,13 @@ WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "
 
 @dataclass(eq=False)
 class Partition:
-    """A ``partition_fn`` for AOTAutograd that recomputes as much as a budget requires. Its arguments are options."""
+    """A ``partition_fn`` for AOTAutograd that recomputes as much as a budget requires. Its fields are the options."""
 
     budget: int | str | None
     """Bytes, as a number or as text such as ``"16GB"`` or ``"80%"`` (of the device's memory); None: no limit."""
     _: KW_ONLY
     optimizer: torch.optim.Optimizer | None = None
-    """The optimizer, whose states (also those that its first step makes) and scratch count; None: none."""
+    """The optimizer. The budget covers its states (also those that its first step makes) and scratch; None: none."""
     keep_gradients: bool = False
     """Whether gradients exist before the step (accumulation, ``set_to_none=False``)."""
     other: int | str = 0
@@ -43,7 +43,7 @@ class Partition:
     workspaces: str = "measure"
     """``"measure"`` runs each unknown operator once to see its scratch; ``"cached"`` reports it as unseen."""
     breaks: str = "refuse"
-    """For a step of several graphs: ``"refuse"``, or ``"sum"``: each budget includes earlier graphs' saved bytes."""
+    """Graphs of a step: ``"refuse"`` allows only one; ``"sum"`` adds the saved bytes of earlier graphs to each peak."""
     inner: str = "eager"
     """``"eager"`` runs PyTorch's own kernels node by node; ``"inductor"`` compiles fused kernels."""
     only_plan: bool = False
@@ -69,7 +69,7 @@ class Partition:
         return {step.label: step.scratch for step in steps}
 
     def fits(self, fused: int) -> bool:
-        """Set the last plan's peak by the peak ``fused`` of its fused kernels; return whether it fits the budget.
+        """Set the last plan's peak to resident bytes plus ``fused``, its fused kernels' peak; return whether it fits.
 
         If it does not fit, drop the plan and lower the budget of the next plan.
 
@@ -276,8 +276,8 @@ def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> B
     Tensors that the caller makes between the forward and the backward pass do not count.
 
     Args:
-        function: a module or a function of tensors, best one that returns the loss; its result is differentiated.
-        budget: most bytes on the device, as a number or as text such as ``"16GB"`` or ``"80%"``.
+        function: a module or a function of tensors; its result, preferably the loss, is differentiated.
+        budget: maximum bytes on the device, as a number or as text such as ``"16GB"`` or ``"80%"``.
         options: fields of :class:`Partition`: ``optimizer``, ``keep_gradients``, ``other``, ``seconds``,
             ``workspaces``, ``breaks``, ``inner``.
 

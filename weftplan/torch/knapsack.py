@@ -1,7 +1,7 @@
 """The planner's search as a solver for PyTorch's own ``activation_memory_budget``.
 
 PyTorch's partitioner asks a solver which candidates to save within a number of bytes. The default solver looks only at
-their sizes and times. This solver uses the planner's choices, which rest on the peak of the whole step.
+their sizes and times. This solver uses the planner's choices, which depend on the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weftplan.torch.step_program import Joint
 
 
 class Solver(CustomKnapsackSolver):  # type: ignore[misc]
-    """A solver that chooses among the partitioner's candidates by the planner's choices."""
+    """A solver that saves those candidates of the partitioner that a choice of the planner does not recompute."""
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         node_info: Any,
         all_recomputable_banned_nodes: list[torch.fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Return the indices of candidates to save, at most ``max_memory`` in sum, and of those to recompute."""
+        """Return the indices of the candidates to save (at most ``max_memory`` in total) and of those to recompute."""
         candidates = all_recomputable_banned_nodes
         outputs = next(node for node in joint_graph.nodes if node.op == "output").args[0]
         count = sum(isinstance(node, torch.fx.Node) and node_info.is_required_fw(node) for node in outputs)

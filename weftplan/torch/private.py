@@ -33,7 +33,7 @@ FakeCopyMode, FakeTensor, FakeTensorMode = _fake.FakeCopyMode, _fake.FakeTensor,
 VALUES = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)
 """Errors that fake tensors raise in operators that need values of tensors."""
 OPERATORS = ("torch._ops", "torch._library")
-"""Modules of the classes of operators."""
+"""Prefixes of the modules that define PyTorch's classes of operators."""
 autograd_config, eager = _functorch_config, boxed_nop
 TorchDispatchMode, without_modes = _python_dispatch.TorchDispatchMode, _python_dispatch._disable_current_modes
 classify_nodes, default_partition = _partitioners.classify_nodes, _partitioners.default_partition

@@ -131,7 +131,7 @@ def _seconds(target: Any, args: Any, kwargs: Any) -> float:
 
 
 def peak_of(prof: Any, label: str) -> int:
-    """Return the peak bytes of the CPU allocations of a profile, from the start of the range ``label`` on."""
+    """Return the peak bytes of the CPU allocations of a profile, during and after the range ``label``."""
     events = memory_events(prof)
     start = min(e.start_ns() for e in events if e.name() == label)
     total = most = 0

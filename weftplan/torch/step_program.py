@@ -65,7 +65,7 @@ class Step:
 
 @dataclass
 class Results:
-    """The storages of a graph: bytes and first maker of each number, and the number of each storage key."""
+    """The numbered storages of a graph: bytes and first maker of each storage, and the number of each storage key."""
 
     nbytes: list[int] = field(default_factory=list)
     maker: list[torch.fx.Node] = field(default_factory=list)
@@ -76,13 +76,13 @@ class Results:
         return [self.number[storage_key(t)] for t in tensors(node)]
 
     def add(self, nbytes: int, maker: torch.fx.Node) -> int:
-        """Return the number of a new storage."""
+        """Add a storage and return its number."""
         self.nbytes.append(nbytes)
         self.maker.append(maker)
         return len(self.nbytes) - 1
 
     def add_new(self, node: torch.fx.Node) -> list[int]:
-        """Return the numbers of a node's new storages, after adding these storages."""
+        """Add the storages of a node's tensors that are new, and return their numbers."""
         fresh = []
         for t in tensors(node):
             if isinstance(t.untyped_storage().nbytes(), torch.SymInt):
@@ -135,7 +135,7 @@ class Joint:
         self._probes, self._measured, self._repeats_random = probes, measured, repeats_random
         self.unseen = probes.unseen
         self.random: dict[torch.fx.Node, int] = {}
-        """By random node, the result with the generator's state before the node."""
+        """By random node, the number of the result that has the generator's state before the node."""
         forward: list[Step] = []
         backward: list[Step] = []
         outputs: list[Any] = []
@@ -163,7 +163,7 @@ class Joint:
         self.num_forward = len(forward)
         self.steps = forward + backward
         self.outputs = [self._results_of(outputs[:num_outputs]), self._results_of(outputs[num_outputs:])]
-        """The outputs of the forward part, and those of the backward part, as numbers of results."""
+        """The result numbers of the forward part's outputs, then those of the backward part's outputs."""
 
     def _results_of(self, outputs: list[Any]) -> list[int]:
         return list(dict.fromkeys(r for n in outputs if isinstance(n, torch.fx.Node) for r in self.results.of(n)))

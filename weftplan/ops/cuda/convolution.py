@@ -1,4 +1,4 @@
-"""Convolution and Deconvolution by cuDNN if it is installed, otherwise as matrix products by cuBLAS.
+"""Convolution and Deconvolution by cuDNN if it is installed and supports the call, else as matrix products by cuBLAS.
 
 The plan reserves the workspace of the chosen cuDNN algorithm, or of one tile of the products. The gradients of image
 and weight share a workspace.

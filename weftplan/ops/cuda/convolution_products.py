@@ -7,7 +7,8 @@ With the windows of an image as columns (``columns.py``), the kinds of computati
     wgrad   weight = Σ grid · columnsᵀ, over the tiles
 
 A tile takes two launches. It consists of several images, or of several windows of one image, so that its columns fit
-the operator's ``workspace``. In fprop and dgrad with a 1x1 kernel, the image itself serves as columns.
+the operator's ``workspace``. In fprop and dgrad with a 1x1 kernel, stride 1 and no padding, the image itself serves as
+columns.
 """
 
 from __future__ import annotations

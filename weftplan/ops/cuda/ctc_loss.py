@@ -180,7 +180,7 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 def _given(
     ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
 ) -> tuple[list[RawArray], list[object]]:
-    """Return the scratch arrays and the numbers that both kernels take; labels and lengths are cast on the device."""
+    """Cast labels and lengths into scratch; return all scratch arrays, and the numbers that both kernels take."""
     steps, batch, channels = data.shape
     taken = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
     named = dict(zip(inputs_of(params)[2:], lengths, strict=True))

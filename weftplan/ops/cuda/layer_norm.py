@@ -1,8 +1,8 @@
-"""LayerNorm and InstanceNorm: forward in one launch, backward in two.
+"""LayerNorm and InstanceNorm: forward in one launch, backward in at most two.
 
 Forward and the data's gradient use a block for each normalised row. The gradients of gamma and beta use a block for
-several elements of gamma, and sum over all rows in a fixed order. The formulas and the four dimensions of the data are
-those of :mod:`weftplan.ops.nn.layer_norm`.
+each element of gamma, or for ``_SIDE`` elements if these are contiguous in the data. They sum over all rows in a fixed
+order. The formulas and the four dimensions of the data are those of :mod:`weftplan.ops.nn.layer_norm`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape, W
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
 
 _SIDE = 32
-"""Contiguous elements of gamma per block of ``sum_over_rows``."""
+"""Elements of gamma per block of ``sum_over_rows`` if they are contiguous in the data; otherwise a block has one."""
 _SOURCE = (
     TOTAL
     + """

@@ -1,4 +1,4 @@
-"""Random numbers on a GPU by Philox4x64-10, which computes the k-th number of a key from the key and k alone.
+"""Random numbers on a GPU by Philox4x64-10, which computes the k-th number of a key only from the key and k.
 
 So the numbers do not depend on the number of multiprocessors or on the order of threads. Uniform numbers equal those of
 the host to the bit, because NumPy uses the same generator (Salmon et al., "Parallel random numbers: as easy as 1, 2,

@@ -25,10 +25,12 @@ MOST_ARGUMENTS = 200
 MOST_OPERATIONS = 600
 """Maximum number of operations of one formula, to bound compile time and registers."""
 MOST_IN_VECTORS = 64
-"""Maximum number of operations of a formula whose threads take vectors; longer formulas are bound by arithmetic."""
+"""Each thread computes a vector of elements if the formula has at most this number of operations. Longer formulas are
+bound by arithmetic."""
 WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
-"""How results read an input: ``WHOLE``: each its own element; ``NUMBER``: all the same; ``CYCLE``: its elements in
-turn, repeatedly; ``RUN``: each of its elements for a run of results, once; ``BAND``: such runs, repeatedly."""
+"""How results read an input. ``WHOLE``: each result reads its own element. ``NUMBER``: all results read the same
+element. ``CYCLE``: neighbouring results read neighbouring elements, and start over after the last. ``RUN``: each run of
+neighbouring results reads one element. ``BAND``: as ``RUN``, but the runs start over after the last element."""
 _TEXTS = {
     "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}", "negative": "-{}",
     "absolute": "fabs({})", "sqrt": "sqrt({})", "not_equal": "{} != {}", "equal": "{} == {}", "less": "{} < {}",
@@ -77,7 +79,7 @@ def operations(group: Group) -> int:
 
 @lru_cache(maxsize=4096)
 def lanes_of(group: Group) -> int:
-    """Return the elements per thread: as many as 16 bytes have, or 1 for a long formula."""
+    """Return the elements per thread: as many as fit in 16 bytes, or 1 for a long formula."""
     return 1 if operations(group) > MOST_IN_VECTORS else ALIGNMENT // group.dtype.itemsize
 
 
@@ -251,7 +253,7 @@ def reachable(formula: Formula) -> set[int]:
 
 
 def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-    """Return the reason why no kernel can be generated for a call; empty if it can."""
+    """Return the reason why no kernel can be generated for a call; empty if one can be."""
     group: Group = params[GROUP]
     count, found = operations(group), formula_of(group, [True] * len(group.results))
     if not count or found is None:

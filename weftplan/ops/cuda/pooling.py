@@ -1,8 +1,9 @@
 """Pooling, forward and backward: each thread computes several rows of one column, so that it divides only once.
 
 The gradient of a maximum takes two launches. The first finds the largest element of each window. The second adds up,
-for each element, the gradients of the windows whose largest it is. It adds in the order of the windows, without
-atomic additions. Formulas and ties are those of :mod:`weftplan.ops.nn.pooling`. There are no kernels for p-norms.
+for each element, the gradients of the windows in which it is the largest. It adds in the order of the windows, without
+atomic additions. In a global sum or average, several threads add up each image. Formulas and ties are those of
+:mod:`weftplan.ops.nn.pooling`. There are no kernels for p-norms and global maxima.
 """
 
 from __future__ import annotations

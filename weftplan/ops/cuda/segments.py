@@ -183,15 +183,15 @@ def sort(xp: ArrayModule, keys: RawArray) -> None:
 def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out: RawArray) -> None:
     """Set each row of ``out`` to the sum of the slices of ``source`` whose index is that row.
 
-    Terms are added in the order of their places, so a sum of at most :data:`PIECE` terms has the bits of a host's. A
-    longer sum is added in pieces, and then the pieces in order. Its error is at most (PIECE + terms / PIECE) roundings
-    of the sum of the absolute terms; a host's error is at most as many roundings as there are terms.
+    Terms are added in the order of their positions, so a sum of at most :data:`PIECE` terms equals the host's to the
+    bit. A longer sum is added in pieces, and then the pieces in order. Its error is at most (PIECE + terms / PIECE)
+    roundings of the sum of the absolute terms; a host's error is at most as many roundings as there are terms.
 
     Args:
         ctx: the call, whose workspace has the arrays of :func:`sums_room`.
-        index: the row of each place.
+        index: the row of ``out`` for each position.
         mode: ``wrap`` takes indices modulo the number of rows; any other mode clips them.
-        source: array of shape (outer, places, inner).
+        source: array of shape (outer, positions, inner).
         out: array of shape (outer, rows, inner).
     """
     xp = ctx.xp

@@ -1,8 +1,8 @@
 """Softmax and its losses, forward and backward.
 
-Each row of classes has a block. If the classes of a row are not contiguous (``multi_output``, or an axis that is not
-the last), each thread computes a row, and neighbouring threads neighbouring rows, so that a warp reads consecutive
-memory.
+Each row of classes has a block. If the classes of a row are at least ``_APART`` elements apart (``multi_output``, or an
+axis that is not the last), each row has a thread instead. Neighbouring threads compute neighbouring rows, so that a
+warp reads consecutive memory.
 
 The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. The device
 counts valid labels, so the host does not wait.

@@ -129,7 +129,7 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
 
     Args:
         ends: cumulative numbers of elements of the weights.
-        step: elements of a part, which the last cut may exceed by less than :data:`BORDER`.
+        step: elements of a part. A part may have up to ``BORDER`` - 1 more, because its last cut is rounded up.
     """
     found: list[list[tuple[int, int, int]]] = [[]]
     left = step
@@ -209,7 +209,11 @@ _LIMITS = ("at_least", "at_most")
 
 
 def _widened(compute: _Range, room: int, dtype: DType, block: int) -> tuple[_Range, int]:
-    """Return ``compute``, in blocks, for a low-precision gradient and a last array that gets the rounded weight."""
+    """Return a function that updates a range of one weight from a low-precision gradient, and its scratch bytes.
+
+    For each block, the function casts the gradient to ``dtype``, calls ``compute``, and rounds the new weight into its
+    last array. ``room`` is the scratch bytes of ``compute``.
+    """
     wide = aligned(block * dtype.itemsize)
 
     def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:

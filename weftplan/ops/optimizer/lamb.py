@@ -132,7 +132,7 @@ _STEP = (
 
 
 def _trusted_rate(ctx: Workspace, p: Params, r1: RawArray, r2: RawArray) -> RawArray:
-    """Return an array of one element: lr · r1 / r2 with r1 clipped to its bounds, or lr if r1 or r2 is 0 then."""
+    """Return an array of one element: lr · r1 / r2 with r1 clipped to its bounds, or lr if r2 or clipped r1 is 0."""
     xp = ctx.xp
     rate: RawArray = ctx.take((1,), r1.dtype)
     spare = ctx.take((1,), r1.dtype)

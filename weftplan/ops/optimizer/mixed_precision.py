@@ -61,7 +61,7 @@ def _mixed(step: Step) -> Kernel:
 def _nag_mom(
     xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
-    """Apply nag_mom_update to one block, but subtract weight decay of the new weight from the velocity.
+    """Apply nag_mom_update to one block, but store the velocity with the decay of the new weight, not of the old.
 
     MXNet 1.9.1 does the same, and its saved states must remain usable.
     """

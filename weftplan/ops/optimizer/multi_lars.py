@@ -1,7 +1,7 @@
-"""Operators on many arrays: all_finite, multi_all_finite, multi_sum_sq, and multi_lars.
+"""Operators for optimizers of many weights: all_finite, multi_all_finite, multi_sum_sq, and multi_lars.
 
-multi_all_finite and multi_sum_sq have as many inputs as a parameter says, and process them one by one. multi_lars has
-four vectors as inputs, with an element for each weight.
+all_finite tests one array. multi_all_finite and multi_sum_sq have ``num_arrays`` inputs, and process them one by one.
+multi_lars has four vectors as inputs, with an element for each weight.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _each(params: Params) -> range:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The description of one operator, with the functions of its declaration."""
+    """One operator of this module: its properties, and the functions that its declaration needs."""
 
     name: str
     step: Step
