@@ -87,7 +87,7 @@ def test_a_link_stays_a_link(write, tmp_path):
 
 
 def test_the_longest_name(write, tmp_path):
-    """A file name of 255 characters works."""
+    """A file whose name has 255 characters is written."""
     write(tmp_path / ("n" * 255))
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -107,7 +107,7 @@ def test_a_pipe_is_written_and_stays(write, tmp_path):
 
 @pytest.mark.parametrize(("where", "error"), [("absent/x", FileNotFoundError), (".", IsADirectoryError)])
 def test_errors_name_the_path(write, tmp_path, where, error):
-    """Errors have the requested path, not that of a temporary file, and no file remains."""
+    """An error names the requested path, not that of a temporary file, and no file remains."""
     with pytest.raises(error) as caught:
         write(tmp_path / where)
     assert caught.value.filename == str(tmp_path / where)

@@ -112,7 +112,7 @@ class TestTable:
     @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_effect_is_honest(self, variable: Variable):
-        """A module of the package names a variable exactly if its row claims an effect."""
+        """A row claims an effect exactly if a module names the variable, or if the variable gives another's default."""
         inputs = {second.default_from for second in TABLE}  # variables that give the default of others
         assert (variable.name in named_by_modules() | inputs) == variable.effective
 
@@ -210,7 +210,7 @@ class TestGet:
             config.get("MXNET_ENGINE_TYPE")
 
     def test_page_size_is_a_power_of_two(self, monkeypatch: pytest.MonkeyPatch):
-        """A page size that is no power of two raises; the error has the alias that was set."""
+        """A page size that is no power of two raises; the error names the alias that was set."""
         monkeypatch.setenv("MXNET_GPU_POOL_PAGE_SIZE", "4095")
         with pytest.raises(ConfigError, match=r"MXNET_GPU_POOL_PAGE_SIZE='4095'.*a power of two from 32"):
             config.get("MXNET_GPU_MEM_POOL_PAGE_SIZE")
@@ -340,7 +340,7 @@ class TestProcess:
             assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
 
     def test_concurrent_first_readers_agree(self):
-        """Threads that read a variable for the first time at once get the same value."""
+        """Threads that concurrently read a variable for the first time get the same value."""
         barrier, seen = threading.Barrier(8), []
 
         def ask() -> None:

@@ -22,12 +22,12 @@ def network() -> Any:
 
 
 def make_iterator(**settings: Any) -> Any:
-    """Return an NDArrayIter with these keywords, by default with batches of two."""
+    """Return an NDArrayIter with the keywords ``settings``, by default with batches of two."""
     return mx.io.NDArrayIter(np.zeros((4, 2), np.float32), np.zeros(4), **(settings or {"batch_size": 2}))
 
 
 def make_module(**settings: Any) -> Any:
-    """Return a Module with these keywords."""
+    """Return a Module with the keywords ``settings``."""
     return mx.mod.Module(network(), **settings)
 
 
@@ -103,7 +103,7 @@ def test_fit_redirects_foreign_keywords(name: str, told: str) -> None:
 
 
 def test_unknown_keyword_is_a_type_error() -> None:
-    """The error is a TypeError, and the call has no effect."""
+    """An unknown keyword raises a TypeError, and the call has no effect."""
     fitted = make_module()
     with pytest.raises(TypeError):
         fitted.fit(make_iterator(), num_epoch=1, epochs=1)

@@ -62,7 +62,7 @@ def test_unknown_dimensions_are_question_marks() -> None:
 
 @pytest.mark.parametrize(("name", "advice"), [("lenet", "--shape data=N,C,H,W"), ("mlp", "--shape data=N,FEATURES")])
 def test_command_spells_out_the_shape_option(name: str, advice: str, tmp_path: Any) -> None:
-    """For a symbol file without shapes the error has an example of --shape."""
+    """For a symbol file without shapes the error gives an example of --shape."""
     path = tmp_path / "net-symbol.json"
     models.get(name).save(path)
     result = CliRunner().invoke(main, ["plan", str(path)])

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
     ],
 )
 def test_names_the_nearest(monkeypatch: pytest.MonkeyPatch, wrong: str, right: str):
-    """The warning has the wrong name and the nearest variable."""
+    """The warning names the misspelt variable and the nearest existing variable."""
     monkeypatch.setenv(wrong, "1")
     with pytest.warns(ConfigWarning, match=rf"{wrong}, which is ignored: did you mean {right}\?"):
         config.check_environment()

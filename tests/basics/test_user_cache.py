@@ -15,7 +15,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
 @posix
 def test_folders_that_others_can_write_are_refused(tmp_path: Path):
-    """Permissions for others, a link in place of the folder, and a writable parent refuse the folder."""
+    """A folder with permissions for others, a link to a folder, and a folder in a writable parent are refused."""
     place = tmp_path.resolve() / "above" / "kernels"
     place.mkdir(parents=True, mode=0o700)
     assert user_cache.refusal(place) is None
@@ -107,7 +107,7 @@ def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch):
 @posix
 @pytest.mark.parametrize("limit", ["MOST", "MOST_FILES"])
 def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Beyond the limit the oldest files of a sub-folder are removed, and files of an earlier release."""
+    """A write beyond the limit removes the oldest files of a sub-folder, and files of an earlier release."""
     for kind in user_cache.KINDS:
         place = tmp_path.resolve() / kind
         for k in range(6):

@@ -119,7 +119,7 @@ class TestDoctor:
         assert all(variable.name in text for variable in config.table())
 
     def test_contexts(self):
-        """cpu(0) is usable and has its memory; a context that is not usable has a reason."""
+        """cpu(0) is usable and has free and total memory; gpu(0) is usable or has a note with the reason."""
         rows = {row["context"]: row for row in json.loads(run("doctor", "--json").stdout)["contexts"]}
         assert rows["cpu(0)"]["usable"]
         assert 0 < rows["cpu(0)"]["free_bytes"] <= rows["cpu(0)"]["total_bytes"]

@@ -152,7 +152,7 @@ def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str)
 
 
 def test_features_tell_it_all() -> None:
-    """If the first layer takes vectors, only the batch size is unknown."""
+    """If the first layer takes vectors, its stored weights leave only the batch size unknown."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")
     report = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
     assert report.inputs[0].shape == (0, 6)
@@ -397,7 +397,7 @@ def test_run_warns_about_indices_outside_and_nan(tmp_path: Path, prefix: Path) -
 
 @pytest.mark.parametrize("head", ["", "left,right\n", "\ufeff"])
 def test_run_on_a_table(tmp_path: Path, head: str) -> None:
-    """Each CSV row is a sample; a header row and a byte order mark are skipped; a bad table raises."""
+    """Each CSV row is a sample; a header row and a byte order mark are skipped; a bad table is an error."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     args = {"fc_weight": mx.nd.array([[1, 0], [0, 1], [1e-9, 0]]), "fc_bias": mx.nd.zeros((3,))}
     save_checkpoint(tmp_path / "net", 0, symbol, args, {})

@@ -64,7 +64,7 @@ def test_nothing_that_fits_was_found(ctrl_c) -> None:
 
 
 def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
-    """A second Ctrl-C ends the search at once."""
+    """A second Ctrl-C ends the search immediately: the command prints no plan and exits with 130."""
     ctrl_c(5, 6)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
     assert (done.exit_code, done.stdout) == (130, "")

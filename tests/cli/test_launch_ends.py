@@ -78,7 +78,7 @@ def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, 
 @pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
 @pytest.mark.parametrize("store", ["dist_sync", "dist_async", "dist_device_sync"])
 def test_a_process_of_the_launcher_of_mxnet_is_refused(monkeypatch: pytest.MonkeyPatch, store: str, role: str):
-    """A process started by MXNet's launcher raises; the error has the command to use."""
+    """Creating a store raises in a process of MXNet's launcher; the error gives the command to use."""
     monkeypatch.setenv("DMLC_ROLE", role)
     monkeypatch.setenv("DMLC_NUM_WORKER", "4")
     with pytest.raises(KVStoreError, match=r"weftplan launch -n 4 script\.py"):

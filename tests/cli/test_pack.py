@@ -67,7 +67,7 @@ def test_an_id_that_is_given_twice(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_output_that_cannot_be_printed(csv: Path) -> None:
-    """If stdout is full, the error has the reason; if its reader has gone, the command exits with 1 silently."""
+    """If stdout is full, the error states the reason; if its reader has gone, the command exits with 1 silently."""
     command_line = [sys.executable, "-m", "weftplan", "pack", str(csv), "--json"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)

@@ -146,7 +146,7 @@ def test_wrong_options_of_training(
 
 
 def test_run_needs_a_network_of_images(tmp_path: Path) -> None:
-    """An empty folder, and a table of an output without classes, give an error and write no file."""
+    """An empty folder, and CSV output of a network without class scores, are errors and write no file."""
     net = mx.sym.identity(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2, name="c"))
     module = mx.mod.Module(net, label_names=None)
     module.bind([("data", (1, 3, 8, 8))], for_training=False)

@@ -158,7 +158,7 @@ def test_micro_batches_for_a_budget() -> None:
 
 
 def test_not_even_one_sample() -> None:
-    """If a single sample does not fit, the error has the bytes that a single sample needs."""
+    """If a single sample does not fit, the error states the bytes that a single sample needs."""
     refused = plan("mlp", "--budget", "1KB", "--batch-max")
     assert refused.exit_code == 1
     assert f"smallest budget that works is {plan_json('mlp', '--batch', 1)['total']}" in refused.output
@@ -208,7 +208,7 @@ def test_a_cliff_does_not_stall_the_search() -> None:
 
 
 def test_the_search_refuses() -> None:
-    """If one sample is too large, the error has the bytes that it needs."""
+    """If a single sample is too large, the error has the attribute ``smallest``, the bytes that a sample needs."""
     with pytest.raises(BudgetError, match="not even a batch of 1") as refused:
         largest_batch(lambda batch: 10 * batch, 9)
     assert refused.value.smallest == 10
@@ -405,7 +405,7 @@ def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_fits_is_said_to_fit() -> None:
-    """The second line has the bytes to spare, and the modelled cost of recomputation."""
+    """If a plan fits the budget, the output states the bytes to spare and any modelled cost of recomputation."""
     lines = plan("lenet", "--optimizer", "adam", "--budget", "8GB").output.splitlines()
     total = plan_json("lenet", "--optimizer", "adam")["total"]
     assert lines[1].startswith("fits the budget of 7.45 GiB (8,000,000,000 bytes): ")

@@ -61,7 +61,7 @@ def test_symbols_of_programs_are_planned(program: Path, name: str) -> None:
 
 
 def test_inspect_takes_the_name_too(program: Path) -> None:
-    """``inspect`` accepts such a name, too."""
+    """``inspect`` accepts ``FILE.py:NAME``, as ``plan`` does."""
     result = CliRunner().invoke(main, ["inspect", "mynet.py:net", "--shape", "data=4,5"])
     assert result.exit_code == 0, result.output
     assert "All its operators are supported" in result.output

@@ -11,7 +11,7 @@ import numpy as np
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (13, 17, 3)).astype(np.uint8)
 SIZES = ((7, 5), (30, 29), (17, 9), (9, 20), (8, 26))
-"""Target sizes (width, height): smaller, larger, one side changed, one smaller and one larger, a multiple."""
+"""Target sizes (width, height) for 17x13 pixels: smaller, larger, same width, narrower and higher, double height."""
 RECORDS = {
     "plain": {},
     "resize": {"resize": 16},
@@ -79,7 +79,7 @@ def write_records(mx, folder):
 
 
 def records(mx, folder):
-    """Return data, labels and padding of two epochs of ``ImageRecordIter``, for each of the settings.
+    """Return labels and padding of two epochs of ``ImageRecordIter``, and data of the first, for each of the settings.
 
     Samples that are padding are left out.
     """

@@ -22,7 +22,7 @@ def values(name, shape):
 
 
 def arithmetic(mx):
-    """Return a symbol that uses every Python operator, with a symbol and with a number on either side."""
+    """Return a symbol of Python's arithmetic and comparison operators, with symbols and with numbers as operands."""
     sym = mx.sym
     a, b = sym.Variable("a"), sym.Variable("b")
     x = (a + b) * 2 - (1 - a) / (b + 3)
@@ -75,7 +75,7 @@ def convnet(mx):
 
 
 def recurrent(mx):
-    """Return twelve steps of a gated cell with shared weights, and operators with more than ten inputs."""
+    """Return a symbol of a gated cell in twelve steps with shared weights, and of operators with over ten inputs."""
     sym = mx.sym
     data, weight, bias = sym.Variable("data"), sym.Variable("w"), sym.Variable("b")
     h = sym.Variable("h0", shape=(0, 3), __layout__="NC")

@@ -123,7 +123,7 @@ def test_a_remainder_by_zero_is_zero(dtype):
 
 
 def test_unary_and_functions():
-    """Signs, and functions with a number on either side, equal NumPy."""
+    """Signs, and functions with a number on either side, give NumPy's results."""
     x = nd.array(A)
     np.testing.assert_array_equal((-x).asnumpy(), -A)
     np.testing.assert_array_equal(abs(x).asnumpy(), abs(A))
@@ -199,7 +199,7 @@ def test_numpy_arrays_of_other_things_are_refused(values):
 
 
 def test_not_a_number_for_integers():
-    """NaN and an integer array raise an error, because NaN has no integer value."""
+    """Adding NaN to an integer array raises an error, because NaN has no integer value."""
     with pytest.raises(DTypeError, match="cast the array"):
         nd.ones(2, dtype="int32") + float("nan")
 

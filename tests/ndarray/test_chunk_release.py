@@ -55,7 +55,7 @@ def test_idle_memory_is_freed_without_operation(each_engine):
 
 @COUNTED
 def test_referenced_var_needs_a_delete_operation(each_engine):
-    """A var that is still referenced is deleted by an operation and then known as deleted."""
+    """A var that is still referenced is deleted by an operation, which sets ``var.deleted``."""
     a = mx.nd.ones((100,), ctx=CTX)
     mx.nd.waitall()
     var = a.var

@@ -49,7 +49,7 @@ def test_foreach(x, z):
 
 
 def test_foreach_edge_cases(x, z):
-    """foreach equals MXNet in edge cases: no states, no outputs, tuples, None as state, unequal row counts."""
+    """foreach gives MXNet's results in edge cases: no states, no outputs, tuples, None as state, unequal row counts."""
     assert as_numbers(C.foreach(lambda d, s: (d, s), x, [])) == (f32([1, 2], [3, 4], [5, 6]), [])
     assert as_numbers(C.foreach(lambda d, s: ([], [s[0] + d]), x, [z])) == ([], [f32(9, 22)])
     outputs, states = C.foreach(lambda d, s: ((d, d), (z,)), x, (z, z))

@@ -42,7 +42,7 @@ def create_and_drop():
 )
 @pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
 def test_when_dead_arrays_go_back(pool, monkeypatch, gib, live):
-    """The flag decides how many of five dead arrays are still live after each death and another push."""
+    """FLAGS_eager_delete_tensor_gb decides how many dead arrays are still allocated after each of five arrays dies."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gib)
     counts = []
     for _ in range(5):
@@ -53,7 +53,7 @@ def test_when_dead_arrays_go_back(pool, monkeypatch, gib, live):
 
 
 def test_deferred_frees_run_when_memory_runs_out(pool, monkeypatch):
-    """With a negative value, dead arrays are freed when a new array does not fit."""
+    """With FLAGS_eager_delete_tensor_gb=-1, dead arrays are freed when a new array does not fit."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", "-1")
     for _ in range(20):
         create_and_drop()

@@ -233,7 +233,7 @@ def test_errors_are_raised_at_the_call(call, error, says):
 
 
 def test_methods_call_operators():
-    """Methods such as x.sum(axis=1), x.T and x.exp() equal NumPy."""
+    """Methods such as x.sum(axis=1), x.T and x.exp() give NumPy's results."""
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     x = nd.array(values)
     np.testing.assert_array_equal(x.sum(axis=1).asnumpy(), values.sum(1))

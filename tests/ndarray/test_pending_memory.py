@@ -216,7 +216,7 @@ def test_memory_comes_from_the_resource_of_the_call(gate):
 @pytest.mark.shows("FLAGS_gpu_allocator_retry_time")
 @pytest.mark.parametrize(("milliseconds", "fits"), [("20000", True), ("50", False)])
 def test_how_long_an_allocation_on_a_gpu_waits(monkeypatch, milliseconds, fits):
-    """An allocation waits for the memory of a dead array in use, for at most the milliseconds of the flag."""
+    """An allocation waits at most FLAGS_gpu_allocator_retry_time milliseconds for the memory of a dead array in use."""
     monkeypatch.setenv("FLAGS_gpu_allocator_retry_time", milliseconds)
     config._reset_for_tests()
     context, gate = mx.sim(6), threading.Event()

@@ -101,7 +101,7 @@ def test_in_place_and_with_unwanted_outputs(where, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_inference_equals_the_host(where, case):
-    """Outside of training, GPU kernels equal the host and leave the learnt statistics unchanged."""
+    """Outside of training, GPU kernels give the host's results and leave the learnt statistics unchanged."""
     for call in calls_of(case, is_train=False):
         before = [call.inputs[k].copy() for k in call.op.mutated(call.params)]
         expected = [y.copy() for y in call()]
@@ -112,7 +112,7 @@ def test_inference_equals_the_host(where, case):
 
 
 def test_statistics_are_learnt_once(where):
-    """A recomputed forward pass gives the same bits and leaves the statistics unchanged."""
+    """A recomputed forward pass of BatchNorm gives the same bits and leaves the moving statistics unchanged."""
     for case in CASES:
         for call in calls_of(case) if CASES[case][0] == "BatchNorm" else ():
             expected, _ = run(where, call)

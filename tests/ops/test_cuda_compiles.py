@@ -78,7 +78,7 @@ BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize",
 
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
-    """Kernels bound by memory have no 64-bit division, and no 32-bit division in a loop.
+    """Kernels bound by memory have no 64-bit division and at most nine 32-bit divisions, none of them in a loop.
 
     A 64-bit division by a variable takes about a hundred instructions. One call of Philox serves eight elements of
     Dropout.

@@ -164,7 +164,7 @@ def test_the_standin_for_cublas_is_strict():
 
 @pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
 def test_tensor_cores_are_asked_for(monkeypatch):
-    """With the flag, float32 products may round to TF32; afterwards the math mode is the default again."""
+    """FLAGS_enable_cublas_tensor_op_math=1 allows TF32 in float32 products; afterwards the math mode is the default."""
     monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", "1")
     shape, params = CASES["padded"]
     modes = []

@@ -252,7 +252,7 @@ def _step(name, row):
 
 @pytest.mark.parametrize("case", CASES)
 def test_as_on_the_host(host, case):
-    """Each case in float32 equals the host.
+    """Each case in float32 gives the host's results.
 
     The cases cover more elements than a block has threads, fewer, borders, ties, infinities, and lengths out of range.
     """
@@ -260,7 +260,7 @@ def test_as_on_the_host(host, case):
 
 
 def test_keys_are_sorted(host):
-    """Keys are sorted, both in shared memory alone and over many tiles."""
+    """``segments.sort`` sorts keys, both in shared memory alone and over many tiles."""
     for count in (2, 64, 2048, 16384):
         keys = np.random.default_rng(count).permutation(count).astype(np.uint64)
 
@@ -283,7 +283,7 @@ def test_steps_of_optimizers(host):
 
 
 def test_fused_nodes(host):
-    """A fused tree of elementwise nodes equals the host; ``test_cuda_pointwise.py`` tests more trees."""
+    """A fused tree of elementwise nodes gives the host's results; ``test_cuda_pointwise.py`` tests more trees."""
     make, shape = NETWORKS["formulas"]
     results = []
     for context in (mx.cpu(), host[0].context):
@@ -313,7 +313,7 @@ def unreachable(label):
 
 @pytest.mark.stress
 def test_every_dtype():
-    """All cases equal the host in every float dtype, with labels and indices of every dtype.
+    """All cases give the host's results in every float dtype, with labels and indices of every dtype.
 
     Together the cases run every reachable source.
     """

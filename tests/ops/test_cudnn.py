@@ -129,7 +129,7 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
 @pytest.mark.parametrize(("limit", "share"), [("-1", 4.0), ("0", 0.0), ("1024", 4.0)])
 @pytest.mark.shows("FLAGS_conv_workspace_size_limit")
 def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
-    """The smaller limit of flag and operator applies: an algorithm that needs more scratch is not chosen."""
+    """The smaller of FLAGS_conv_workspace_size_limit and the operator's limit bounds the chosen algorithm's scratch."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     monkeypatch.setenv("FLAGS_conv_workspace_size_limit", limit)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
@@ -276,7 +276,7 @@ def test_a_plan_for_cudnn_does_not_run_without_scratch():
 
 @pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
 def test_products_as_tf32(monkeypatch):
-    """The flag sets CuPy's compute type before the first product; without the flag it is unchanged."""
+    """FLAGS_enable_cublas_tensor_op_math=1 sets CuPy's float32 compute type to TF32; by default none is set."""
     with place("standin") as context:
         mx.nd.ones((2, 2), ctx=context(0)).wait_to_read()
         assert machine.compute_types == {}

@@ -14,9 +14,9 @@ from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.schema import TensorSpec
 
 LAUNCHES = {"mlp": (64, 3), "lenet": (64, 4), "vgg16": (16, 6), "resnet50": (32, 5)}
-"""Networks: batch size, and the largest mean number of launches per node in a training step."""
+"""{network: (batch size, limit of the mean number of launches per node in a training step)}."""
 LARGE = {"densenet121": (16, 5), "lstm": (32, 3)}
-"""As ``LAUNCHES``, for networks that take long to plan."""
+"""Like ``LAUNCHES``, for networks that take long to plan."""
 
 
 @pytest.mark.parametrize("name", [*LAUNCHES, *(pytest.param(name, marks=pytest.mark.stress) for name in LARGE)])

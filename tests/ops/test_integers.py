@@ -63,7 +63,7 @@ def test_quotients_of_integers_are_exact(op):
 
 
 def test_quotients_of_integers_and_numbers_are_exact():
-    """64-bit integers are divided exactly by a scalar, and a scalar by them."""
+    """64-bit integers are divided exactly by a truncated scalar, and a scalar by 64-bit integers."""
     x = np.array(LARGE, np.int64)
     assert run("_div_scalar", [x], {"scalar": 1})[0].tolist() == LARGE
     assert run("_div_scalar", [x], {"scalar": -2})[0].tolist() == [-(2**61), 2**61 + 1, -(2**52), 3]

@@ -28,7 +28,7 @@ def test_dropout_keeps_a_share_and_scales_it():
 
 
 class _Sized:
-    """A generator that refuses to draw without a size: CuPy draws a single number then."""
+    """A generator that refuses to draw without a size, for which CuPy would draw a single number."""
 
     def __init__(self, generator):
         self._generator = generator

@@ -48,7 +48,7 @@ def cross_entropy(labels, axis, *, weight=1.0, alpha=0.0, counted=None):
     ],
 )
 def test_softmax_output_has_the_gradient_of_cross_entropy(shape, labels, axis, params, how):
-    """The data's gradient is that of the (scaled, smoothed, masked) cross entropy, whatever gradient comes in."""
+    """The data's gradient is that of the (scaled, smoothed, masked) cross entropy, for any incoming gradient."""
     labels = np.array(labels)
     check_gradient(
         "SoftmaxOutput", [uniform(*shape), labels], params, wrt=(0,), objective=cross_entropy(labels, axis, **how)

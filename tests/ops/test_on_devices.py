@@ -1,4 +1,4 @@
-"""Every operator case on a device equals the host, without memory and waits that kernels for GPUs must avoid."""
+"""Every operator case gives the host's results on a device; CUDA kernels take no memory but their workspace."""
 
 import collections
 import contextlib
@@ -141,7 +141,7 @@ def where(request):
 
 @pytest.mark.parametrize("name", BY_OPERATOR)
 def test_as_on_the_host(where, name):
-    """Every case of the operator equals the host; float64 cases run in float32 and, if supported, in float16."""
+    """Every case of the operator gives the host's results; float64 cases run in float32, and in float16 if allowed."""
     if isinstance(where.xp, standin_cupy.Namespace):  # a real device does not count waits
         RAN.add(name)
     for _, arrays, params in BY_OPERATOR[name]:

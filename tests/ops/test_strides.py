@@ -57,7 +57,7 @@ def test_no_kernel_negates_a_view(case, strict_negative):
 @pytest.mark.parametrize("mode", ["rnn_relu", "rnn_tanh", "lstm", "gru"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rnn_of_every_small_size(mode, size, batch, dtype):
-    """RNN results of every small size are close to float64.
+    """RNN results of every small size are close to the float64 results.
 
     Gates are columns of one array, with strides of 1 to 4 times the size.
     """

@@ -266,7 +266,7 @@ def test_arange_across_blocks():
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (65537,), (3, 1, 5, 1, 2, 1, 2)])
 def test_odd_shapes(shape):
-    """Operators equal NumPy for a single element, 65,537 elements, and many axes of size 1."""
+    """Operators give NumPy's results for a single element, 65,537 elements, and many axes of size 1."""
     x = np.random.RandomState(0).uniform(0.5, 1.5, shape)
     np.testing.assert_allclose(run("tanh", [x])[0], np.tanh(x), rtol=1e-14)
     np.testing.assert_allclose(gradients("tanh", [x], [np.ones(shape)])[0], 1 - np.tanh(x) ** 2, rtol=1e-12)

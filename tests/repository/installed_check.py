@@ -121,7 +121,7 @@ def access_torch() -> None:
 
 
 def read_switches() -> None:
-    """Read the build's features and the switch of NumPy semantics."""
+    """Check that NumPy semantics are off and that the list of build features is not empty."""
     import weftplan as mx
 
     assert not mx.util.is_np_array()

@@ -97,7 +97,7 @@ def test_every_subpackage_readme_names_its_files(folder: Path):
 
 
 def test_the_link_check_can_fail(tmp_path: Path):
-    """A missing file and a missing heading are found; a web address and existing targets are not."""
+    """``dead_links`` returns links to a missing file and a missing heading, but no web address or existing target."""
     page = tmp_path / "page.md"
     page.write_text(
         "# One `two`\n[a](page.md#one-two) [b](#nowhere) [c](gone.md) [d](https://example.org/x) [e](page.md)\n"
@@ -111,7 +111,7 @@ def test_the_treasure_hunt_names_what_is_there():
 
 
 def test_the_check_of_the_treasure_hunt_can_fail(tmp_path: Path):
-    """A name that the linked files lack is found; names outside the treasure hunt are ignored."""
+    """``lost_names`` returns names that the linked files lack, and ignores names outside the treasure hunt."""
     (tmp_path / "var.py").write_text("class Var:\n    def grant(self): ...\n")
     page = tmp_path / "page.md"
     page.write_text(

@@ -69,7 +69,7 @@ def test_a_hundred_lines(name: str) -> None:
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("name", models.names())
 def test_the_short_planner_agrees_with_the_real_one(name: str, batch: int) -> None:
-    """For each built-in network the example's peak equals that of ``match_range`` without the steps it leaves out."""
+    """The example's peak equals that of ``match_range`` without the steps that the example omits, for each network."""
     example = runpy.run_path(str(ROOT / "examples" / "planner_in_100_lines.py"))
     shapes = models.input_shapes(name, batch)
     assert example["plan"](models.get(name), **shapes)[0] == example["reference"](models.get(name), shapes)

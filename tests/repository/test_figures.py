@@ -68,7 +68,7 @@ def test_quoted_figures_are_those_of_today(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_comparison_can_fail() -> None:
-    """A wrong number and a wrong order are found; gaps and spaces are ignored."""
+    """``first_missing`` returns a line with a wrong number or in a wrong order, and ignores gaps and spaces."""
     output = "peak   12 bytes\nmore\ntotal  15 bytes\n"
     assert first_missing(["peak 12 bytes", "…", "total 15 …"], output) is None
     assert first_missing(["peak 13 bytes"], output) == "peak 13 bytes"

@@ -287,7 +287,7 @@ class ndarray:
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
-        """Return a copy of another dtype."""
+        """Return a copy in ``dtype``, or this array if it has the dtype and ``copy`` is false."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         with np.errstate(all="ignore"):

@@ -178,7 +178,10 @@ def _plain(value: Any, where: str) -> Any:
 
 
 class Function:
-    """A function of the recorded table: checked by CuPy's signature, computed by NumPy's function of the same name."""
+    """A function in ``names.TABLE``.
+
+    It checks CuPy's signature, then calls its entry in ``_SPECIAL``, or else NumPy's function of the same name.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -85,7 +85,7 @@ class Machine:
         The launch itself succeeds. The error is raised when the host next waits, and by every later call.
         """
         self.pending: str | None = None
-        """An error that has not been raised yet."""
+        """The text of an error that no call has raised yet; None without an error."""
         self.pointers: list[int] = []
         """Handles of destroyed streams; new streams reuse them first, as in CUDA."""
         self.frees: deque[Clock] = deque()

@@ -21,7 +21,7 @@ MODULES = ["", "linalg", "random", "random.Generator", "lib.stride_tricks", "cud
 
 
 def parameters(function: Any) -> str:
-    """Return the parameters of a function on one line, or ``?`` if the signature cannot be read."""
+    """Return a function's parameters as in ``names.txt``, or ``?`` if the signature cannot be read."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

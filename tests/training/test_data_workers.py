@@ -156,7 +156,7 @@ def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
 
 @pytest.mark.parametrize(("act", "says"), [("raise", "ValueError: this one is broken"), ("leave", "SystemExit: 3")])
 def test_a_worker_raises(tidy, act, says):
-    """The error has the exception, the worker and its traceback; the same worker reads the later batches."""
+    """The error states the exception, the worker and its traceback; the same worker reads the later batches."""
     with mx.io.DatasetIter(Numbers(8, 3, act), 2, num_workers=1) as it:
         assert labels(it.next()) == [0, 1]
         pids = it.worker_pids

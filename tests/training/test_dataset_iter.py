@@ -72,7 +72,7 @@ def test_a_stream_that_raises():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_shapes(workers):
-    """A sample of another shape than the first raises even with ``on_error="skip"``; the error has both shapes."""
+    """A sample of another shape than the first raises even with ``on_error="skip"``; the error states both shapes."""
     with mx.io.DatasetIter(Numbers(6, 3, "shape"), 2, on_error="skip", num_workers=workers) as it:
         it.next()
         with pytest.raises(DataError, match=r"sample 3: 'data' has shape \(3,\), expected \(2,\) as in the first"):

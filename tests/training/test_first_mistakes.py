@@ -68,7 +68,7 @@ def run_command(*args: object, **environment: str | None) -> tuple[str, int]:
 
 
 def test_commands(tmp_path: Path):
-    """An empty input folder and a CUDA device name raise; kernels are in JSON on request; inspect finds parameters."""
+    """An empty folder and a CUDA device name are errors; kernels are in JSON on request; inspect finds parameters."""
     module = mx.mod.Module(network())
     module.bind([("data", (2, 4))], [("softmax_label", (2,))])
     module.init_params()

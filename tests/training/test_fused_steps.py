@@ -130,7 +130,7 @@ def test_a_module_pushes_one_operation_a_step(monkeypatch):
 
 
 def test_pieces_cover_every_element_once():
-    """The pieces of all threads cover each element once; cuts inside a weight are at cache line borders."""
+    """The pieces of all threads cover each element once; cuts inside a weight are at multiples of ``BORDER``."""
     for sizes in ([1, 2, 3], [1000], [64, 63, 65, 640], [7] * 50):
         ends = list(np.cumsum(sizes).tolist())
         pieces = fused_update._pieces(ends, 128)

@@ -115,7 +115,7 @@ def test_folders_that_do_not_fit(tmp_path: Path, names: list[str] | None, words:
 
 
 def test_broken_image_is_named(tmp_path: Path) -> None:
-    """A damaged file raises when its batch is read; the error has the file's path."""
+    """A damaged file raises when its batch is read; the error names the file."""
     write_photos(tmp_path)
     path = tmp_path / "zebra" / "bild 0ß.png"
     path.write_bytes(path.read_bytes()[:20])

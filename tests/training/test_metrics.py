@@ -173,7 +173,7 @@ def test_perplexity_of_sentences():
 
 @pytest.mark.parametrize("name", ["ce", "nll_loss"])
 def test_a_label_that_is_no_class(name):
-    """A label without a class raises; the error has the label and the number of classes."""
+    """A label without a class raises; the error states the label and the number of classes."""
     with pytest.raises(ShapeError, match="label 7 for predictions of 3 classes"):
         mx.metric.create(name).update([np.array([0, 7])], [np.full((2, 3), 1 / 3)])
 

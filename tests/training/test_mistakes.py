@@ -69,7 +69,7 @@ def inference_module(**settings):
     ],
 )
 def test_fit(settings, error, words):
-    """An invalid argument of ``fit`` raises; the error has its name and the expected values."""
+    """An invalid argument of ``fit`` raises; the error names the argument and the expected values."""
     with pytest.raises(error, match=words):
         fit(**settings)
 
@@ -98,7 +98,7 @@ def test_module_and_its_names(make, words):
 
 @pytest.mark.parametrize("shapes", [(4, 5), [("data", 4)], ("data", (4, 5)), [(3, (4, 5))], 7])
 def test_shapes_of_a_wrong_form(shapes):
-    """Shapes that are no list of pairs raise; the error has an example."""
+    """Shapes that are no list of pairs raise; the error gives an example."""
     with pytest.raises(ShapeError, match=r"a list of pairs such as \[\('data', \(32, 10\)\)\], got"):
         mx.mod.Module(network()).bind(shapes)
 

@@ -78,7 +78,7 @@ def test_metrics():
 
 
 def test_metric_shapes_that_do_not_fit():
-    """Labels and predictions of unequal shape or number raise; the error has both."""
+    """Labels and predictions of unequal shape or number raise; the error states both shapes or numbers."""
     with pytest.raises(ShapeError, match=r"\(3,\).*\(4, 2\)"):
         metric.create("acc").update([np.zeros(3)], [np.zeros((4, 2))])
     with pytest.raises(ShapeError, match="1 label arrays but 2"):
@@ -86,7 +86,7 @@ def test_metric_shapes_that_do_not_fit():
 
 
 def test_iterator_order_padding_and_names():
-    """NDArrayIter pads with the first samples, discards the last batch or rolls it over, as told."""
+    """NDArrayIter pads the last batch with the first samples, or on request discards it or rolls it over."""
     data = np.arange(20, dtype=np.float32).reshape(10, 2)
     it = NDArrayIter({"a": data, "b": data[:, 0]}, np.arange(10), batch_size=4)
     assert [d.name for d in it.provide_data] == ["a", "b"]

@@ -25,7 +25,7 @@ SECOND = {
     "f2_bias": [0.06789585947990417],
     "f2_weight": [0.45364120602607727, -0.19138199090957642, -0.8796485066413879],
 }
-"""The same with a snapshot every second epoch, from MXNet with its gradient sums set to zero before each snapshot."""
+"""Like ``FIRST``, for a snapshot every second epoch; MXNet ran with gradient sums set to zero before each snapshot."""
 
 
 class Counted(mx.io.NDArrayIter):

@@ -94,7 +94,7 @@ def test_what_was_measured_is_kept(cache_folder: Path, seconds: dict[str, float]
 
 @pytest.mark.parametrize("damage", ["cut", "others", "numbers", "words"])
 def test_damaged_files_are_measured_again(damage: str, cache_folder: Path, seconds: dict[str, float]):
-    """A file with a wrong hash, or without positive seconds of both implementations, is measured and written again."""
+    """A damaged cache file, or a file without positive seconds of both implementations, is ignored and replaced."""
     choice(2)
     (file,) = cache_folder.glob("*/*")
     content = file.read_bytes()
@@ -135,7 +135,7 @@ def test_the_workspace_limit(cache_folder: Path, seconds: dict[str, float]):
 
 
 def test_the_node_comes_first(cache_folder: Path, seconds: dict[str, float]):
-    """A convolution's ``cudnn_tune`` overrides the level of the variable."""
+    """A convolution's ``cudnn_tune`` overrides the autotune level."""
     assert choice(0, cudnn_tune="fastest").text == "native (measured)"
     assert choice(2, cudnn_tune="off").text == "native"
     assert choice(2, cudnn_tune="limited_workspace").text == "native (measured)"
@@ -143,7 +143,7 @@ def test_the_node_comes_first(cache_folder: Path, seconds: dict[str, float]):
 
 @pytest.mark.shows("MXNET_CUDNN_AUTOTUNE_DEFAULT")
 def test_the_variable_reaches_a_bound_graph(cache_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the variable set, bound nodes are measured and say so; results agree with the heuristic's."""
+    """MXNET_CUDNN_AUTOTUNE_DEFAULT=1 or 2 marks nodes as measured in ``debug_str``; results agree with those of 0."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
     net = mx.sym.Activation(mx.sym.BatchNorm(net, fix_gamma=False), act_type="relu")
     results = []

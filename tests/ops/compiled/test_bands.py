@@ -26,7 +26,7 @@ UNEVEN: list[Case] = [
 ]
 """Convolutions as (image, filters, kernel, stride, dilation, padding).
 
-In each, a phase of the stride has fewer rows than another phase, but its rows read further.
+In each, one phase of the stride has fewer rows than another phase, but its taps reach further.
 """
 
 
@@ -69,7 +69,7 @@ def test_phases_of_different_lengths(case: Case):
 
 
 def test_random_sizes():
-    """Fifty random convolutions agree with NumPy; at least five have several bands in both directions."""
+    """Fifty random convolutions agree with NumPy's kernel; at least five have several bands forward and backward."""
     rng, banded = random.Random(5), 0
     done = 0
     while done < 50:

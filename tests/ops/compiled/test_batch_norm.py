@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return the case of a training call with all outputs, with these changes."""
+    """Return the settings of a training call with all outputs; ``changes`` override them."""
     return {
         "shape": (4, 5, 13, 11), "axis": 1, "dtype": np.float32, "fix_gamma": False, "use_global_stats": False,
         "is_train": True, "wanted": (True, True, True), "inplace": False, "seed": 0, **changes,
@@ -72,7 +72,7 @@ def case(**changes: Any) -> dict[str, Any]:
 @example(case(shape=(2, 3, 40, 41), inplace=True, dtype=np.float64))
 @example(case(shape=(7, 3, 2), axis=-2))
 def test_against_the_formula(given_case: dict[str, Any]):
-    """Outputs, moving statistics and gradients equal float64 within rounding error, in place too."""
+    """Outputs, moving statistics and gradients equal the formula in float64 within rounding error, in place too."""
     shape, axis, dtype = given_case["shape"], given_case["axis"] % len(given_case["shape"]), given_case["dtype"]
     rng = np.random.default_rng(given_case["seed"])
     count = shape[axis]
@@ -171,7 +171,7 @@ def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str)
 
 @pytest.mark.parametrize("plane", [7, 16, 49, 200, 1024])
 def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
-    """Code for 128, 256 and 512 bits gives the same bits."""
+    """Vectors of 128, 256 and 512 bits give bit-identical results."""
     assert isinstance(HOST, Target)
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, 4, plane)).astype(np.float32)

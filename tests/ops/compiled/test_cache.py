@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Sta
 
 
 def test_processors():
-    """Each processor gets its widest vectors; an unsupported processor gets a reason."""
+    """``choose`` selects the widest vectors of a processor; for an unsupported processor it returns the reason."""
     avx2 = {"avx2": True, "fma": True}
     wide = {**avx2, "avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True}
     for features, bits, places in (

@@ -150,7 +150,7 @@ def arrays(case: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return the case of a plain 3x3 convolution with these changes."""
+    """Return the settings of a plain 3x3 convolution; ``changes`` override them."""
     return {
         "batch": 2, "groups": 1, "channels": 4, "filters": 16, "image": (8, 8), "kernel": (3, 3), "stride": (1, 1),
         "dilate": (1, 1), "pad": (1, 1), "dtype": np.float32, "shift": 1, "seed": 0, **changes,
@@ -185,7 +185,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @example(case(batch=11, image=(3, 2), channels=64, filters=70))
 @example(case(channels=300, image=(24, 24)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for the other vector widths gives the bits of this machine's width."""
+    """The other vector widths give results that are bit-identical to those of this machine's width."""
     check_widths(run, given_case)
 
 

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return the case of a plain 3x3 convolution with these changes."""
+    """Return the settings of a plain 3x3 convolution; ``changes`` override them."""
     return {
         "batch": 2, "channels": 3, "image": (14, 14), "kernel": (3, 3), "stride": (1, 1), "dilate": (1, 1),
         "pad": (1, 1), "dtype": np.float32, "seed": 0, **changes,
@@ -99,7 +99,7 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
 @example(case(image=(1, 1), pad=(3, 3), kernel=(5, 5), stride=(2, 2)))
 @example(case(image=(40, 3), pad=(0, 0), kernel=(2, 3)))
 def test_against_the_plain_kernel(given_case: dict[str, Any]):
-    """Output and both gradients equal NumPy's kernel in float64 within rounding error."""
+    """Output and both gradients equal the float64 results of NumPy's kernel within rounding error."""
     geo, wide = geometry_of(given_case, given_case["dtype"]), geometry_of(given_case, np.float64)
     x, w, dy = arrays(given_case, geo)
     x8, w8, dy8 = (a.astype(np.float64) for a in (x, w, dy))
@@ -123,7 +123,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for 128, 256 and 512 bits gives the same bits."""
+    """Vectors of 128, 256 and 512 bits give bit-identical results."""
     assert isinstance(HOST, Target)
     geo = geometry_of(given_case, given_case["dtype"])
     data = arrays(given_case, geo)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return the case of a training block on 2 images of 3 channels, with these changes."""
+    """Return the settings of a training block on 2 images of 3 channels; ``changes`` override them."""
     usual = {"batch": 2, "channels": 3, "image": (9, 20), "stride": 1, "relu": True, "fixed": (False, False),
              "given": (False, False), "train": True, "dtype": np.float32, "weighs": True, "seed": 0}  # fmt: skip
     return usual | changes
@@ -201,7 +201,7 @@ def test_parts_change_no_bit(stride: int, always_cut: None, monkeypatch: pytest.
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_bits_do_not_depend_on_the_width_of_vectors(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code for 128, 256 and 512 bits gives the same bits."""
+    """Vectors of 128, 256 and 512 bits give bit-identical results."""
     assert isinstance(HOST, Target)
     given_case = case(channels=4, image=(13, 29), stride=stride, batch=3)
     results = []

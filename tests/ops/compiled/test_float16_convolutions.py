@@ -59,7 +59,7 @@ def run(layer: Any, params: dict[str, Any], shape: tuple[int, ...], dtype: str, 
 @settings(max_examples=25, deadline=None)
 @given(layers())
 def test_random_layers_are_rounded_once(one: tuple[Any, dict[str, Any], tuple[int, ...]]) -> None:
-    """Each result is as close to float64 as one rounding to float16 allows, or as NumPy's."""
+    """Each result is as close to the float64 result as one rounding to float16, or NumPy's float16 result, is."""
     layer, params, shape = one
     actual = run(layer, params, shape, "float16", "native")
     exact = run(layer, params, shape, "float64", "numpy")
@@ -83,7 +83,7 @@ def test_parts_and_slices_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("value", [65504.0, 65520.0, np.inf, np.nan, 6e-8, -0.0])
 def test_numbers_at_the_ends_of_float16(value: float) -> None:
-    """The largest number, overflow, infinity, NaN, a subnormal and -0 pass through as in NumPy."""
+    """A float16 convolution with weight 1 gives x + 0 for the largest number, infinity, NaN, a subnormal and -0."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(2, 2), num_filter=3, no_bias=True, name="c")
     executor = net.simple_bind(mx.cpu(), x=(1, 2, 9, 9), type_dict={"x": "float16"},
                                plan_options=PlanOptions(kernels="native"))  # fmt: skip

@@ -64,7 +64,7 @@ def layer(case: dict[str, Any], mode: str = "native") -> list[Any]:
 
 
 def case_of(**changes: Any) -> dict[str, Any]:
-    """Return the case of a small layer with these changes."""
+    """Return the settings of a small layer; ``changes`` override them."""
     return {"rows": 9, "columns": 20, "hidden": 17, "no_bias": False, "dtype": np.float32, "seed": 0, **changes}
 
 
@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @example(case_of(rows=300, columns=16, hidden=530))  # rows and units summed in several steps
 @example(case_of(rows=1, columns=1, hidden=1))
 def test_against_the_definition(case: dict[str, Any]):
-    """Output and gradients equal float64 within rounding error."""
+    """Output and gradients equal the definition in float64 within rounding error."""
     data, weight, bias, ograd = (a.astype(np.float64) for a in arrays(case))
     out = data @ weight.T + (0 if case["no_bias"] else bias)
     want = [out, ograd @ weight, ograd.T @ data, ograd.sum(axis=0)]
@@ -101,7 +101,7 @@ def test_against_the_definition(case: dict[str, Any]):
 @given(cases())
 @example(case_of(rows=40, columns=784, hidden=50))
 def test_bits_do_not_depend_on_the_width_of_vectors(case: dict[str, Any]):
-    """Code for the other vector widths gives the bits of this machine's width."""
+    """The other vector widths give results that are bit-identical to those of this machine's width."""
     data, weight, bias, ograd = arrays(case)
     sizes = fully_connected.Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
 
@@ -152,7 +152,7 @@ def test_single_gradients_are_those_of_all(wanted: str):
 
 
 def test_the_gradient_of_the_data_may_take_its_memory():
-    """The data's gradient may overwrite the data: the weight's gradient, which reads it, is computed first."""
+    """The data's gradient may overwrite the data: the weight's gradient, which reads the data, is computed first."""
     case = case_of()
     data, weight, bias, ograd = arrays(case)
     params = registry.parse_params(OP, {"num_hidden": case["hidden"]})

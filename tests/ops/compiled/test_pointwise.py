@@ -27,7 +27,7 @@ F32 = np.dtype(np.float32)
 
 
 def plain(**changes: Any) -> dict[str, Any]:
-    """Return the case of a 1x1 convolution with these changes."""
+    """Return the settings of a 1x1 convolution; ``changes`` override them."""
     return case(**{"kernel": (1, 1), "pad": (0, 0), **changes})
 
 
@@ -95,7 +95,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @given(cases())
 @example(plain(batch=2, channels=128, filters=1500, image=(5, 5)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for the other vector widths gives the bits of this machine's width."""
+    """The other vector widths give results that are bit-identical to those of this machine's width."""
     check_widths(run, given_case)
 
 

@@ -74,7 +74,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @given(cases())
 @example(plain(batch=3, channels=49, filters=9, image=(23, 37)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for the other vector widths gives the bits of this machine's width."""
+    """The other vector widths give results that are bit-identical to those of this machine's width."""
     check_widths(run, given_case)
 
 

@@ -28,14 +28,14 @@ def words(*values):
 
 
 def test_polling_ends_without_a_change(look):
-    """Without a change, polling ends after its turns and writes nothing."""
+    """If the word does not change, polling ends after the given number of turns and writes nothing."""
     result, start = words(7, 7, 3, 3)
     look(start)
     assert list(result) == [7, 7, 3, 3, 0, 0, 0]
 
 
 def test_changed_before(look):
-    """Polling ends at once if the word has changed before, however many turns remain."""
+    """Polling ends immediately if the word has changed before, however many turns remain."""
     _, start = words(8, 7, 1 << 62, 1 << 62)
     look(start)
 

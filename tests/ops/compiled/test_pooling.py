@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return the case of a call of ordinary size with these changes."""
+    """Return the settings of a call of ordinary size; ``changes`` override them."""
     return {
         "image": (19, 23), "kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pooling_convention": "valid",
         "dtype": np.float32, "values": "ties", "seed": 0, **changes,
@@ -134,7 +134,7 @@ def test_averages_and_sums_are_those_of_numpy(given_case: dict[str, Any], kind: 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
-    """Code for 128, 256 and 512 bits gives the same bits."""
+    """Vectors of 128, 256 and 512 bits give bit-identical results."""
     assert isinstance(HOST, Target)
     rng = np.random.default_rng(1)
     x = rng.choice(np.array([0, 1, 2], np.float32), size=(2, 9, 40))

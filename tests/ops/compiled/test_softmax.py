@@ -37,7 +37,7 @@ def run_softmax(x: Any, target: Target | None = None) -> Any:
 
 @pytest.mark.parametrize(("rows", "classes"), SIZES)
 def test_against_the_definition(rows: int, classes: int) -> None:
-    """Probabilities and their sums equal float64 within rounding error."""
+    """Probabilities equal the definition in float64, and their sums equal 1, within rounding error."""
     x = numbers(rows, classes)
     want = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     want /= want.sum(axis=1, keepdims=True)
@@ -73,7 +73,7 @@ def test_what_is_not_a_number(classes: int) -> None:
 @pytest.mark.skipif(not OTHER, reason="one width only")
 @pytest.mark.parametrize(("rows", "classes"), SIZES)
 def test_bits_do_not_depend_on_the_width_of_vectors(rows: int, classes: int) -> None:
-    """Code for other vector widths gives the bits of this machine's width."""
+    """Other vector widths give results that are bit-identical to those of this machine's width."""
     x = numbers(rows, classes)
     for target in OTHER:
         assert run_softmax(x, target).tobytes() == run_softmax(x).tobytes(), target.bits

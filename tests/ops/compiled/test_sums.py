@@ -1,4 +1,4 @@
-"""Compiled sums and copies: NumPy's bits for any number of arrays and any range, also with writes past the caches."""
+"""Compiled sums and copies: NumPy's bits for 2 to 32 arrays and any range, also with writes past the caches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_copies_to_several(monkeypatch, count, past, size):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8"])
 @pytest.mark.parametrize(("begins", "size"), [(0, 333), (5, 333), (3, 64), (0, 64)])
 def test_copies(dtype, begins, size):
-    """Every element is copied, wherever the target begins, and nothing else is written."""
+    """Every element is copied, at any alignment, or none to a target below two cache lines; nothing else is written."""
     source = np.random.default_rng(0).integers(0, 100, size + 3).astype(dtype)[3:]
     room = np.full(size + 200, 7, dtype)
     target = room[begins : begins + size]

@@ -114,7 +114,7 @@ def test_noise_is_that_of_the_direct_kernels():
 @given(cases())
 @example(case(batch=2, channels=200, filters=160, image=(14, 14)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for the other vector widths gives the bits of this machine's width."""
+    """The other vector widths give results that are bit-identical to those of this machine's width."""
     check_widths(run, given_case)
 
 
@@ -253,7 +253,7 @@ def trained(options: PlanOptions) -> tuple[list[bytes], Any]:
 
 
 def test_network_has_the_same_bits_on_every_engine():
-    """A network of two Winograd layers has the same bits on every engine, and is close to NumPy's.
+    """A network of two Winograd layers gives the same bits on every engine, close to the results of NumPy's kernels.
 
     The layers have a relu, a bias and odd planes.
     """

@@ -16,7 +16,7 @@ from tests.standin_cupy.cuda.syntax import CompileException, Function
 from tests.standin_cupy.cuda.types import BINARY, FUNCTIONS, common_type, convert, kind_of, number, shifted
 
 LANES = 1 << 16
-"""Number of threads that run together."""
+"""Maximum number of threads that run in lockstep; a larger block still runs whole."""
 _NONE = np.empty(0, np.int64)
 
 
@@ -185,7 +185,7 @@ class Lanes:
         return getattr(self, f"_of_{tree[0]}")(tree, act)
 
     def truth(self, tree: Any, act: Any) -> Any:
-        """Return a boolean for each of the threads ``act``."""
+        """Return the value of an expression as a boolean for each of the threads ``act``."""
         return _spread(convert(self.value(tree, act), "bool"), act.shape)
 
     def _of_number(self, tree: Any, act: Any) -> Any:
@@ -248,7 +248,7 @@ class Lanes:
         return actual
 
     def kind(self, tree: Any, act: Any) -> str:
-        """Return the type of an expression that no thread evaluates."""
+        """Return the type of an expression, without evaluating it for any thread."""
         empty = self.value(tree, act[:0])
         return kind_of(empty)
 

@@ -59,7 +59,7 @@ class Cells:
             raise KernelError(f"race on {self.what}: thread {int(lanes[k])} {text} {whom}")
 
     def load(self, where: Lanes, lanes: Lanes, epoch: Lanes, threads: int) -> Lanes:
-        """Return the elements at ``where``, read by the threads ``lanes``."""
+        """Return the elements that the threads ``lanes`` read at ``where``; check bounds and races."""
         self._check(where, "reads")
         if self.tracked:
             if self.writer is not None:
@@ -87,7 +87,7 @@ class Cells:
             self.reader[where[apart]] = _SEVERAL + _SEVERAL
 
     def store(self, where: Lanes, values: Lanes, lanes: Lanes, epoch: Lanes, threads: int) -> None:
-        """Write ``values`` to the elements at ``where``, by the threads ``lanes``."""
+        """Write ``values`` by the threads ``lanes`` at ``where``; check bounds and races."""
         self._check(where, "writes")
         if self.tracked:
             if self.writer is None:

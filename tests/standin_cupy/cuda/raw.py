@@ -39,7 +39,7 @@ class RawKernel:
         self._functions: dict[str, Any] | None = None
 
     def compile(self, log_stream: Any = None) -> None:
-        """Parse the source; raise CompileException if it is invalid."""
+        """Parse the source on the first call; raise CompileException if it is invalid or does not define the kernel."""
         if self._functions is None:
             machine.library("NVRTC")
             actual = functions(self.code)
