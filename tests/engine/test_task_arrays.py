@@ -130,8 +130,8 @@ class TestVarOf:
             assert len(set(map(id, found))) == 1
 
     def test_finalizers_may_look_up_vars(self, driver):
-        """Finalizers in reference cycles look up vars while eight threads create and drop views: no hang, no wrong
-        entry.
+        """Finalizers in reference cycles look up vars while eight threads create and drop views, also over memory that
+        no array owns: no hang, no wrong entry.
         """
         gc.collect()
         kept = [np.zeros(4) for _ in range(4)]
@@ -145,6 +145,7 @@ class TestVarOf:
             def __del__(self) -> None:
                 engine.var_of(kept[0])
                 engine.var_of(np.zeros(3))
+                engine.var_of(np.frombuffer(bytearray(8), np.uint8))
 
         def churn() -> None:
             try:
@@ -158,10 +159,15 @@ class TestVarOf:
                 errors.append(error)
 
         threads = [threading.Thread(target=churn) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(2)  # a collection, and its finalizers, at nearly every allocation
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            gc.set_threshold(*thresholds)
         assert errors == []
         gc.collect()
         assert len(registry) == before + 4
