@@ -1,7 +1,7 @@
-"""Finalizers that look up vars while the same thread looks up a var, at every point where the interpreter can run them.
+"""Finalizers that look up vars in the middle of a look-up of the same thread, wherever the interpreter can run them.
 
-CPython runs a garbage collection, hence any finalizer, at an allocation (3.11), or at the start of a Python function and
-after a call of a C function (3.12 and later). A nested look-up in a profile function at these points stands for them.
+CPython runs a garbage collection, hence any finalizer, at an allocation (3.11), or at the start of a Python function
+and after a call of a C function (3.12 and later). A nested look-up in a profile function there stands for them.
 """
 
 from __future__ import annotations

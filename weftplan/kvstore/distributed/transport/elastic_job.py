@@ -51,7 +51,7 @@ class ElasticJob:
 
     @classmethod
     def create(cls, folder: Path, size: int) -> ElasticJob:
-        """Return a new job of ``size`` ranks in an empty folder.
+        """Return a new job of ``size`` ranks in a new folder.
 
         Raises:
             KVStoreError: this system has no sockets with a path, or the path is too long for them.
