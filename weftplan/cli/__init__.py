@@ -23,6 +23,7 @@ import click
 from weftplan import __version__
 from weftplan.cli.verbosity import verbosity_options
 from weftplan.errors import MXNetError, did_you_mean
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import width_of
 
 _COMMANDS = {
@@ -143,8 +144,6 @@ def _reported() -> Iterator[None]:
         raise _fitted(click.ClickException(text)) from error
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 _FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
 _MEANT = {

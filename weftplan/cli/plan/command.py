@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from weftplan import models
-from weftplan.cli import INTERRUPTED
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
@@ -36,6 +35,7 @@ from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.support.atomic_files import write_text
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
 from weftplan.support.tensor_types import Shape
 from weftplan.training.optimizers import optimizer as optimizers
