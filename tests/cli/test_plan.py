@@ -312,7 +312,7 @@ def test_options_reach_the_planner() -> None:
         (
             ["mlp", "--html", "/nowhere/at/all.html"],
             1,
-            "cannot write /nowhere/at/all.html: No such file or directory\n",
+            "cannot write /nowhere/at/all.html: there is no folder /nowhere/at; create it, or give another name\n",
         ),
         (["mlp", "--picture", "plan.xyz"], 1, "cannot write plan.xyz"),
     ],

@@ -17,6 +17,7 @@ import click
 from weftplan import models
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
+from weftplan.cli.file_errors import cause
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
@@ -475,5 +476,6 @@ def _write(
         try:
             write(path)
         except (OSError, ValueError) as error:
-            raise click.ClickException(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+            why = cause(error, path) if isinstance(error, OSError) else error
+            raise click.ClickException(f"cannot write {path}: {why}") from error
         click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=to_stderr)

@@ -67,6 +67,8 @@ def load_network(model: str) -> Network:
         return Network(model, load_symbol(model), built_in=False)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
+        if Path(model).is_dir():
+            raise click.BadParameter(f"{model!r} is a folder; give a model file in it", param_hint="MODEL")
         beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
         hint = did_you_mean(model, [*models.names(), *beside])
         raise click.BadParameter(
