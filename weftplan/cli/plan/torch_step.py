@@ -55,7 +55,10 @@ def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
     memory = plan_graph(program, OPTIONS).memory
     resident = plan.resident
     outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
-    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
+    notes = (
+        f"the command's peak of {plan.peak:,} bytes is the lower bound and the resident bytes, {resident.total:,}",
+        "offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",
+    )
     return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
 
 
