@@ -244,6 +244,20 @@ def test_the_curve_trades_time_for_memory() -> None:
     assert "████" in plan("resnet", "--batch", 8, "--curve").stdout
 
 
+def test_the_page_has_what_is_printed_beside_the_plan(tmp_path: Path) -> None:
+    """With --curve and --compare the page has the rows of both, as they are printed; without them it has none."""
+    page = tmp_path / "page.html"
+    printed = plan("mlp", "--curve", "--compare", "--html", page).stdout
+    text = page.read_text()
+    compared, curve = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+    assert all(f"recompute {policy}" in compared for policy in ("mxnet", "sqrt"))
+    for line in curve.splitlines():
+        assert line in printed
+    assert "█" in curve
+    plan("mlp", "--html", page)
+    assert "<pre>" not in page.read_text()
+
+
 def test_devices() -> None:
     """On a device with memory of its own results wait on the host under a budget; several add what they hold."""
     plain = figures("resnet", "--batch", 16, "--device", "sim0")

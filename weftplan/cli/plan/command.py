@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.report.plan_html import plan_html
 from weftplan.support.atomic_files import write_text
 from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
@@ -123,7 +124,12 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
 )
-@click.option("--html", "html_path", type=FILE, help="Write a page to explore in a browser.")
+@click.option(
+    "--html",
+    "html_path",
+    type=FILE,
+    help="Write a page to explore in a browser; with --curve or --compare, it has their tables.",
+)
 @click.option("--picture", type=FILE, help="Draw the plan into a .svg, .png or .pdf file.")
 @click.option("--save", type=FILE, help="Write the whole plan as JSON.")
 @json_option("Print the figures as JSON.")
@@ -179,8 +185,8 @@ def command(
     """
     if torch_step:
         _check_torch_options()
-        laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
-        _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
+        laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
+        _write(laid_out, model, html_path, picture, save, to_stderr=as_json, tables=tables)
         return
     budget, card_text = _of_card(card, budget, len(contexts))
     if recompute == "budget" and budget is None:
@@ -282,6 +288,7 @@ def command(
         **chosen,
     )
     several: dict[str, list[Row]] = {}
+    tables = []
     interrupted = stopped()
     for name, wanted, rows, shown in (
         ("compare", want_compare, partial(compare, repeat, train=train), plan_output.compared),
@@ -289,11 +296,12 @@ def command(
     ):
         if wanted and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
+            tables.append("\n".join(shown(several[name], None)))
             if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
     if as_json:
         click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan, kernels=want_kernels), **several}, indent=1))
-    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
+    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json, tables=tables)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
@@ -462,11 +470,18 @@ def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
 
 
 def _write(
-    found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, *, to_stderr: bool
+    found: MemoryPlan,
+    title: str,
+    html_path: Path | None,
+    picture: Path | None,
+    save: Path | None,
+    *,
+    to_stderr: bool,
+    tables: Sequence[str] = (),
 ) -> None:
-    """Write the requested files."""
+    """Write the requested files; the page with ``tables``."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
-        (html_path, lambda path: write_text(path, found.to_html(title=title))),
+        (html_path, lambda path: write_text(path, plan_html(found, title=title, tables=tables))),
         (picture, lambda path: found.plot(path, title=title)),
         (save, lambda path: write_text(path, found.to_json())),
     )
