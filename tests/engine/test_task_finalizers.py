@@ -1,47 +1,20 @@
-"""Finalizers that look up vars in the middle of a look-up of the same thread, wherever the interpreter can run them.
-
-CPython runs a garbage collection, hence any finalizer, at an allocation (3.11), or at the start of a Python function
-and after a call of a C function (3.12 and later). A nested look-up in a profile function there stands for them.
-"""
+"""Finalizers that look up vars in the middle of a look-up of the same thread, wherever the interpreter can run them."""
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 import numpy as np
 import pytest
 
+from tests.support.nested_calls import run_with
 from weftplan import engine
 from weftplan.engine.core import Engine
-from weftplan.tasks import address_ranges
+from weftplan.support import address_ranges
 from weftplan.tasks import registry as registry_module
 from weftplan.tasks.registry import registry
 
-_FILES = (registry_module.__file__, address_ranges.__file__)
-
-
-def run_with(step: int, nested: Callable[[], object], outer: Callable[[], object]) -> bool:
-    """Run ``outer``, and ``nested`` at the given point within the registry; False if there are fewer."""
-    left = [step]
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        if frame.f_code.co_filename in _FILES and event != "c_call":
-            left[0] -= 1
-            if not left[0]:
-                sys.setprofile(None)
-                nested()
-
-    gc.disable()
-    sys.setprofile(profile)
-    try:
-        outer()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return left[0] <= 0
+FILES = (registry_module.__file__, address_ranges.__file__)
 
 
 @pytest.fixture
@@ -77,7 +50,7 @@ def test_lookups_nest(naive: Engine, make: Callable[[], np.ndarray], dies: str) 
             seen.append(engine.var_of(foreign(shared)))
             seen += [engine.var_of(array) for array in kept[1:]]
 
-        more = run_with(step, lambda: look_up("nested"), lambda: look_up("outer"))
+        more = run_with(FILES, step, lambda: look_up("nested"), lambda: look_up("outer"))
         assert sorted(map(id, seen)) == sorted(map(id, variables * (1 + more))), step
         doomed.clear()
         assert len(registry) == before, step
@@ -99,6 +72,6 @@ def test_first_lookups_of_one_buffer_nest(naive: Engine) -> None:
             last.clear()
             seen.append(engine.var_of(array))
 
-        more = run_with((step + 1) // 2, nested, lambda: seen.append(engine.var_of(array)))  # noqa: B023
+        more = run_with(FILES, (step + 1) // 2, nested, lambda: seen.append(engine.var_of(array)))  # noqa: B023
         assert len(set(map(id, seen))) == 1, step
         assert engine.var_of(array) is seen[0], step

@@ -14,7 +14,7 @@ import pytest
 
 from weftplan import engine
 from weftplan.errors import EngineError, UndeclaredAccessWarning
-from weftplan.tasks.address_ranges import AddressRanges
+from weftplan.support.address_ranges import AddressRanges
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.links import HOST, Interconnect
+from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 
 
@@ -45,51 +46,67 @@ class CostModel:
         return self.latency + nbytes / self.bandwidth
 
 
+class _Memory:
+    """One allocation of a simulated device; ``owner`` refers to the array that owns the bytes."""
+
+    __slots__ = ("owner", "place")
+
+    def __init__(self, place: int, owner: weakref.ref[Any]) -> None:
+        self.place = place
+        self.owner = owner
+
+
 class Addresses:
-    """Which simulated device has which addresses; changed and asked under the lock of simulated work."""
+    """Which simulated device has which addresses; changed and asked under the lock of simulated work.
+
+    A user's finalizer may call each method in the middle of another, on the same thread.
+    """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._places: list[tuple[int, int, weakref.ref[Any]]] = []
-        """By start address: end address, device, and the array that owns the bytes."""
+        self._ranges: AddressRanges[_Memory] = AddressRanges(lambda _: False)
+        self._memories: dict[int, _Memory] = {}
+        """By the identity of the reference to the owner."""
         self._dead: deque[weakref.ref[Any]] = deque()
         """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
         Appended by weak-reference callbacks only."""
 
+    def __len__(self) -> int:
+        self._bury()
+        return len(self._memories)
+
     def add(self, raw: RawArray, place: int) -> None:
         """``raw`` is memory of this device from now on."""
         self._bury()
-        start = raw.ctypes.data
-        index = bisect.bisect_left(self._starts, start)
         owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
-        self._starts.insert(index, start)
-        self._places.insert(index, (start + raw.nbytes, place, owner))
+        memory = self._memories[id(owner)] = _Memory(place, owner)
+        self._ranges.add(memory, raw.ctypes.data, raw.ctypes.data + raw.nbytes)
 
     def remove(self, raw: RawArray) -> None:
         """``raw`` is given back."""
         self._bury()
-        index = bisect.bisect_left(self._starts, raw.ctypes.data)
-        del self._starts[index], self._places[index]
+        for memory in self._ranges.overlapping(raw.ctypes.data, raw.ctypes.data + 1):
+            self._end(memory.owner)
+
+    def _end(self, owner: weakref.ref[Any]) -> None:
+        memory = self._memories.get(id(owner))
+        if memory is not None:
+            self._ranges.end(memory)
+            self._memories.pop(id(owner), None)
 
     def _bury(self) -> None:
-        """Forget the addresses of owners that died."""
+        """Forget the addresses of owners that died, each before its notice."""
         while self._dead:
-            owner = self._dead.popleft()
-            index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
-            if index is not None:
-                del self._starts[index], self._places[index]
+            owner = self._dead[0]
+            self._end(owner)
+            if self._dead and self._dead[0] is owner:  # else a nested call has removed it
+                self._dead.popleft()
 
     def place(self, array: RawArray) -> int:
         """The number of the simulated device whose memory this is, or HOST."""
         if not isinstance(array, np.ndarray):
             return HOST
         self._bury()
-        address = array.ctypes.data
-        index = bisect.bisect(self._starts, address) - 1
-        if index < 0:
-            return HOST
-        end, place, _ = self._places[index]
-        return place if address < end else HOST
+        return next((one.place for one in self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)), HOST)
 
 
 class Wires:

@@ -124,10 +124,12 @@ def _shape(function: str, what: str, values: Sequence[object]) -> tuple[int, ...
     """Return ``values`` as integers above 0."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ParameterError(f"models.{function}: expected a tuple of integers as {what}, got {values!r}")
+    shape = []
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ParameterError(f"models.{function}: {what}: expected an integer of at least 1, got {value!r}")
-    return tuple(map(int, values))
+        shape.append(int(value))
+    return tuple(shape)
 
 
 def digits(name: str, num_classes: int = 10) -> Symbol:

@@ -36,8 +36,8 @@ from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
-from weftplan.tasks.address_ranges import AddressRanges
 from weftplan.tasks.parts import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
 

@@ -1,7 +1,7 @@
-"""Address ranges of registry entries, for finding the entries that overlap a memory range.
+"""Address ranges of entries, for finding the entries that overlap a memory range.
 
-Relies on the registry's lock, which its caller holds. Inside it, any allocation or call may run a finalizer that calls
-these methods again. Such a nested call runs to its end first, so a method counts the changes and repeats a search
+Relies on a lock, which its caller holds. Inside it, any allocation or call may run a finalizer that calls these methods
+again. Such a nested call runs to its end first, so a method counts the changes and repeats a search
 during which the list has changed. Between the comparison of the counts and the next statement no finalizer can run.
 
 An entry whose arrays have died stays until no pending operation uses its memory, since a temporary array may have been
