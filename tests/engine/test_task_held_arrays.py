@@ -279,10 +279,10 @@ def test_debug_mode_names_hidden_arrays(monkeypatch):
 
 
 def test_ranges_agree_with_a_list():
-    """Overlaps equal those of comparing every range; an ended entry stays while it is pending."""
+    """Overlaps equal those of comparing every range; an ended entry stays while it is in use."""
     rng = random.Random(3)
-    pending: set[str] = set()
-    ranges = AddressRanges(pending.__contains__)
+    used = {sys_intern(f"entry {number}") for number in range(60)}
+    ranges = AddressRanges(used.__contains__)
     spans: dict[str, list[tuple[int, int]]] = {}
     for number in range(200):
         low = rng.randrange(1000)
@@ -293,10 +293,9 @@ def test_ranges_agree_with_a_list():
         expected = {one for one, parts in spans.items() if any(start < low + 25 and end > low for start, end in parts)}
         assert sorted(ranges.overlapping(low, low + 25)) == sorted(expected)
     victim = sys_intern("entry 5")
-    pending.add(victim)
     ranges.end(victim)
     assert victim in ranges.overlapping(*spans[victim][0])
-    pending.clear()
+    used.clear()
     assert all(victim not in ranges.overlapping(*part) for part in spans[victim])
 
 

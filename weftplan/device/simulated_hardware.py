@@ -63,7 +63,7 @@ class Addresses:
     """
 
     def __init__(self) -> None:
-        self._ranges: AddressRanges[_Memory] = AddressRanges(lambda _: False)
+        self._ranges: AddressRanges[_Memory] = AddressRanges(lambda memory: memory.owner() is not None)
         self._memories: dict[int, _Memory] = {}
         """By the identity of the reference to the owner."""
         self._dead: deque[weakref.ref[Any]] = deque()
@@ -90,7 +90,7 @@ class Addresses:
     def _end(self, owner: weakref.ref[Any]) -> None:
         memory = self._memories.get(id(owner))
         if memory is not None:
-            self._ranges.end(memory)
+            self._ranges.remove(memory)
             self._memories.pop(id(owner), None)
 
     def _bury(self) -> None:
@@ -106,7 +106,8 @@ class Addresses:
         if not isinstance(array, np.ndarray):
             return HOST
         self._bury()
-        return next((one.place for one in self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)), HOST)
+        there = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
+        return next((memory.place for memory in there if memory.owner() is not None), HOST)
 
 
 class Wires:

@@ -1,11 +1,12 @@
 """Address ranges of entries, for finding the entries that overlap a memory range.
 
 Relies on a lock, which its caller holds. Inside it, any allocation or call may run a finalizer that calls these methods
-again. Such a nested call runs to its end first, so a method counts the changes and repeats a search
-during which the list has changed. Between the comparison of the counts and the next statement no finalizer can run.
+again. Such a nested call runs to its end first, so a method counts the changes and repeats a search during which the
+list has changed. Between the comparison of the counts and the next statement no finalizer can run.
 
-An entry whose arrays have died stays until no pending operation uses its memory, since a temporary array may have been
-the only object that represented it.
+An entry that has ended stays while its memory is in use: a pending operation may still use what a temporary array alone
+represented. NumPy 2.5 frees the memory of an array before weak references report its death, so an entry may also end
+later than its memory.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class AddressRanges(Generic[T]):
     """Address ranges, each belonging to one entry; ranges may overlap.
 
     Args:
-        pending: whether operations still use the memory of an entry that has ended.
+        in_use: whether an array or a pending operation uses the memory of an entry.
     """
 
-    def __init__(self, pending: Callable[[T], bool]) -> None:
-        self._pending = pending
+    def __init__(self, in_use: Callable[[T], bool]) -> None:
+        self._in_use = in_use
         self._ranges: list[tuple[int, int, int, T]] = []
         """Low address, high address, identity of the entry, and the entry, ordered."""
         self._changes = 0
@@ -46,10 +47,10 @@ class AddressRanges(Generic[T]):
         self._changes += 1
 
     def overlapping(self, low: int, high: int) -> list[T]:
-        """Return the entries that have bytes from ``low`` up to ``high``."""
+        """Return the entries that have bytes from ``low`` up to ``high``, also those that are about to end."""
         for entry in list(self._ended.values()):
-            if not self._pending(entry):
-                self._remove(entry)
+            if not self._in_use(entry):
+                self.remove(entry)
         while True:
             changes = self._changes
             first = bisect_left(self._ranges, (low - self._longest,))
@@ -59,14 +60,14 @@ class AddressRanges(Generic[T]):
                 return [entry for number, entry in found.items() if number in self._of]
 
     def end(self, entry: T) -> None:
-        """Remove ``entry``, whose arrays have died, as soon as no operation on it is pending."""
+        """Remove ``entry`` as soon as its memory is no longer in use."""
         if id(entry) in self._of:
             self._ended[id(entry)] = entry
-            if not self._pending(entry):
-                self._remove(entry)
+            if not self._in_use(entry):
+                self.remove(entry)
 
-    def _remove(self, entry: T) -> None:
-        """Remove the ranges of ``entry``, unless a nested call has removed them already."""
+    def remove(self, entry: T) -> None:
+        """Remove ``entry``, unless a nested call has removed it already."""
         self._ended.pop(id(entry), None)
         for removed in self._of.pop(id(entry), ()):
             while True:

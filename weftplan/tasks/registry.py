@@ -235,7 +235,8 @@ class _Registry:
             entry = self._entries.get(key)
             if entry is None:
                 entry = _Entry(engine.new_variable())
-            _move_all(entry, array, engine)
+            if entry.var.engine is not engine or entry.links:
+                _move_all(entry, array, engine)
             if known in entry.anchors:
                 return entry
             entry.anchors[known] = weakref.ref(anchor, lambda reference: dead.append((key, known, reference)))
@@ -247,7 +248,8 @@ class _Registry:
             if anchor.dtype.hasobject and entry.links is None:
                 entry.links = []
             self._place(entry, anchor, foreign=not anchor.flags.owndata)
-            _move_all(entry, array, engine)
+            if entry.links:
+                _move_all(entry, array, engine)
         return entry
 
     def _place(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
@@ -255,7 +257,7 @@ class _Registry:
         if self._ranges is None:
             if not foreign:
                 return
-            self._ranges = AddressRanges(_is_pending)
+            self._ranges = AddressRanges(_is_in_use)
             for other in list(self._entries.values()):
                 for reference in list(other.anchors.values()) if other is not entry else ():
                     root = reference()
@@ -269,7 +271,7 @@ class _Registry:
         # In this order: of two entries made at the same time, the later finds the earlier.
         self._add_range(entry, low, high)
         for other in self._ranges.overlapping(low, high):
-            if other is not entry and (entry.links is None or other not in entry.links):
+            if other is not entry and other not in (entry.links or ()) and _is_in_use(other):
                 entry.links = [*(entry.links or ()), other]
 
     def _add_range(self, entry: _Entry, low: int, high: int) -> None:
@@ -306,9 +308,11 @@ class _Registry:
             return len(self._entries)
 
 
-def _is_pending(entry: _Entry) -> bool:
-    """Return whether pending operations use the memory of an entry whose arrays have died."""
-    return any(var.engine._region.requests or var.state != "IDLE" for var in entry.vars())
+def _is_in_use(entry: _Entry) -> bool:
+    """Return whether an array or a pending operation uses the memory of an entry."""
+    return any(reference() is not None for reference in list(entry.anchors.values())) or any(
+        var.engine._region.requests or var.state != "IDLE" for var in entry.vars()
+    )
 
 
 def _move_all(entry: _Entry, array: object, engine: Engine) -> None:
