@@ -38,14 +38,16 @@ class Span(NamedTuple):
     end: float
 
 
-def module_on(links: Interconnect, kernel: float, store: str) -> tuple[mx.mod.Module, mx.io.DataBatch]:
-    """Return a Module on simulated GPUs that are joined like this, after some steps, and a batch."""
+def module_on(
+    links: Interconnect, kernel: float, store: str, layers: int = LAYERS
+) -> tuple[mx.mod.Module, mx.io.DataBatch]:
+    """Return a Module on simulated GPUs that these links join, after three steps, and a batch."""
     connect(links)
     contexts = [mx.sim(index) for index in range(COUNT)]
     for context in contexts:
         simulated.configure(context.device_id, cost=CostModel(launch=kernel, share=0.0))
     net = mx.sym.Variable("data")
-    for _ in range(LAYERS):
+    for _ in range(layers):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=WIDTH), act_type="relu")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10), name="softmax")
     shape = (4 * COUNT, WIDTH)
@@ -74,7 +76,13 @@ def seconds(module: mx.mod.Module, work: Callable[[], object]) -> float:
 
 def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", steps: int = 4) -> tuple[float, ...]:
     """Return the seconds of computation alone, of an exchange alone, and of a step; the part of the shorter that is
-    hidden; and the hidden part of the possible: a gradient cannot travel before it is there."""
+    hidden; and the hidden part of what can be hidden.
+
+    An exchange begins when the first large gradient is there. The exchange of the first layer cannot be hidden:
+    backward computes its gradient last, and the next forward needs its weight first.
+    """
+    only, _ = module_on(links, kernel, store, layers=1)
+    last = seconds(only, only.update)
     module, batch = module_on(links, kernel, store)
     compute, exchange = seconds(module, lambda: module.forward_backward(batch)), seconds(module, module.update)
 
@@ -85,8 +93,8 @@ def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", ste
 
     step = seconds(module, run) / steps
     connect(None)
-    first = compute - (2 * LAYERS + 1) * kernel  # when the first gradients are there, the other layers' are not
-    least = max(compute, first + exchange)
+    first = compute - (2 * LAYERS - 2) * kernel  # the time of the first large gradient: 2 kernels for each other layer
+    least = max(compute + last, first + exchange)
     saved = compute + exchange - step
     return compute, exchange, step, saved / min(compute, exchange), saved / (compute + exchange - least)
 

@@ -25,6 +25,15 @@ def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
         BucketRule.from_environment()
 
 
+def test_small_gradients_before_a_cut_move_to_the_next_group():
+    """A bias travels with the weight after it, unless the weight leaves no room for it or the count ends the group."""
+    layers = [("w2", 90, F4), ("b1", 2, F4), ("c1", 3, F4), ("w1", 80, F4), ("b0", 2, F4), ("w0", 99, F4)]
+    assert BucketRule(-1, 100).cut(layers) == [["w2"], ["b1", "c1", "w1", "b0"], ["w0"]]
+    assert BucketRule(-1, 101).cut(layers) == [["w2"], ["b1", "c1", "w1"], ["b0", "w0"]]
+    assert BucketRule(3, 100).cut(layers) == [["w2", "b1", "c1"], ["w1", "b0"], ["w0"]]
+    assert BucketRule(-1, 100).cut([("w1", 90, F4), ("c", 6, F4), ("w0", 90, F4)]) == [["w1", "c"], ["w0"]]
+
+
 def test_examples():
     """1 is one group for each, -1 is one group for all; dtypes are kept apart; a large one is alone."""
     items = [("a", 10, F4), ("b", 10, F4), ("c", 50, F4), ("d", 10, F2)]

@@ -11,8 +11,10 @@ import pytest
 import weftplan as mx
 from tests import standin_cupy
 from weftplan import config, device, engine
+from weftplan.device import simulated
 from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.device.simulated import seconds_of
+from weftplan.device.simulated_hardware import CostModel
 from weftplan.kvstore.exchange.choice import Chooser, planned
 from weftplan.kvstore.exchange.program import Room
 from weftplan.kvstore.exchange.runner import Runner
@@ -128,12 +130,25 @@ def run_on_devices(way, links, home, values, seed=None):
     return seconds, total
 
 
+@pytest.fixture
+def kernel(request):
+    """Return the seconds of a kernel, which the eight devices take during the test."""
+    for index in range(8):
+        simulated.configure(index, cost=CostModel(launch=request.param))
+    yield request.param
+    for index in range(8):
+        simulated.configure(index, cost=CostModel())
+
+
 @pytest.mark.parametrize("name", LINKS)
-@pytest.mark.parametrize("elements", [100, 100_000])
-def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, elements):
+@pytest.mark.parametrize(("elements", "kernel"), [(100, 5e-6), (100_000, 5e-6), (100_000, 5e-4)], indirect=["kernel"])
+def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, elements, kernel):
     """Each way is run on eight simulated devices, and their clocks agree with the model; the store's choice is the
-    fastest of all, the best of one step, ring and tree included."""
-    links = LINKS[name]
+    fastest of all, the best of one step, ring and tree included.
+
+    Slow kernels delay additions, but no copies within a device.
+    """
+    links = dataclasses.replace(LINKS[name], launch=kernel)
     values = [np.random.default_rng(place).standard_normal(elements).astype("f4") for place in range(8)]
     taken = {}
     for way in all_ways(links, elements, 0, TreeRule()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -185,6 +186,22 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
     for connection in connections.values():
         connection.close()
     assert not [name for name in os.listdir(tmp_path) if name[0].isdigit()]
+
+
+def test_a_connection_without_a_name_is_closed(tmp_path: Path) -> None:
+    """A process ends before it has named itself: its connection is closed, and the others still form the mesh."""
+    first, second = formations(tmp_path, 2)
+    steps = first.again()
+    next(steps)
+    with socket.socket(socket.AF_UNIX) as unnamed:
+        unnamed.connect(first.job.socket_path(1, 0, 0))
+        next(steps)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", ResourceWarning)
+        next(steps)
+    assert not raised
+    for connection in run({0: steps, 1: second.again()}).values():
+        connection.close()
 
 
 def test_waits_for_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ class Wires:
         if links is not self._links:
             self._links, self._busy = links, [[(0.0, 0.0)] for _ in links.wires]
         if source == target or max(source, target) >= links.count:
-            return begin + links.launch
+            return begin + WITHIN_S
         for hop in links.hops(source, target):
             spans = [(self._busy[wire], nbytes / links.wires[wire]) for wire in hop.wires]
             before = -1.0
@@ -142,6 +142,9 @@ class Wires:
             begin += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
         return begin
 
+
+WITHIN_S = 5e-6
+"""Seconds of a copy within a device, which takes no wire."""
 
 _COPIES = 256
 """Copies per wire whose gaps are remembered."""

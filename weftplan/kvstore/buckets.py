@@ -17,6 +17,9 @@ from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
 
+SMALL = 16
+"""Small gradients have together at most this part of the bytes of the gradient after them."""
+
 
 @dataclass(frozen=True)
 class BucketRule:
@@ -44,7 +47,11 @@ class BucketRule:
         return cls(count, int(mebibytes * 2**20) if mebibytes >= 0 else None)
 
     def cut(self, items: Sequence[tuple[Item, int, DType]]) -> list[list[Item]]:
-        """Consecutive items, cut into groups.
+        """Cut consecutive items into groups.
+
+        Where the limit of bytes ends a group, small items at its end move on to the next group with the large item that
+        did not fit: usually they are the bias of the same layer, and become ready no earlier. The large items before
+        them would wait for them.
 
         Args:
             items: (item, its bytes, its dtype).
@@ -53,18 +60,26 @@ class BucketRule:
         >>> four = np.dtype("f4")
         >>> BucketRule(count=2, nbytes=100).cut([("a", 40, four), ("b", 40, four), ("c", 40, four), ("d", 80, four)])
         [['a', 'b'], ['c'], ['d']]
+        >>> BucketRule(count=-1, nbytes=100).cut([("a", 90, four), ("bias", 2, four), ("weight", 90, four)])
+        [['a'], ['bias', 'weight']]
         """
-        groups: list[list[Item]] = []
+        groups: list[list[tuple[Item, int]]] = []
         filled, kind = 0, None
         for item, nbytes, dtype in items:
             full = not groups or dtype != kind or len(groups[-1]) == self.count
             if full or (self.nbytes is not None and filled + nbytes > self.nbytes):
-                groups.append([])
+                group: list[tuple[Item, int]] = []
                 filled = 0
-            groups[-1].append(item)
+                if not full and self.nbytes is not None:
+                    most = min(nbytes // SMALL, self.nbytes - nbytes)
+                    while len(groups[-1]) > 1 and filled + groups[-1][-1][1] <= most:
+                        group.insert(0, groups[-1].pop())
+                        filled += group[0][1]
+                groups.append(group)
+            groups[-1].append((item, nbytes))
             filled += nbytes
             kind = dtype
-        return groups
+        return [[item for item, _ in group] for group in groups]
 
 
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:

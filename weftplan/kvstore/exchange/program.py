@@ -175,7 +175,10 @@ def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[li
         step = steps[index]
         end = max(begin, lanes.get(step.lane, 0.0))
         source, target = step.lane
-        end = wires.copy(links, source, target, (step.target.end - step.target.first) * itemsize, end)
+        if len(step.sources) > 1:
+            end += links.launch
+        else:
+            end = wires.copy(links, source, target, (step.target.end - step.target.first) * itemsize, end)
         lanes[step.lane] = end
         last = max(last, end)
         order.append(index)

@@ -144,11 +144,17 @@ class _Entrance:
                 self._unnamed.append(self._listening.accept()[0])
         for peer in list(self._unnamed):
             peer.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
+            try:
                 hello = peer.recv(_HELLO.size)  # four bytes that were sent at once come at once
-                self._unnamed.remove(peer)
-                if len(hello) == _HELLO.size:
-                    self._peers[_HELLO.unpack(hello)[0]] = peer
+            except BlockingIOError:
+                continue
+            except OSError:
+                hello = b""
+            self._unnamed.remove(peer)
+            if len(hello) == _HELLO.size:
+                self._peers[_HELLO.unpack(hello)[0]] = peer
+            else:  # its process ended before it had named itself
+                peer.close()
         return not self.missing()
 
     def _connect(self, rank: int) -> None:
