@@ -1,4 +1,4 @@
-"""Calls in the middle of others, on the same thread: what a finalizer does.
+"""Calls in the middle of others, on the same thread, as a finalizer makes them.
 
 CPython runs a garbage collection, hence any finalizer, at an allocation (3.11), or at the start of a Python function
 and after a call of a C function (3.12 and later). A call from a profile function there stands for all of them.

@@ -1,4 +1,4 @@
-"""Errors of the system about files, in words: the cause, and what the user can do."""
+"""Errors of the system about files, in words: the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def in_words(error: OSError) -> str:
 
 
 def cause(error: OSError, path: Path) -> str:
-    """Return why ``path`` could not be read or written, and what to do."""
+    """Return why ``path`` could not be read or written, and the remedy."""
     number, there = error.errno, next(folder for folder in (path, *path.parents, Path()) if folder.exists())
     if number == errno.ENOENT and error.strerror != os.strerror(errno.ENOENT):  # it lists the files that exist
         return str(error.strerror)

@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class _Memory:
 
     __slots__ = ("owner", "place")
 
-    def __init__(self, place: int, owner: weakref.ref[Any]) -> None:
+    def __init__(self, place: int, owner: weakref.ref[object]) -> None:
         self.place = place
         self.owner = owner
 
@@ -66,7 +65,7 @@ class Addresses:
         self._ranges: AddressRanges[_Memory] = AddressRanges(lambda memory: memory.owner() is not None)
         self._memories: dict[int, _Memory] = {}
         """By the identity of the reference to the owner."""
-        self._dead: deque[weakref.ref[Any]] = deque()
+        self._dead: deque[weakref.ref[object]] = deque()
         """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
         Appended by weak-reference callbacks only."""
 
@@ -77,7 +76,8 @@ class Addresses:
     def add(self, raw: RawArray, place: int) -> None:
         """``raw`` is memory of this device from now on."""
         self._bury()
-        owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
+        owning: object = raw if raw.base is None else raw.base
+        owner = weakref.ref(owning, self._dead.append)
         memory = self._memories[id(owner)] = _Memory(place, owner)
         self._ranges.add(memory, raw.ctypes.data, raw.ctypes.data + raw.nbytes)
 
@@ -87,7 +87,7 @@ class Addresses:
         for memory in self._ranges.overlapping(raw.ctypes.data, raw.ctypes.data + 1):
             self._end(memory.owner)
 
-    def _end(self, owner: weakref.ref[Any]) -> None:
+    def _end(self, owner: weakref.ref[object]) -> None:
         memory = self._memories.get(id(owner))
         if memory is not None:
             self._ranges.remove(memory)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discard what the process writes to its standard error, from any thread, within the ``with`` block."""
+    """Discard the output of all threads on standard error within the ``with`` block."""
     kept = -1
     with suppress(OSError):  # without a standard error there is nothing to discard
         kept = os.dup(2)

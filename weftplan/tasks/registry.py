@@ -17,7 +17,7 @@ Any thread may call this module. Lock rank: the registry's lock is above the eng
 Weak-reference callbacks may run on any thread, also inside this lock, so they only append to a deque, which the next
 look-up empties. The interpreter runs them before it can reuse the memory of the dead array. So a thread that sees a
 reused ``id`` finds the notice of the old entry's death in the deque. A user's finalizer may even look up a var in the
-middle of a look-up of the same thread: the tables change by single steps, each of which checks what it changes.
+middle of a look-up of the same thread: the tables change by single steps, and each step checks its table first.
 """
 
 from __future__ import annotations
