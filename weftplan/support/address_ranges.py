@@ -4,9 +4,9 @@ Relies on a lock, which its caller holds. Inside it, any allocation or call may 
 again. Such a nested call runs to its end first, so a method counts the changes and repeats a search during which the
 list has changed. Between the comparison of the counts and the next statement no finalizer can run.
 
-An entry that has ended stays while its memory is in use: a pending operation may still use memory that a temporary array alone
-represented. NumPy 2.5 frees the memory of an array before weak references report its death, so an entry may also end
-later than its memory.
+An entry that has ended stays while its memory is in use: a temporary array, of which only a pending operation is left,
+may have been the only object over it. NumPy 2.5 frees the memory of an array before weak references report its death, so
+an entry may also end later than its memory.
 """
 
 from __future__ import annotations
