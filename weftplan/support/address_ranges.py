@@ -5,8 +5,8 @@ again. Such a nested call runs to its end first, so a method counts the changes 
 list has changed. Between the comparison of the counts and the next statement no finalizer can run.
 
 An entry that has ended stays while its memory is in use: a temporary array, of which only a pending operation is left,
-may have been the only object over it. NumPy 2.5 frees the memory of an array before weak references report its death, so
-an entry may also end later than its memory.
+may have been the only object over it. NumPy 2.5 frees the memory of an array before weak references report its death,
+so an entry may also end later than its memory.
 """
 
 from __future__ import annotations

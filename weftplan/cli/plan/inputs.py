@@ -40,13 +40,13 @@ class Network:
         Raises:
             click.UsageError: a batch size, but no shape that it applies to.
         """
+        usual = models.input_shapes(self.name) if self.built_in else self.declared
         if batch is None:
             if not self.built_in:
                 return {**self.declared, **given}
             # Labels and states follow the batch of the first specified shape.
             batch = next((shape[0] for shape in given.values()), 32)
-            return {**models.input_shapes(self.name, batch), **given}
-        usual = models.input_shapes(self.name) if self.built_in else self.declared
+            return {**{name: (batch, *shape[1:]) for name, shape in usual.items()}, **given}
         try:
             return with_batch({**usual, **given}, batch)
         except PlanError as error:
