@@ -92,7 +92,7 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
     (line,) = re.findall(r".* bytes +0\.0 % more modelled time", actual.output)
     assert line in page.read_text()
     assert page.read_text().startswith("<!doctype html>")
-    facts = json.loads(run(f"{module}:step", "--json").output)
+    facts = json.loads(run(f"{module}:step", "--json", "--quiet").output)
     assert f"peak of {facts['peak']:,} bytes is the lower bound and the resident bytes" in page.read_text()
     shown = re.search("results and scratch ([^;]*);", actual.output)
     assert shown is not None

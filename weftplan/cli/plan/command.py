@@ -184,7 +184,9 @@ def command(
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if torch_step:
-        _check_torch_options()
+        if card is not None:
+            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
+        _refuse_others(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
         laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json, tables=tables)
         return
@@ -211,6 +213,7 @@ def command(
             raise
         if train:
             raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
+        _refuse_others(_BY_SIZES, f"a file that is planned by sizes alone: {error}")
         _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
         return
     explicit = parse_shapes(shape_texts)
@@ -309,6 +312,8 @@ def command(
 
 _WITH_TORCH = frozenset({"model", "torch_step", "budget", "as_json", "want_curve", "html_path", "picture", "save"})
 """Parameters of the command that a step of PyTorch takes, too."""
+_BY_SIZES = frozenset({"model", "shape_texts", "train", "as_json", "html_path", "picture", "save"})
+"""Parameters that a file with unsupported operators takes."""
 
 
 def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
@@ -386,19 +391,18 @@ def _outside(plan: MemoryPlan) -> int:
     return plan.counted - plan.peak
 
 
-def _check_torch_options() -> None:
-    """Raise click.UsageError for options that a step of PyTorch decides itself."""
+def _refuse_others(taken: frozenset[str], what: str) -> None:
+    """Raise click.UsageError for options of the command line that ``what`` does not go with."""
     context = click.get_current_context()
     given = [
         option.opts[-1]
         for option in context.command.params
-        if option.name not in _WITH_TORCH
+        if option.expose_value
+        and option.name not in taken
         and context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    if "--card" in given:
-        raise click.UsageError("--card does not go with --torch: give --budget BYTES")
     if given:
-        raise click.UsageError(f"{given[0]} does not go with --torch: the function decides it, as it makes the step")
+        raise click.UsageError(f"{given[0]} does not go with {what}")
 
 
 def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
