@@ -1,11 +1,11 @@
-"""What does a checkpoint every 100 steps cost a training run? Goal: at most 1 % of a ResNet-18's time.
+"""Question: how much does a checkpoint every 100 steps cost a training run? Goal: at most 1 % of ResNet-18's time.
 
     python bench/bench_checkpoint.py [--network resnet18] [--batch 4] [--rounds 7]
 
-Steps and checkpoints take turns in one process. Counted is processor time of the whole process, the writing thread
-included, and how long the thread that trains is held up. A checkpoint holds parameters, momentum and all the
-rest; its bytes are on the disk when it counts as written. The share is that of one checkpoint in 100 steps; a larger
-batch makes it smaller.
+Steps and checkpoints alternate in one process. The bench measures processor time of the whole process, including the
+writing thread, and how long the training thread is blocked. A checkpoint contains the parameters, the momentum and all
+other state; it counts as written when its bytes are on the disk. The share is that of one checkpoint in 100 steps; a
+larger batch makes it smaller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERY = 100
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure steps and checkpoints, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", default="resnet18")
     parser.add_argument("--batch", type=int, default=4)
@@ -61,7 +61,7 @@ def main() -> None:
             checkpoints.save(checkpoints.path(turn), fitting.snapshot())
             blocked = time.perf_counter() - wall
             checkpoints.wait()
-            if turn:  # the first round warms up
+            if turn:  # round 0 is a warm-up
                 steps.append(middle - start)
                 written.append(time.process_time() - middle)
                 held.append(blocked)

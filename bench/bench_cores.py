@@ -1,8 +1,9 @@
-"""Question: how much do idle cores gain on one model, and how much does cutting its large layers cost if none is idle?
+"""Question: how much do idle cores speed up one model, and how much does dividing its large layers cost without them?
 
-Training steps of networks, in one process, in turn: layers whole, on one core; cut into parts, on one core; cut, on as
-many cores as there are. Wall milliseconds (median and least) and processor time of all threads. The
-ratio in front is cut on all cores to whole, of the least wall times; on a machine with other work it says little.
+Training steps run in one process in three modes, which alternate: layers undivided on one core; divided into parts on
+one core; divided on all cores. The table has wall milliseconds (median and least) and processor time of all threads.
+The ratio in front compares the least wall times of the last and the first mode; it says little on a machine with other
+work.
 
     python bench/bench_cores.py [--rounds 40] [--networks lenet resnet18 mobilenet]
 """
@@ -27,8 +28,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pee
 import training_networks
 
 
-def dense(hidden, batch, columns):
-    """Three layers and a loss."""
+def dense_network(hidden, batch, columns):
+    """Return (MLP of three hidden layers with a loss, shape of its data)."""
     x = mx.sym.Variable("data")
     for k in range(3):
         x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=hidden, name=f"f{k}"), act_type="relu")
@@ -36,37 +37,37 @@ def dense(hidden, batch, columns):
 
 
 def lstm(units, steps, batch):
-    """Two layers of ``RNN``."""
+    """Return (two-layer LSTM as one ``RNN`` operator with a loss, shape of its data)."""
     x = mx.sym.RNN(mx.sym.Variable("data"), mode="lstm", state_size=units, num_layers=2, name="r")
     return mx.sym.MakeLoss(x), (steps, batch, units)
 
 
-def peer(name):
-    """Return a network of bench_training.py."""
+def training_network(name):
+    """Return (network of bench_training.py with its loss, shape of its data)."""
     batch, shape = training_networks.SIZES[name]
     return training_networks.with_loss(mx.sym, name), (batch, *shape)
 
 
 NETWORKS = {
-    "dense 3 x 512, batch 128": lambda: dense(512, 128, 784),
-    "dense 3 x 1024, batch 256": lambda: dense(1024, 256, 784),
-    "dense 3 x 4096, batch 32": lambda: dense(4096, 32, 4096),
+    "dense 3 x 512, batch 128": lambda: dense_network(512, 128, 784),
+    "dense 3 x 1024, batch 256": lambda: dense_network(1024, 256, 784),
+    "dense 3 x 4096, batch 32": lambda: dense_network(4096, 32, 4096),
     "LSTM 2 x 650, 35 steps, batch 32": lambda: lstm(650, 35, 32),
-    **{name: lambda name=name: peer(name) for name in ("lenet", "resnet18", "resnet18_224", "mobilenet")},
+    **{name: lambda name=name: training_network(name) for name in ("lenet", "resnet18", "resnet18_224", "mobilenet")},
 }
 CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables, batch_norm, pooling)}
-"""How little work each kind of kernel puts into a part."""
+"""The least work of a part, by module of kernels."""
 
 
-def choose(cut, count):
-    """Cut into parts from now on, or not, and let this number of cores help."""
+def set_division(cut, count):
+    """From now on divide the work of kernels into parts if ``cut``, and use ``count`` cores."""
     for module, few in CUTTING.items():
         module.FEW = few if cut else 1 << 62
     core_sharing.usable_cores = lambda: count
 
 
 def bound(symbol, shape):
-    """Return an executor full of small random numbers."""
+    """Return an executor, bound for training, whose arguments are small random numbers."""
     step = symbol.simple_bind(mx.cpu(), data=shape)
     random = np.random.RandomState(0)
     for array in step.arg_arrays:
@@ -75,7 +76,7 @@ def bound(symbol, shape):
 
 
 def main():
-    """Measure and print."""
+    """Measure the networks in all modes, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), metavar="NAME")
@@ -90,17 +91,17 @@ def main():
     for name in args.networks:
         steps = {}
         for cut in (False, True):
-            choose(cut, 1)  # how much scratch there is depends on it
+            set_division(cut, 1)  # the size of scratch depends on the division
             steps[cut] = bound(*NETWORKS[name]())
         by_name = {mode: [] for mode in modes}
         for turn in range(args.rounds + 1):
             for mode, (cut, count) in modes.items():
-                choose(cut, count)
+                set_division(cut, count)
                 wall, used = time.perf_counter(), time.process_time()
                 steps[cut].forward(is_train=True)
                 steps[cut].backward()
                 mx.nd.waitall()
-                if turn:  # the first prepares calls
+                if turn:  # the first step prepares calls
                     by_name[mode].append((time.perf_counter() - wall, time.process_time() - used))
         cells, least = [], []
         for times in by_name.values():

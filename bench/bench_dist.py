@@ -1,10 +1,10 @@
 """Question: how much does ``dist_sync`` cost compared with the same bytes through a raw ``Allreduce`` of mpi4py?
 
-Both run in turn in the same processes, on this machine: one small key, and buckets of eight keys that travel together.
-A round begins at a barrier; the store's ends when every pulled array can be read. A loop of as many rounds without
-barriers, as training is, follows for each. The store's sums have one order, whatever the sizes and the number of
-processes; ``Allreduce`` promises none. With more processes than cores both wait for cores. All keys are one bucket, or
-``--bucket`` of them.
+Both alternate in the same processes on this machine, with one small key or with eight keys that are sent together. A
+round begins at a barrier; the store's round ends when every pulled array can be read. Then each runs as many rounds in
+a loop without barriers, as training does. The store adds in one order, whatever the sizes and the number of processes;
+``Allreduce`` does not promise an order. With more processes than cores both wait for cores. All keys form one bucket,
+or ``--bucket`` of them.
 
     python bench/bench_dist.py [--workers 2,4] [--rounds 15] [--bucket 3]
 """
@@ -24,7 +24,7 @@ SIZES = (1 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 
 def main():
-    """Measure and print."""
+    """Run the processes, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--rounds", type=int, default=15)

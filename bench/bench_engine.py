@@ -1,11 +1,11 @@
-"""Question: how long does an operation take from Python, push to done, here and in the peers?
+"""Question: how long does an operation pushed from Python take until it is done, in weftplan and in its peers?
 
-Runs weftplan and the peers side by side, one process each, in turn for several rounds, and prints medians in
-microseconds an operation, with the ratio peer / weftplan of each round's pair (median). Peers: MXNet 1.9.1 (its own
+weftplan and the peers run in alternation for several rounds, each in its own process. Figures are medians in
+microseconds per operation, and the median of each round's ratio peer / weftplan. Peers are MXNet 1.9.1 (its own
 interpreter: ``--mxnet-python``), dask's threaded scheduler, ``ThreadPoolExecutor`` with dependency callbacks written by
-hand, and the plain loop. The placement of the threads on cores decides more than anything else, so it is set here, in
-two ways. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency. A peer that is not
-installed is skipped.
+hand, and a plain loop. The placement of threads on cores has the largest effect, so the bench sets it, in two ways.
+Then it measures operations with 50 microseconds of NumPy each, memory per pending operation, and latency. A peer that
+is not installed is skipped.
 
     python bench/bench_engine.py [--mxnet-python PATH]
     python bench/bench_engine.py --placement apart       # operations without work, in this placement only
@@ -33,7 +33,7 @@ SHAPES = ("independent", "chain", "diamond", "wavefront", "random")
 
 
 def call(python, script, *args):
-    """Return the JSON that a peer prints."""
+    """Run a peer's script, and return the JSON that it prints."""
     run = subprocess.run(
         [python, os.path.join(PEERS, script), *map(str, args)], capture_output=True, text=True, timeout=900, check=False
     )
@@ -43,7 +43,7 @@ def call(python, script, *args):
 
 
 def no_ops(args, placement):
-    """Measure and print the table of operations without work."""
+    """Measure operations without work under one placement of threads, and print their tables."""
     os.environ["BENCH_PLACEMENT"] = placement
     me, rows = sys.executable, {}
 
@@ -86,7 +86,7 @@ def no_ops(args, placement):
 
 
 def main():
-    """Measure and print."""
+    """Measure what the options ask for, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)

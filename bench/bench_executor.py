@@ -1,7 +1,7 @@
-"""Question: how long does a replay of a bound graph of tiny operations take against a loop of the same NumPy calls?
+"""Question: how long does a bound graph of tiny operations run, compared with a loop of the same NumPy calls?
 
-A chain of ``x + 1`` on 16 floats, bound once and run many times (inference: one bulk segment), against a loop of
-``np.add(a, 1, out=b)`` over the same buffers. Paired rounds, medians. Goal: at most 1.3 times the loop.
+The graph is a chain of ``x + 1`` on 16 floats, bound once for inference (one bulk segment) and run many times. The loop
+calls ``np.add(a, 1, out=b)`` on two buffers. Rounds are paired; figures are medians. Goal: at most 1.3 times the loop.
 
     python bench/bench_executor.py
 """
@@ -19,7 +19,7 @@ import weftplan as mx
 
 
 def main():
-    """Measure and print."""
+    """Measure with each engine, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)

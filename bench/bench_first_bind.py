@@ -1,9 +1,10 @@
 """Question: how long does the first bind of a process take, with nothing cached and with plans and kernels cached?
 
-Every figure is of a process of its own, in turn: weftplan with an empty folder of plans and compiled kernels, weftplan
-with the files that the first process has left there, and MXNet 1.9.1. A process imports its framework, binds a network
-for training, and makes two steps. The first step prepares the calls of kernels, and compiles or loads kernels, so that
-its extra time over the second step belongs to the bind. Medians, in milliseconds of processor time of all threads.
+Each figure comes from a new process; three kinds alternate: weftplan with an empty folder of plans and compiled
+kernels, weftplan with the files that the first process left there, and MXNet 1.9.1. A process imports its framework,
+binds a network for training, and makes two steps. The first step prepares calls of kernels and compiles or loads
+kernels, so its extra time over the second step counts as part of the bind. Figures are medians, in milliseconds of
+processor time of all threads.
 
     python bench/bench_first_bind.py [--mxnet-python PATH] [--networks resnet18 lenet] [--rounds 9]
 """
@@ -53,7 +54,7 @@ COLUMNS = ("import", "load", "bind", "first step", "bind in all")
 
 
 def measured(python, package, text, shapes, cache):
-    """Return the milliseconds that one fresh process spends."""
+    """Run one new process, and return the milliseconds of CPU time of each column."""
     env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"), "XDG_CACHE_HOME": cache}
     command = [python, "-c", CHILD, package, str(text), json.dumps(shapes)]
     shown = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
@@ -61,7 +62,7 @@ def measured(python, package, text, shapes, cache):
 
 
 def main():
-    """Measure and print the table."""
+    """Measure the networks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", help="a Python that imports MXNet 1.9.1")
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "resnet18", "mobilenet", "lstm"])
@@ -70,7 +71,7 @@ def main():
     inputs = parser.parse_args()
     print(blas_setting.describe())
     if sys.dont_write_bytecode:
-        print("PYTHONDONTWRITEBYTECODE is set: every import compiles the package anew")
+        print("PYTHONDONTWRITEBYTECODE is set: every import compiles the package again")
     print(f"| network | process | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 2) + "|")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,27 +1,27 @@
-"""Question: is everything right on this GPU, and how fast is it compared with the card itself and torch?
+"""Question: does weftplan compute correct results on this GPU, and how fast is it compared with torch?
 
-One command answers it in at most eight minutes. Every part runs in a process of its own, with its share of the time
-that is left: one that has used it up ends early and says so, one that hangs is killed, and one that fails, or leaves a
-CUDA error that no call survives, loses its own rows alone. The JSON file is rewritten after every part.
-
-The file is long because it has one function for each part, and the parts share their tables.
+One command runs all parts in at most eight minutes. Each part runs in its own process with a share of the remaining
+time. A part that uses up its share stops early and reports that; a part that hangs is killed. A part that fails, or
+leaves a CUDA error that no later call survives, loses only its own remaining rows. The JSON file is rewritten after
+every part.
 
     python bench/bench_gpu.py [--json FILE] [--only PART ...] [--seconds 480]
     python bench/bench_gpu.py --standin
 
-* *correctness*: every operator of the tests' cases, forward and backward, against the host.
-* *launches*: kernels launched per node of a training step, counted on the tests' stand-in for CuPy (they are a property
-  of the code, and CUDA cannot be asked for them), with host synchronisations and memory that CuPy takes by itself.
-* *training*: a step of MLP, LeNet, ResNet-18, ResNet-50 and an LSTM, forward, backward and SGD, against torch in eager
-  mode in the same process: torch walks the same graph, node by node, with the same weights. Without torch: our times.
-* *copies*: the n-way sum, and copies out and in, against the card's own copy bandwidth.
-* *graphs*: a step with and without CUDA graphs, and whether the bits are the same.
-* *spill*: a step of ResNet-18 under a budget of half its memory.
-* *allocations*: taking and giving back memory, and how often a training step asks the driver for some.
+* *correctness*: compares every operator, forward and backward, with the host, on the cases of the tests.
+* *launches*: counts kernel launches per node of a training step, host waits, and memory that CuPy allocates outside the
+  plan. These counts are a property of the code, and CUDA has no query for them, so they come from the tests' stand-in
+  for CuPy.
+* *training*: times a step (forward, backward and SGD) of MLP, LeNet, ResNet-18, ResNet-50 and an LSTM. If torch is
+  installed, it walks the same graph node by node, eagerly, in the same process and with the same weights.
+* *copies*: times the n-way sum relative to a copy on the card, and copies from and to the host.
+* *graphs*: runs a step with and without CUDA graphs, and compares the bits and the time.
+* *spill*: runs a step of ResNet-18 under a budget of half its memory.
+* *allocations*: times an allocation and its free, and counts the bytes that training steps take from the driver.
 
 With ``--standin`` everything runs on the stand-in, on a machine without a GPU: counts and comparisons are real, and
-figures that need a clock on a card are marked "not measured". The parts stand in one file, because one command is all
-that an owner of a card has to run; the networks are in ``gpu_networks.py``.
+figures that need a card's clock are marked "not measured". All parts are in one file because they share their tables
+and because the owner of a card then runs a single command; the networks are in ``gpu_networks.py``.
 """
 
 import argparse
@@ -50,27 +50,30 @@ from weftplan.errors import BudgetError  # noqa: E402
 NOT = "not measured (stand-in)"
 SHARES = {"launches": 0.15, "copies": 0.08, "allocations": 0.05, "graphs": 0.1, "spill": 0.07, "training": 0.25,
           "correctness": 0.3}  # fmt: skip
-"""Parts in their order, and their shares of the time; time that a part leaves over goes to the later parts."""
+"""The parts in their order, and each part's share of the time. Time that a part does not use goes to later parts."""
 START = 15.0
-"""Seconds that a part may take beyond its share: for its process, and for the step that it is in."""
+"""Seconds that a part may take beyond its share: to start its process and to finish its current step."""
 
 
 class Clock:
-    """Return the time that a part may still use."""
+    """The time limit of a part."""
 
     def __init__(self, seconds):
         self.end = time.monotonic() + seconds
         self.cut = False
 
     def over(self):
-        """True once the time is used up; remembered, so that the part says so."""
+        """Return whether the time is used up, and set ``cut`` if it is."""
         if time.monotonic() > self.end:
             self.cut = True
         return self.cut
 
 
 def per_call(call, wait, clock, *, rounds=7, least=0.02):
-    """Median seconds of a call, over rounds of as many calls as take ``least`` seconds; the device has finished."""
+    """Return the median seconds of a call over ``rounds`` batches; ``wait`` waits for the device after each batch.
+
+    A batch makes as many calls as take at least ``least`` seconds. If the clock runs out, fewer batches are made.
+    """
     call()
     wait()
     count, actual = 1, []
@@ -91,7 +94,7 @@ def per_call(call, wait, clock, *, rounds=7, least=0.02):
 
 
 def correctness(args, context, clock, rows):
-    """Operators that give what the host gives, and those that do not."""
+    """Run the part ``correctness``: count the operators whose values equal those of the host, and report the others."""
     cases = _operator_cases()
     where = device.get(context(0))
     right, names = 0, list(cases.BY_OPERATOR)
@@ -105,7 +108,7 @@ def correctness(args, context, clock, rows):
         try:
             cases.test_as_on_the_host(where, name)
             right += 1
-        except Exception as error:  # whatever it is, the operator is not right
+        except Exception as error:  # any error means that the operator is wrong
             text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             rows.append({"what": f"operator {name}", "value": text, "goal": "as on the host", "met": False})
     rows.append({"what": f"operators as on the host, of {tried} that were tried", "value": right, "goal": tried,
@@ -127,7 +130,7 @@ NETWORKS = {"resnet50": 32, "vgg16": 16, "densenet121": 16, "lstm": 32}
 
 
 def launches(args, context, clock, rows):
-    """Counts on the stand-in, also if there is a GPU."""
+    """Run the part ``launches`` on the stand-in, even if there is a GPU."""
     for name, batch in NETWORKS.items():
         if clock.over():
             break
@@ -135,7 +138,7 @@ def launches(args, context, clock, rows):
 
 
 def count_launches(name, batch, context):
-    """Launches of a training step of one network, per node and for the worst operator."""
+    """Return the rows of one network's training step: launches per node and of the worst operator, waits, bytes."""
     from tests.support.gpu_counts import counted
 
     actual = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
@@ -153,11 +156,11 @@ def count_launches(name, batch, context):
 
 TRAINED = {"mlp": (64, 10), "lenet": (64, 10), "resnet18": (32, 1000), "resnet50": (32, 1000), "lstm": (32, 10_000)}
 SMALL = {"mlp": (8, 10), "lenet": (2, 10), "resnet": (4, 10)}
-"""The network that the stand-in trains."""
+"""The networks that the stand-in trains instead of ``TRAINED``, with batch size and number of classes."""
 
 
 def training(args, context, clock, rows):
-    """Seconds of a step, ours and torch's, and whether both have the same loss."""
+    """Run the part ``training``: compare outputs with torch's, and time a step of both."""
     torch = _torch(args)
     for name, (batch, classes) in (SMALL if args.standin else TRAINED).items():
         if clock.over():
@@ -193,12 +196,12 @@ def training(args, context, clock, rows):
 
 
 def _torch(args):
-    """torch with a GPU, or on the stand-in any; None without."""
+    """Return torch if it is installed and has a GPU, else None; with the stand-in, torch on the CPU is enough."""
     try:
         import torch
     except ImportError:
         return None
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as here
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # weftplan uses no TF32
     return torch if args.standin or torch.cuda.is_available() else None
 
 
@@ -206,7 +209,7 @@ def _torch(args):
 
 
 def copies(args, context, clock, rows):
-    """The n-way sum and copies out and in, as a share of a plain copy on the card."""
+    """Run the part ``copies``: time the n-way sum relative to a copy on the card, and copies from and to the host."""
     from weftplan.kvstore.gpu_sum import sum_in_one_launch
 
     where = device.get(context(0))
@@ -225,7 +228,7 @@ def copies(args, context, clock, rows):
             where.launch(lambda: sum_in_one_launch(arrays[:n], arrays[n]))
             count = meter.total
             stream.synchronize()
-        right = bool((where_to_host(where, arrays[n]) == n).all())
+        right = bool((copy_to_host(where, arrays[n]) == n).all())
         rows.append({"what": "n-way sum, n = 8: launches", "value": count, "goal": 1, "met": count == 1 and right})
         for what, goal in (("n-way sum, n = 8: of copy bandwidth", 0.92), ("copy out, GB/s", None),
                            ("copy in, GB/s", None)):  # fmt: skip
@@ -246,8 +249,8 @@ def copies(args, context, clock, rows):
         rows.append({"what": f"copy {way}, GB/s", "value": round(actual / 1e9, 1), "goal": None, "met": None})
 
 
-def where_to_host(where, array):
-    """Return a host copy."""
+def copy_to_host(where, array):
+    """Return a copy of a device's array in host memory."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out
@@ -257,7 +260,7 @@ def where_to_host(where, array):
 
 
 def graphs(args, context, clock, rows):
-    """A step with and without CUDA graphs: bits, launches, time."""
+    """Run the part ``graphs``: compare training steps with and without CUDA graphs: bits, captured segments, time."""
     for name, batch in (("mlp", 64),) if args.standin else (("mlp", 64), ("lstm", 32), ("resnet18", 32)):
         if clock.over():
             break
@@ -287,7 +290,7 @@ def graphs(args, context, clock, rows):
 
 @contextlib.contextmanager
 def environment(**values):
-    """Settings for all objects made in the ``with`` block."""
+    """Set environment variables for the ``with`` block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -301,7 +304,7 @@ def environment(**values):
 
 
 def spill(args, context, clock, rows):
-    """Compare a step whose plan has half the memory with an unlimited one: results are offloaded, or recomputed."""
+    """Run the part ``spill``: compare a step planned with half its memory and one with all: bytes, gradients, time."""
     name, batch = ("chain", 256) if args.standin else ("resnet18", 64)
     times, gradients, whole = [], [], None
     for part in (1.0, 0.5):
@@ -339,7 +342,7 @@ def spill(args, context, clock, rows):
 
 
 def allocations(args, context, clock, rows):
-    """Taking and giving back from the pool, the driver's own, and the driver's calls in a training step."""
+    """Run the part ``allocations``: count bytes that steps take from the driver, and time allocation and free."""
     from weftplan import storage
 
     resource, where = storage.get(context(0)), device.get(context(0))
@@ -369,7 +372,7 @@ PARTS = {name: globals()[name] for name in SHARES}
 
 
 def machine(args, context):
-    """Describe the machine of the figures."""
+    """Return facts about the machine: date, versions of the software, card and driver."""
     facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
              "numpy": np.__version__}  # fmt: skip
     xp = device.get(context(0)).xp
@@ -385,7 +388,7 @@ def machine(args, context):
 
 @contextlib.contextmanager
 def gpus(args):
-    """The function that makes contexts."""
+    """Yield the function that makes GPU contexts; with ``--standin`` the stand-in for CuPy is installed meanwhile."""
     if args.standin:
         from tests.standin_cupy import installed
 
@@ -396,7 +399,7 @@ def gpus(args):
 
 
 def show(report):
-    """The table."""
+    """Print the report as a Markdown table."""
     facts = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     print(f"{facts}\n\n| part | what | value | goal | met |\n|---|---|---|---|---|")
     for name, part in report["parts"].items():
@@ -409,15 +412,15 @@ def show(report):
 
 
 class Rows(list):
-    """The rows of a part; each is printed as soon as it is there, so that it outlives the part."""
+    """The rows of a part. Each row is printed as JSON when it is appended, so that it survives if its process dies."""
 
     def append(self, row):
-        """One more."""
+        """Append one row and print it."""
         super().append(row)
         print(json.dumps({"row": row}), flush=True)
 
     def extend(self, rows):
-        """Some more."""
+        """Append and print each of several rows."""
         for row in rows:
             self.append(row)
 
@@ -426,7 +429,7 @@ FAILED = {"what": "the part itself", "goal": "ends by itself", "met": False}
 
 
 def alone(name, args):
-    """Run one part in this process, and print what it finds, a line of JSON each."""
+    """Run one part in this process; print the machine's facts, the rows, and whether time ran out, as JSON lines."""
     clock, rows = Clock(args.seconds), Rows()
     with gpus(args) as context:
         print(json.dumps({"machine": machine(args, context)}), flush=True)
@@ -440,7 +443,10 @@ def alone(name, args):
 
 
 def apart(name, args, seconds):
-    """Return (facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
+    """Run one part in its own process; return (facts of the machine, {"rows", "cut", "seconds"} of the part).
+
+    If the process dies or is killed, its rows so far are returned, with a row that states the failure.
+    """
     standin = ["--standin"] if args.standin or name == "launches" else []
     command = [
         sys.executable,
@@ -455,7 +461,7 @@ def apart(name, args, seconds):
     ]
     start, facts = time.monotonic(), {}
     part = {"rows": [], "cut": False}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:  # pipes of a killed one may hang
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:  # pipes of a killed process may hang
         try:
             done = subprocess.run(command, stdout=out, stderr=err, timeout=seconds + START, check=False)
             why = "" if done.returncode == 0 else f"exit {done.returncode}"
@@ -464,7 +470,7 @@ def apart(name, args, seconds):
         for stream in (out, err):
             stream.seek(0)
         for line in out.read().splitlines():
-            with contextlib.suppress(ValueError, AttributeError):  # a line that a kill has cut, or a library's own
+            with contextlib.suppress(ValueError, AttributeError):  # a line cut off by a kill, or a library's output
                 report = json.loads(line)
                 facts = report.get("machine", facts)
                 part["cut"] = report.get("cut", part["cut"])
@@ -477,13 +483,13 @@ def apart(name, args, seconds):
 
 
 def main():
-    """Run the parts, print the table, write JSON; exit 1 where something counted or compared is wrong, or fails."""
+    """Run the parts, print the table, write JSON; return 1 if a row misses its goal, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--standin", action="store_true", help="run on the tests' stand-in for CuPy")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--seconds", type=float, default=480, help="time for all parts")
-    parser.add_argument("--json", metavar="FILE", help="also write JSON, anew after every part")
-    parser.add_argument("--every", type=int, default=1, help="on the stand-in: every so many operators")
+    parser.add_argument("--json", metavar="FILE", help="also write JSON, after every part")
+    parser.add_argument("--every", type=int, default=1, help="on the stand-in: test every Nth operator")
     parser.add_argument("--part", choices=PARTS, help="run this part alone, in this process, and print it as JSON")
     args = parser.parse_args()
     if args.part:

@@ -1,15 +1,13 @@
-"""Question: does training wait for its data, and how much does the pipeline cost when the data are there?
+"""Question: does training wait for its data, and how much does the pipeline cost if the data are ready?
 
-* *wait*: a reader that takes 1.5 times as long as the step in one process, and two workers. How much of the step is
-  spent waiting for data, compared with the same reader without workers? Three kinds: the step is a device's, which
-  leaves the cores to the reader; the reader waits for a disk; both need the cores, whose two are then busy for 1.25
-  steps.
-* *overhead*: LeNet (batch 64) with the data there: how much longer a step takes, and how much more processor time of
-  the training process, when workers or a thread that reads ahead feed it, than when it gets the same batch again and
-  again. Steps of both kinds alternate.
-* *torch*: samples a second against ``torch.utils.data.DataLoader`` on the same Python dataset, two workers each, in
-  processes of their own, in turn: images that are augmented in NumPy, and images that are there. The processor time
-  that both take for a sample, workers included, changes less on a loaded machine.
+* *wait*: share of a step that is spent waiting for data, without workers and with two. In one process the reader takes
+  1.5 times as long as the step. Three kinds: the step runs on a device, which leaves the cores to the reader; the
+  reader waits for a disk; step and reader both need the cores, and two cores are then busy for 1.25 steps.
+* *overhead*: how much longer a step of LeNet (batch 64) takes, and how much more processor time the training process
+  uses, if workers or a thread that reads ahead feed it, compared with one fixed batch. Steps of both kinds alternate.
+* *torch*: samples a second against ``torch.utils.data.DataLoader`` on the same Python dataset, with two workers each,
+  in alternating processes. One dataset augments images with NumPy, the other returns stored images. The processor time
+  of a sample, workers included, depends less on the load of the machine.
 
 Figures are medians over the rounds, and ratios are medians of the ratios of each round.
 
@@ -38,7 +36,7 @@ BATCH = 16
 
 
 def busy(seconds):
-    """Use a core for so long."""
+    """Keep a core busy for ``seconds`` of CPU time."""
     end = time.thread_time() + seconds
     x = np.ones(1000)
     while time.thread_time() < end:
@@ -46,7 +44,7 @@ def busy(seconds):
 
 
 def waiting(step, read_busy, workers, step_s, steps):
-    """Seconds of waiting for data as a share of the steps."""
+    """Return the time spent waiting for data, divided by the time spent in ``steps`` steps."""
     source = Slow(BATCH * (steps + 4), 1.5 * step_s / BATCH, read_busy)
     with mx.io.DatasetIter(source, BATCH, num_workers=workers) as it:
         it.next()
@@ -62,7 +60,7 @@ def waiting(step, read_busy, workers, step_s, steps):
 
 
 def wait(args):
-    """The row of a slow reader."""
+    """Print the share of a step spent waiting for a slow reader, without workers and with two."""
     kinds = {
         "step on a device, reader on the cores": (time.sleep, True),
         "step on a core, reader waits for a disk": (busy, False),
@@ -80,7 +78,7 @@ def wait(args):
 
 
 def trained():
-    """A LeNet that is bound, and one step on a batch."""
+    """Return a function that trains a LeNet for one step on a batch of 64, and waits for its output."""
     module = mx.mod.Module(mx.models.get("lenet"))
     module.bind([("data", (64, 1, 28, 28))], [("softmax_label", (64,))])
     module.init_params(mx.init.Xavier())
@@ -95,7 +93,7 @@ def trained():
 
 
 def overhead(args):
-    """The row of data that is there."""
+    """Print how much longer a step takes with a data pipeline than with a fixed batch."""
     rng = np.random.default_rng(0)
     images, labels = rng.random((64 * args.steps, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 64 * args.steps)
     pairs = list(zip(images, labels.astype(np.float32), strict=True))
@@ -108,7 +106,7 @@ def overhead(args):
         ),
     }
 
-    # In turn, so that both meet the same moods of the machine. A batch is read ahead right after another is taken.
+    # The steps alternate, so that both see the same load. The next batch is read ahead as soon as one is taken.
     clocks = {"wall time": time.perf_counter, "processor time": time.process_time}
     alone, more = {name: [] for name in clocks}, {(name, clock): [] for name in feeds for clock in clocks}
     for _ in range(args.rounds + 1):
@@ -138,7 +136,7 @@ def overhead(args):
 
 
 def torch(args):
-    """The row of PyTorch's loader."""
+    """Print samples per second, and processor time per sample, against PyTorch's loader."""
     if not args.torch_python:
         raise SystemExit("torch needs --torch-python: an interpreter that has PyTorch")
 
@@ -169,7 +167,7 @@ ROWS = {"wait": wait, "overhead": overhead, "torch": torch}
 
 
 def main():
-    """Measure what was asked for and print."""
+    """Measure the row that the command line names, and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--rounds", type=int, default=5)

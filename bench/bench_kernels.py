@@ -1,13 +1,12 @@
-"""Question: how fast are the kernels of convolutions and batch norm against NumPy's, PyTorch's and the machine's sgemm?
+"""Question: how fast are compiled convolutions and batch norms compared with NumPy, PyTorch and the machine's sgemm?
 
-Every convolution of four networks (forward, gradient of the data, gradient of the weight) on one thread: CPU time of
-the thread, the least of some repetitions, candidates in turn. PyTorch runs in a process of its own, one network before
-ours, with one thread and plain NCHW arrays, as its oneDNN takes them. Then: batch norm of ResNet-18's layers, seconds
-of compiling with an empty and with a filled cache folder, and the share of scratch in plans.
+Every convolution of four networks runs on one thread: forward, gradient of the data, gradient of the weight. A figure
+is the least CPU time of several repetitions. PyTorch runs each network in its own process before ours, with one thread
+and plain NCHW arrays, as its oneDNN takes them. Further tables show the batch norm of ResNet-18's layers, the seconds
+of compilation with an empty and with a filled cache folder, and the share of scratch in plans.
 
-With --dtype float16 compiled and NumPy's convolutions of that type are compared, and PyTorch, in float32, is left out.
---roofline draws every pass under the machine's two roofs and prints a row for each layer; with it nothing else is
-measured.
+With --dtype float16 or float64 only convolutions are measured, compiled and with NumPy, without PyTorch. With
+--roofline only a roofline picture is drawn, and a table with one row per layer is printed.
 
     python bench/bench_kernels.py [--torch-python PATH] [--networks lenet resnet18_32] [--repetitions 5] [--layers]
     python bench/bench_kernels.py --roofline docs/images/roofline.svg
@@ -42,8 +41,11 @@ PASSES = ("forward", "data", "weight")
 
 
 def resnet18(batch, extent, stem):
-    """Return (count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data has a gradient)
-    each."""
+    """Return the convolutions of ResNet-18 for square images of ``extent`` pixels a side.
+
+    A convolution is a tuple: (count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data
+    has a gradient). ``stem`` is the (kernel, stride, pad) of the first.
+    """
     rows = [(1, batch, 3, extent, 64, *stem, 1, False)]
     extent = extent if stem[0] == 3 else extent // 4
     rows.append((4, batch, 64, extent, 64, 3, 1, 1, 1, True))
@@ -57,7 +59,7 @@ def resnet18(batch, extent, stem):
 
 
 def mobilenet(batch):
-    """Depthwise and pointwise layers in turn."""
+    """Return the convolutions of MobileNet v1 for 224x224 images, alternating depthwise and pointwise."""
     rows = [(1, batch, 3, 224, 32, 3, 2, 1, 1, False)]
     extent, channels = 112, 32
     steps = [(1, 64, 1), (2, 128, 1), (1, 128, 1), (2, 256, 1), (1, 256, 1), (2, 512, 1), (1, 512, 5), (2, 1024, 1)]
@@ -77,26 +79,26 @@ NETWORKS = {
 }
 
 
-def grid(layer):
-    """Windows along one axis."""
+def output_extent(layer):
+    """Return the extent of a convolution's output along one axis."""
     return (layer[3] + 2 * layer[7] - layer[5]) // layer[6] + 1
 
 
 def flops(layer):
-    """Multiplications and additions of one pass of one layer."""
+    """Return the multiplications plus additions of one pass of a convolution."""
     _, batch, channels, _, filters, kernel, _, _, groups, _ = layer
-    return 2 * batch * filters * grid(layer) ** 2 * channels // groups * kernel**2
+    return 2 * batch * filters * output_extent(layer) ** 2 * channels // groups * kernel**2
 
 
 def name(layer):
-    """For tables: 64-128 3x3/2 32."""
+    """Return a convolution's label for tables, such as ``64-128 3x3/2 32``: channels, kernel, stride, extent."""
     _, _, channels, extent, filters, kernel, stride, _, groups, _ = layer
     kind = f"depthwise {channels}" if groups > 1 else f"{channels}-{filters}"
     return f"{kind} {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {extent}"
 
 
 def least(calls, repetitions):
-    """Least CPU seconds of each call, one after the other, repeated without another between as the peer does."""
+    """Return the least CPU seconds of each call. A call is repeated in a row before the next begins, as in the peer."""
     best = [math.inf] * len(calls)
     for i, call in enumerate(calls):
         for _ in range(repetitions):
@@ -107,7 +109,7 @@ def least(calls, repetitions):
 
 
 def memory(shape, dtype=np.float32):
-    """Return an array at an address like those of storage: from others a wide vector's loads would cross lines."""
+    """Return an uninitialized array, aligned as in storage, so that vector loads do not cross cache lines."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
@@ -115,7 +117,7 @@ def memory(shape, dtype=np.float32):
 
 
 def kernel_call(op_name, params, inputs, outputs, shapes, mode):
-    """Return one kernel on arrays, ready to be called."""
+    """Return a function without arguments that runs the kernel of an operator, chosen by ``mode``, on these arrays."""
     op = registry.get(op_name)
     specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
     chosen = choose(op, params, specs, shapes, mode).implementation
@@ -128,10 +130,10 @@ def kernel_call(op_name, params, inputs, outputs, shapes, mode):
 
 
 def layer_calls(layer, mode, dtype=np.float32):
-    """The passes of a layer on arrays of ``dtype``."""
+    """Return {pass: function that runs it} of a convolution, on random arrays of ``dtype``."""
     _, batch, channels, extent, filters, kernel, stride, pad, groups, has_data = layer
     rng = np.random.default_rng(0)
-    of = grid(layer)
+    of = output_extent(layer)
     shapes = (batch, channels, extent, extent), (filters, channels // groups, kernel, kernel), (batch, filters, of, of)
     x, w, dy = (memory(shape, dtype) for shape in shapes)
     for array in (x, w, dy):
@@ -149,7 +151,7 @@ def layer_calls(layer, mode, dtype=np.float32):
 
 
 def convolutions(networks, repetitions, torch_python, show_layers, dtype):
-    """The table of networks, and the ratios."""
+    """Print the table of convolution times, one row per network, and the mean ratio to PyTorch if it is measured."""
     a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     out = np.empty_like(a)
     ratios = []
@@ -198,8 +200,8 @@ def convolutions(networks, repetitions, torch_python, show_layers, dtype):
         print(f"\nauto / torch, geometric mean of the networks: {mean:.2f} (goal: 0.80, and 1.00 on each)")
 
 
-def under_the_roof(networks, repetitions, target):
-    """Draw every pass into ``target`` and print the table."""
+def draw_roofline(networks, repetitions, target):
+    """Measure every pass, draw the roofline picture into the file ``target``, and print its table."""
     a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     out, large = np.empty_like(a), np.ones(1 << 24, np.float32)
     copy = np.empty_like(large)
@@ -210,7 +212,7 @@ def under_the_roof(networks, repetitions, target):
         for layer in NETWORKS[network]:
             _, batch, channels, extent, filters, kernel, _, _, groups, _ = layer
             moved = batch * channels * extent**2 + filters * channels // groups * kernel**2
-            moved += batch * filters * grid(layer) ** 2
+            moved += batch * filters * output_extent(layer) ** 2
             calls = layer_calls(layer, "auto")
             *seconds, repeated = least([*calls.values(), roofs[0]], repetitions)
             product_s = min(product_s, repeated)
@@ -227,7 +229,7 @@ def under_the_roof(networks, repetitions, target):
 
 
 def batch_norm(repetitions):
-    """Forward and backward of ResNet-18's shapes."""
+    """Print the milliseconds of ResNet-18's batch norms, forward and backward, with NumPy's and compiled kernels."""
     total = np.zeros((2, 2))
     for count, shape in ((5, (32, 64, 32, 32)), (5, (32, 128, 16, 16)), (5, (32, 256, 8, 8)), (5, (32, 512, 4, 4))):
         rng = np.random.default_rng(0)
@@ -262,7 +264,7 @@ print(jit.statistics.compiled, jit.statistics.loaded, jit.statistics.seconds)
 
 
 def compiling():
-    """Seconds that the kernels of ResNet-18 cost a process, with an empty and a filled cache."""
+    """Print the seconds that a process needs for the kernels of ResNet-18, with an empty and with a filled cache."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         for what in ("nothing cached", "from the cache"):
@@ -281,12 +283,12 @@ def compiling():
 
 
 def is_convolution(node):
-    """Return whether a node of a graph is a convolution, its gradient, or something with one in it."""
+    """Return whether the operator of a graph node is, or contains, a convolution or its gradient."""
     return node.op is not None and ("Convolution" in node.op.name or "depthwise" in node.op.name)
 
 
 def scratch():
-    """Print the bytes that the scratch of convolutions adds to plans, and the largest scratch against them."""
+    """Print how many bytes the scratch of convolutions adds to plans, and the largest scratch's share of the plan."""
     for network in ("lenet", "resnet18", "mobilenet"):
         for train in (False, True):
 
@@ -311,7 +313,7 @@ def scratch():
 
 
 def main():
-    """Measure and print."""
+    """Measure what the options ask for, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--repetitions", type=int, default=5)
@@ -329,7 +331,7 @@ def main():
           f"{args.repetitions}")  # fmt: skip
     mx.nd.zeros((1,)).wait_to_read()  # an engine limits BLAS to one thread
     if args.roofline:
-        under_the_roof(args.networks, args.repetitions, args.roofline)
+        draw_roofline(args.networks, args.repetitions, args.roofline)
         return
     torch_python = args.torch_python if args.dtype == "float32" else None
     convolutions(args.networks, args.repetitions, torch_python, args.layers, args.dtype)

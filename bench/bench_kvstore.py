@@ -1,20 +1,22 @@
 """Question: how fast does a store of one process exchange gradients, compared with plain NumPy and MXNet 1.9.1?
 
-First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto``
-on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. A column says how
-fast all threads read n arrays and write nothing, since a sum of many arrays is nearly all reading. The ways take turns,
-and each way's median is taken.
+The first table (``sums``) is the sum of n arrays, in GB/s of useful bytes: n + 1 arrays. It is compared with a chain of
+``np.add``, with the machine's copy bandwidth (the better of ``np.copyto`` on one thread and a copy on all), and with
+the rate at which all threads read n arrays without writing, since a sum of many arrays is mostly reading. The methods
+alternate, and a figure is the median of the rounds.
 
-Then one float32 key on 4 CPU contexts. GB/s of the least bytes that the work must touch: a push reads 4 arrays and
-writes one, a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on
-one thread. Every framework runs in a process of its own, in turn; medians over the rounds.
+The second table (``store``) is the exchange of one float32 key on 4 CPU contexts, in GB/s of the fewest bytes that it
+can touch: a push reads 4 arrays and writes one, a pull reads one and writes 4. The NumPy row does the same with
+``np.add(a, b, out=)`` and ``np.copyto`` on one thread. Each framework runs in its own process; the frameworks
+alternate, and figures are medians over the rounds.
 
     python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only PART]
 
-Then a key of 10 elements: microseconds until the call returns, and until its work is done. Last, virtual seconds of a
-push and a pull between eight simulated devices, for each way over their links and for the way that the store takes; and
-gradients of two bits and one bit: GB/s of the bytes read and written, against the copies above, and against
-``memset`` on all threads: unpacking reads hardly anything, so it can be no faster than memory is written.
+Three parts follow. ``small``: microseconds of a key of 10 elements until the call returns, and until it is done.
+``devices``: simulated time of a push and a pull between eight simulated devices, for each exchange method and for the
+method that the store chooses. ``codec``: compression of gradients to two bits and one bit, in GB/s of the bytes read
+and written, against the copies above and ``memset`` on all threads. Decompression reads very little, so the rate of
+writing memory limits it.
 """
 
 import argparse
@@ -43,7 +45,7 @@ STEPS = ("push", "pull", "push+pull")
 
 
 def peer(python, package, store, elements):
-    """Seconds per step of a store, from the JSON that a process prints."""
+    """Return the seconds of each step on a store, measured in a new process; exit if its sum is wrong."""
     command = [python, os.path.join(PEERS, "store_exchange.py"), package, store, str(elements), str(REPEAT[elements])]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if run.returncode:
@@ -55,7 +57,7 @@ def peer(python, package, store, elements):
 
 
 def plain(elements):
-    """Seconds per step of NumPy on one thread."""
+    """Return the seconds of each step with NumPy on one thread, in the form of :func:`peer`."""
     values = [np.full(elements, i + 1.0, np.float32) for i in range(CONTEXTS)]
     outs, total = [np.zeros(elements, np.float32) for _ in range(CONTEXTS)], np.zeros(elements, np.float32)
 
@@ -84,8 +86,8 @@ def plain(elements):
 
 
 def sums(rounds):
-    """Print how fast n arrays of 64 MB are summed."""
-    from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+    """Print the speed of each method of summing n arrays of 64 MB, in GB/s and in percent of the copy bandwidth."""
+    from weftplan.kvstore.fixed_order_sums import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
     from weftplan.support.core_sharing import share_out
 
     threads, nbytes = os.cpu_count() or 1, 4 * SUM_ELEMENTS
@@ -100,7 +102,7 @@ def sums(rounds):
             np.add(out, array, out=out)
 
     def read(count):
-        # Largest values keep up with the memory, unlike sums in an order.
+        # A maximum is as fast as memory; a sum in a fixed order is slower.
         work = lambda first, last: [array[first:last].max() for array in arrays[:count]]  # noqa: E731
         share_out(work, SUM_ELEMENTS, 1 << 18, threads)
 
@@ -136,7 +138,7 @@ def sums(rounds):
 
 
 def small(runs, rounds):
-    """Print what a push and a pull of a small key take."""
+    """Print the microseconds of a push and a pull of a small key, until the call returns and until it is done."""
     print(
         f"a key of {SMALL} elements, {CONTEXTS} contexts, {rounds} rounds; microseconds until the call returns / done\n"
     )
@@ -154,7 +156,7 @@ def small(runs, rounds):
 
 
 def main():
-    """Measure and print."""
+    """Run the parts that the options ask for, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", choices=("device", "local"), default="device")
@@ -179,9 +181,9 @@ def main():
 
 
 def codecs(rounds):
-    """Print how fast a gradient of 64 MB is packed, and unpacked."""
+    """Print the speed of compressing and decompressing a gradient, in GB/s and percent of the copy bandwidth."""
     from weftplan.kvstore.compression import Compression
-    from weftplan.kvstore.reduce import spread_array
+    from weftplan.kvstore.fixed_order_sums import spread_array
 
     size, threads = SUM_ELEMENTS, os.cpu_count() or 1
     gradient = np.random.default_rng(0).standard_normal(size, np.float32)
@@ -222,7 +224,7 @@ def codecs(rounds):
 
 
 def devices():
-    """Print what clocks of simulated devices say of each way, and of a push and a pull of a store."""
+    """Print the simulated time of a push and pull between eight devices, by exchange method, and in the store."""
     import weftplan as mx
     from weftplan.device.links import connect, nvlink_mesh, pcie_tree
     from weftplan.device.simulated import seconds_of
@@ -238,7 +240,7 @@ def devices():
             plan = chooser.plan(contexts, 0, elements, 4)
             kv = mx.kv.create("device")
             kv.init("w", mx.nd.zeros((elements,), ctx=contexts[0]))
-            kv.set_updater(lambda key, merged, stored: None)  # else the sum is copied into the stored value, too
+            kv.set_updater(lambda key, merged, stored: None)  # without it the sum is also copied
             arrays = [mx.nd.ones((elements,), ctx=ctx) for ctx in contexts]
 
             def both(kv=kv, arrays=arrays):
@@ -260,7 +262,7 @@ def devices():
 
 
 def exchange(runs, store, rounds):
-    """Print how fast one key is exchanged."""
+    """Print the speed of pushing and pulling one key, by number of elements."""
     print(f"store {store!r}, {CONTEXTS} contexts, {rounds} rounds; GB/s (microseconds)\n")
     print("| elements | | " + " | ".join(STEPS) + " |\n|---|---|" + "---|" * len(STEPS))
     for elements in list(REPEAT)[1:]:

@@ -1,8 +1,8 @@
-"""Question: how much memory and time do loops of array operations take, waited for or not, compared with MXNet 1.9.1?
+"""Question: how much memory and time do loops of array operations take, compared with MXNet 1.9.1?
 
-Loops over arrays of one size (``a = a * 1.0001``), over results that are only summed, and over arrays of ever other
-sizes. The loop waits for no step, or for every step. Resident memory above that before the loop: its peak,
-and the rest when all arrays have gone. Each loop runs in a process of its own, in turn; medians over the rounds.
+The loops compute arrays of one size (``a = a * 1.0001``), results that are only added up, or arrays whose size changes
+in every step. A loop waits for every step or for none. Memory is resident memory above that before the loop: its peak,
+and the remainder after all arrays are freed. Each loop runs in its own process; figures are medians over the rounds.
 Linux only.
 
     python bench/bench_memory_of_loops.py [--mxnet-python PATH] [--mib 16] [--steps 300] [--rounds 3]
@@ -23,7 +23,7 @@ LOOPS = ("one size", "temporaries", "other sizes")
 
 
 def run(python, package, loop, mib, steps):
-    """Return the figures that the peer prints."""
+    """Run the peer's script, and return the figures that it prints."""
     command = [python, PEER, package, loop, str(mib), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
@@ -32,7 +32,7 @@ def run(python, package, loop, mib, steps):
 
 
 def main():
-    """Measure and print."""
+    """Measure the loops, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=16, help="of one array; the largest of other sizes has ten times it")
     parser.add_argument("--steps", type=int, default=300)

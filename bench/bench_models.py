@@ -1,16 +1,19 @@
 """Question: how long does it take to open, bind and run a model file, compared with MXNet 1.9.1?
 
-The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0
-or 1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of
-its own; every job is done in both, one directly after the other, and the ratio is the median of the pairs: load, bind
-for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
-are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; both return
-while other threads still fill new arrays with zeros, so a bind that waits for them is timed, too. A bind is of a symbol
-that has just been opened, whose plan an earlier process has kept in a file; "replanned" is without such files, and
-"again" of a symbol that was bound for the same shapes before in the same process. A run and a step are the median of
-those that a framework makes in a row: after the other's, the first finds the caches empty.
-Planned bytes at batch 1 follow: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
-batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
+The built-in networks, and chains of 2,000 and 20,000 nodes, are written as pairs of files. The symbol has a form that
+MXNet wrote once: 0.8, 0.9, 1.0 or 1.9 (alternating, or from --format). Each framework opens the files in its own
+process. Each job runs in both, directly one after the other, and the ratio is the median of the pairs. The jobs are:
+load, bind for inference at batch 1, a run, bind for training, a step (forward and backward); with one thread and with
+two.
+
+"bind" binds a symbol that was just opened, and finds its plan in the plan cache on disk. "replanned" has no plan cache.
+"bind again" binds a symbol that was bound for the same shapes before in the same process. weftplan prepares its calls
+in the first run and MXNet in the bind, so a bind with its first run is timed as well. Both frameworks return while
+other threads still fill new arrays with zeros, so a bind that waits for these is also timed. Runs and steps are the
+median of several in a row, since the other framework leaves the processor's caches empty.
+
+The last column is planned bytes at batch 1. MXNet's figure excludes its own scratch; it is a sixteenth of the plan at
+batch 16, since MXNet reports whole mebibytes. MXNet's second figure is without its fused operators.
 
 By default one network of each kind is measured, which takes some minutes; --all adds the larger networks.
 
@@ -36,15 +39,15 @@ PEER = Path(__file__).parent / "peers" / "model_files.py"
 FORMATS = ("0.8", "0.9", "1.0", "1.9")
 QUICK = ("mlp", "lenet", "resnet18", "lstm")
 REPEATED = {"vgg16", "resnet34", "resnet101", "resnet152"}
-"""Built-in networks that are measured with --all only: the larger networks of a kind."""
+"""Built-in networks that only --all measures: the larger networks of a kind."""
 LARGE = {"vgg16", "resnet101", "resnet152", "inception_v3", "densenet121"}
 RUN = 0.25
-"""Seconds for which a framework repeats a run of a network before the other framework does."""
+"""Seconds for which a framework repeats a run before the other framework gets the processor."""
 CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
 
 def in_format(text, version):
-    """Return the JSON of a symbol as a release of MXNet wrote it."""
+    """Return a symbol's current JSON rewritten as MXNet release ``version`` (0.8, 0.9, 1.0 or 1.9) wrote it."""
     if version == "1.9":
         return text
     data = json.loads(text)
@@ -74,7 +77,7 @@ def in_format(text, version):
 
 
 def _drop(data, gone):
-    """Nodes that old files do not have leave; the others get new numbers."""
+    """Remove the nodes with the numbers ``gone`` from a symbol's JSON, in place, and renumber the others."""
     new = {}
     for number in range(len(data["nodes"])):
         if number not in gone:
@@ -87,17 +90,17 @@ def _drop(data, gone):
 
 
 def network(name):
-    """Return (symbol, shapes at a batch)."""
+    """Return (symbol, function from a batch size to the shapes of the inputs)."""
     if name in CHAINS:
         x = mx.sym.Variable("data")
-        for k in range(CHAINS[name] // 4):  # two variables and two operators
+        for k in range(CHAINS[name] // 4):  # four nodes: two variables, two operators
             x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"fc{k}"), act_type="tanh", name=f"a{k}")
         return mx.sym.MakeLoss(x), lambda batch: {"data": (batch, 4)}
     return mx.models.get(name), lambda batch: mx.models.input_shapes(name, batch)
 
 
 def write(folder, name, version):
-    """Return the pair of files of a network; its shapes."""
+    """Write a network's files; return ({"symbol": path, "params": path}, function from a batch size to shapes)."""
     symbol, shapes = network(name)
     known = shapes(1)
     of_args, _, of_states = symbol.infer_shape(**known)
@@ -117,7 +120,7 @@ def write(folder, name, version):
 
 
 class Peer:
-    """One framework in a process of its own."""
+    """One framework in its own process."""
 
     def __init__(self, python, package, threads, **more):
         keys = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "WEFTPLAN_BLAS_NTHREADS")
@@ -128,7 +131,7 @@ class Peer:
         )  # fmt: skip
 
     def do(self, job, **more):
-        """Do a job; its answer."""
+        """Send a job and return its answer; the key ``error`` says that the job failed or the process died."""
         try:
             self.process.stdin.write(json.dumps({"do": job, **more}) + "\n")
             answer = self.process.stdout.readline()
@@ -137,14 +140,17 @@ class Peer:
         return json.loads(answer) if answer else {"error": f"the process ended with {self.process.wait()}"}
 
     def close(self):
-        """End it."""
+        """Close the job pipe, so that the process exits, and wait for its exit."""
         self.process.stdin.close()
         self.process.wait()
 
 
 def compare(ours, theirs, rounds, key, job, *, before=None, **more):
-    """Return (our median, their median, median ratio) of a job; an error in place of a failed figure. ``before``: files
-    to open before each, not counted."""
+    """Run a job in both frameworks in turn; return (our median seconds, MXNet's, median ratio), or an error's text.
+
+    ``key`` is the clock, ``wall`` or ``cpu``. MXNet's figures are None if ``theirs`` is None. ``before`` names files to
+    open before each job, outside the clock.
+    """
     pairs = []
     for _ in range(rounds):
         for peer in (ours, theirs):
@@ -161,16 +167,16 @@ def compare(ours, theirs, rounds, key, job, *, before=None, **more):
     return mine, statistics.median(p[1] for p in pairs), statistics.median(p[0] / p[1] for p in pairs)
 
 
-def shown(found):
-    """Return a cell: milliseconds, MXNet's, and the ratio."""
-    if isinstance(found, str):
-        return found.replace("|", "/")
-    mine, theirs, ratio = found
+def shown(result):
+    """Return a table cell for a result of :func:`compare`: our milliseconds, MXNet's, and the ratio."""
+    if isinstance(result, str):
+        return result.replace("|", "/")
+    mine, theirs, ratio = result
     return f"{mine * 1e3:.2f}" if theirs is None else f"{mine * 1e3:.2f} / {theirs * 1e3:.2f} = **{ratio:.2f}**"
 
 
 def main():
-    """Measure and print."""
+    """Measure the networks, and print a table per number of threads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
     parser.add_argument("--networks", nargs="+", help="built-in networks and the two chains; default: all")
@@ -201,19 +207,19 @@ def main():
                 paths, shapes = write(Path(scratch), name, version)
                 ours = Peer(sys.executable, "weftplan", threads)
                 theirs = Peer(args.mxnet_python, "mxnet", threads) if args.mxnet_python else None
-                anew = Peer(sys.executable, "weftplan", threads, WEFTPLAN_PLAN_CACHE="0")
+                uncached = Peer(sys.executable, "weftplan", threads, WEFTPLAN_PLAN_CACHE="0")
                 peers = [peer for peer in (ours, theirs) if peer is not None]
-                for peer in (*peers, anew):  # the first time imports
+                for peer in (*peers, uncached):  # the first load imports modules
                     peer.do("load", **paths)
                 cells = [compare(ours, theirs, rounds, key, "load", **paths)]
                 plans = []
                 for mode in ("inference", "training"):
                     batch = 1 if mode == "inference" or name in CHAINS else 2 if name in LARGE else 8
                     job = {"mode": mode, "shapes": shapes(batch)}
-                    for peer in (*peers, anew):  # the first time imports and compiles
+                    for peer in (*peers, uncached):  # the first bind imports and compiles
                         peer.do("bind", **job)
-                    # weftplan keeps plans with a symbol, so one just opened has none
-                    for mine, before in ((ours, paths), (anew, paths), (ours, None)):
+                    # weftplan caches plans with their symbol; a symbol that was just opened has none.
+                    for mine, before in ((ours, paths), (uncached, paths), (ours, None)):
                         cells.append(compare(mine, theirs, rounds, key, "bind", before=before, **job))
                     actual = [peer.do("facts") for peer in peers]
                     plans = plans or actual
@@ -225,7 +231,7 @@ def main():
                 filled = {"before": paths, "mode": mode, "shapes": shapes(batch)}
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_fill", **filled))
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_run", mode="inference", shapes=shapes(1)))
-                for peer in (*peers, anew):
+                for peer in (*peers, uncached):
                     peer.close()
                 for column, cell in zip(columns, cells, strict=True):
                     if not isinstance(cell, str) and cell[2]:
@@ -240,7 +246,10 @@ def main():
 
 
 def _plans(plans, python, paths, shapes, threads):
-    """Planned bytes of inference: ours, and MXNet's with its fused operators and without, from ``shapes`` at 16."""
+    """Return the cell of planned bytes for inference: ours without and with scratch; MXNet's with and without fusion.
+
+    ``shapes`` are those of MXNet's plans, at batch 16.
+    """
     mine = plans[0]
     text = f"{mine.get('planned', 0):,}, {mine.get('with_scratch', 0):,}"
     if python is None or "error" in plans[1]:

@@ -1,8 +1,8 @@
-"""Question: how long does a call on a small array take, from the call to the finished work, against MXNet 1.9.1?
+"""Question: how long does a call on a small array take until its work is done, compared with MXNet 1.9.1?
 
-Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; in a process that has made 1,000 calls
-before, 1,500 calls one after the other, then a wait for everything. Each program runs in a process of its own, in turn;
-medians over the rounds.
+The arrays have 8 x 16 float32 elements, so that nearly all time is the library's own. After 1,000 warm-up calls, a
+process makes 1,500 calls in a row and then waits for all. Each library runs in its own process; figures are medians
+over the rounds.
 
     python bench/bench_ndarray.py [--mxnet-python PATH] [--rounds 3]
 """
@@ -22,7 +22,7 @@ PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "array_
 
 
 def run(python, package):
-    """Microseconds by call."""
+    """Run the peer's script, and return the microseconds of each call by name."""
     done = subprocess.run([python, PEER, package], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise SystemExit(f"{package} failed:\n{done.stderr[-2000:]}")
@@ -30,7 +30,7 @@ def run(python, package):
 
 
 def main():
-    """Measure and print."""
+    """Measure both libraries, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mxnet-python", help="interpreter of an environment with mxnet==1.9.1")

@@ -1,9 +1,9 @@
 """Question: how close to the lower bound, and how fast, are buffers packed into one slab?
 
-Instances: recorded in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
-generated instances of the same kinds whose optimum is the bound by construction (``challenge``), planted, cut from a
-full rectangle, and generated traces of large training runs. Baselines in the same run: first fit by size (what most
-compilers do), best fit by birth. Every packing is checked.
+Instances are recorded problems in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
+generated problems of the same kinds whose optimum equals the bound (``challenge``), planted problems cut from a full
+rectangle, and generated traces of large training runs. Baselines in the same run are first fit by size, as in most
+compilers, and best fit by birth. Every packing is checked.
 
     python bench/bench_packing.py [--effort normal] [--only hard|challenge|somas|planted|large] [--max-buffers 100000]
 """
@@ -28,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def instances(only, most):
-    """Yield (group, name, buffers) of everything asked for."""
+    """Yield (group, name, buffers) of group ``only`` (None: all); planted instances have at most ``most`` buffers."""
     if only in (None, "hard"):
         for path in sorted((DATA / "minimalloc").glob("*.csv")):
             yield "hard", path.name.split(".")[0], read_csv(path)[1:]
@@ -51,7 +51,7 @@ def instances(only, most):
 
 
 def baseline(buffers, *, by_birth):
-    """Ratio of one greedy packing, or None if it would take minutes."""
+    """Return peak / lower bound of first fit by size, or best fit by birth; None for over 50,000 buffers."""
     lower, upper, size = buffers
     if len(lower) > 50_000:
         return None
@@ -61,7 +61,7 @@ def baseline(buffers, *, by_birth):
 
 
 def measured(buffers, effort):
-    """Return (ratio, seconds of processor time) of one `pack`."""
+    """Pack the buffers, check the result, and return (peak / lower bound, seconds of processor time)."""
     began = time.process_time()
     packing = pack(*buffers, effort=effort)
     seconds = time.process_time() - began

@@ -1,23 +1,26 @@
-"""How good are the memory plans, how long do they take, and do they tell the truth?
+"""Questions: how small are memory plans, how long does planning take, and do executors allocate what was planned?
 
 Sections (``--only NAME`` runs one; each takes at most about two minutes):
 
-* ``ordinary``: eleven networks, training and inference: is our plan ever above MXNet 1.9.1's plan of the same symbol
-  file, how far is it above the lower bound of its order, and how large is the geometric mean of ours / MXNet's? No
-  recomputation; scratch of operators left out, as in MXNet's figure. Goals: never above; <= 1.005; <= 0.88.
-* ``recompute``: the same networks, training: how much smaller is the plan under a policy that costs at most 5 % of the
-  time? Goals: geometric mean <= 0.65 of MXNet's default plan at >= 95 % of the speed; no policy above the plan without
-  it. The time here is the planner's model; ``bench_recompute.py`` measures steps.
+* ``ordinary``: plans of eleven networks for training and inference, compared with MXNet 1.9.1's plan of the same symbol
+  file and with the lower bound of their own order. There is no recomputation; as in MXNet's figure, scratch of
+  operators is left out. Goals: never above MXNet's plan; at most 1.005 times the lower bound; geometric mean of ours /
+  MXNet's at most 0.88.
+* ``recompute``: training plans of the same networks under each recompute policy. Goals: geometric mean at most 0.65 of
+  MXNet's default plan at 95 % of the speed or more; no policy above the plan without recomputation. The time is the
+  planner's model; ``bench_recompute.py`` measures steps.
 * ``deep``: residual networks of up to 1,000 layers and LSTMs of up to 1,000 steps: bytes, modelled speed and planning
-  time under ``sqrt`` and ``budget``. Goals: the peak grows with the square root of the depth at >= 75 % of the speed.
-* ``time``: how much processor time does it take from symbol to plan, and how much memory, for 1,000 to 1,000,000 nodes?
-  Goals: 20 ms, 0.3 s (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000). The least and the
-  median of seven runs: a busy machine makes processor time longer, too.
-* ``reality``: are the bytes that storage hands to an executor those of its plan, under every strategy and policy?
+  time under ``sqrt`` and ``budget``. Goals: the peak grows with the square root of the depth, at 75 % of the speed or
+  more.
+* ``time``: processor time and memory from symbol to plan, for graphs of 1,000 to 1,000,000 nodes. Goals: 20 ms, 0.3 s
+  (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000). Figures are the least and the median of
+  seven runs, since a busy machine makes processor time longer, too; the largest graph is planned once.
+* ``reality``: compares the bytes that storage hands to an executor with those of its plan, under every strategy and
+  policy.
 * ``packing``: offsets for hard, planted and large sets of buffers: see ``bench_packing.py``.
 
-MXNet's bytes are exact integers from ``bench/data/mxnet_plans.json``; with ``--mxnet-python PATH`` MXNet also binds the
-networks here and now, and its (whole) mebibytes are held against them.
+MXNet's bytes are exact integers from ``bench/data/mxnet_plans.json``. With ``--mxnet-python PATH`` MXNet also binds the
+networks on this machine, and its whole mebibytes are compared with these integers.
 
     python bench/bench_planner.py --mxnet-python PATH
 """
@@ -57,12 +60,12 @@ DEEP = {
 
 
 def geometric_mean(values):
-    """Of positive numbers."""
+    """Return the geometric mean of positive numbers."""
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def table(*columns):
-    """Print a table's head; returns the function that prints a row."""
+    """Print the head of a Markdown table, and return a function that prints a row of cells."""
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
 
     def row(*cells):
@@ -72,14 +75,14 @@ def table(*columns):
 
 
 def timed(function, *args, **named):
-    """Return (seconds, result) of one call."""
+    """Call ``function`` and return (wall seconds, its result)."""
     start = time.perf_counter()
     result = function(*args, **named)
     return time.perf_counter() - start, result
 
 
 def ordinary(args, measured):
-    """Compare our plans with MXNet's."""
+    """Print the peaks of our plans and of MXNet's by network, for training and for inference."""
     live = mxnet_now(args.mxnet_python, measured) if args.mxnet_python else {}
     for mode, grad_req in (("training", "write"), ("inference", "null")):
         print(f"\n### {mode}\n")
@@ -118,7 +121,7 @@ def ordinary(args, measured):
                 f"{theirs['planned'] / theirs['live']:.3f}",
                 full.num_reuse_edges,
                 f"{seconds * 1e3:.0f} ms",
-                *([agreement(live[name][mode], theirs["planned"])] if live else []),
+                *([mxnet_cell(live[name][mode], theirs["planned"])] if live else []),
             )
         print(
             f"\n{mode}: geometric mean of ours / MXNet's {geometric_mean(ratios):.4f} (goal 0.88), worst "
@@ -127,7 +130,7 @@ def ordinary(args, measured):
 
 
 def mxnet_now(python, measured):
-    """Return MXNet's plans on this machine, in whole mebibytes."""
+    """Return MXNet's plans, made on this machine now: {network: {mode: whole mebibytes}}."""
     requests = {
         name: {"file": str(symbol_file(name)), "shapes": models.input_shapes(name, batch_of(name))} for name in measured
     }
@@ -144,13 +147,13 @@ def mxnet_now(python, measured):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def agreement(mebibytes, nbytes):
-    """MXNet's mebibytes now, and whether they are those of the stored integer."""
+def mxnet_cell(mebibytes, nbytes):
+    """Return the cell of MXNet's mebibytes now; it shows the stored figure as well if that differs."""
     return f"{mebibytes} MiB" + ("" if mebibytes == nbytes >> 20 else f" (stored: {nbytes >> 20})")
 
 
 def recompute(args, measured):
-    """Policies: bytes at full size, time modelled and measured."""
+    """Print each policy's peak relative to MXNet's default plan, and the modelled time that ``cheap`` adds."""
     row = table(
         "network",
         "MXNet 1.9.1",
@@ -184,20 +187,20 @@ def recompute(args, measured):
 
 
 def more_time(plan):
-    """Return the words of the planner's note about time."""
+    """Return the modelled time that recomputation adds, as the plan's note words it; "nothing" without such a note."""
     note = next((note for note in plan.notes if "run twice" in note), " for nothing")
     return note.rsplit(" for ", 1)[-1]
 
 
 def step(executor):
-    """One training step, waited for."""
+    """Run one training step (forward and backward), and wait for it."""
     executor.forward(is_train=True)
     executor.backward()
     mx.nd.waitall()
 
 
 def deep(args, measured):
-    """Square roots at several depths, so that the growth is seen, and budgets at the largest."""
+    """Print peaks and planning times of deep networks: ``sqrt`` at three depths, and budgets at the largest."""
     row = table(
         "network", "nodes", "policy", "off", "peak", "/ off", "peak / sqrt(depth)", "modelled speed", "CPU time"
     )
@@ -235,18 +238,18 @@ def deep(args, measured):
 
 
 def per_root(nbytes, depth):
-    """Return the bytes over the square root of the depth."""
+    """Return the cell of bytes divided by the square root of the depth."""
     return f"{nbytes / math.sqrt(depth):,.0f}"
 
 
 def more_share(plan):
-    """Return the part of a step's modelled time that recomputation adds, from the planner's note."""
+    """Return the share of a step's modelled time that recomputation adds, from the planner's note; 0.03 means 3 %."""
     words = more_time(plan).split()
     return float(words[0]) / 100 if words[0] != "nothing" else 0.0
 
 
 def planning_time(args, measured):
-    """From symbol to plan, each size in a process of its own for the memory."""
+    """Print the processor time and memory of planning graphs, each in its own process."""
     row = table(
         "graph", "nodes", "planned in", "median", "µs a node", "memory of the process", "bytes a node", "peak / bound"
     )
@@ -276,7 +279,7 @@ def planning_time(args, measured):
 
 
 def reality(args, measured):
-    """Bind, run, and compare the bytes that storage handed out with those of the plan."""
+    """Print the planned bytes and those that storage handed out, by network, strategy and policy."""
     row = table("network", "strategy", "recompute", "planned", "handed out by storage", "after two steps", "same")
     for name in ("mlp", "lenet", "resnet"):
         symbol, shapes = models.get(name), models.input_shapes(name, 4)
@@ -291,8 +294,8 @@ def reality(args, measured):
 
 
 def handed_out(symbol, shapes, options):
-    """Return (bytes planned, handed out by storage for a bind, the same after two steps)."""
-    # Arrays of the case before are freed at the next push after their finalizers.
+    """Return (planned bytes, bytes that storage handed out for a bind, the same after two steps)."""
+    # The arrays of the previous case are freed at the first push after their finalizers have run.
     gc.collect()
     args, grads, states = args_of(symbol, shapes)
     pool = storage.get(mx.cpu())
@@ -307,7 +310,7 @@ def handed_out(symbol, shapes, options):
 
 
 def args_of(symbol, shapes):
-    """Arrays to bind: arguments, gradients, auxiliary states."""
+    """Return filled arrays for a bind: arguments, gradients, auxiliary states."""
     arg_shapes, _, aux_shapes = symbol.infer_shape(**shapes)
     make = [mx.nd.array(np.full(s, 0.1, np.float32)) for s in arg_shapes]
     grads = [mx.nd.zeros(s) for s in arg_shapes]
@@ -317,7 +320,7 @@ def args_of(symbol, shapes):
 
 
 def packing(args, measured):
-    """Offsets alone."""
+    """Run ``bench_packing.py``."""
     script = HERE / "bench_packing.py"
     subprocess.run([sys.executable, str(script)], check=True)
 

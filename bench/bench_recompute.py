@@ -1,8 +1,8 @@
 """Question: how much step time do the recompute policies cost, and how many bytes do they save?
 
-For each network the same training step (forward, backward) is run with recomputation off and with each policy, in turn
-for several rounds; the speed kept is the median of each round's pair. Bytes are the plan's, which equal what was
-allocated (asserted).
+For each network the same training step (forward and backward) runs without recomputation and with each policy,
+alternating for several rounds. The speed kept is the median of each round's ratio. Bytes are those of the plan, and are
+asserted to equal the allocated bytes.
 
     python bench/bench_recompute.py
     python bench/bench_recompute.py --deep        # a network of 1,000 layers and an LSTM of 1,000 steps, under sqrt
@@ -23,7 +23,7 @@ from weftplan import models, planner
 
 
 def deep_mlp():
-    """Twenty layers of 1,024 units."""
+    """Return (MLP of twenty layers of 1,024 units, shapes of its inputs)."""
     net = mx.sym.Variable("data")
     for i in range(20):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=1024, name=f"fc{i}"), act_type="relu")
@@ -49,7 +49,7 @@ DEEP = {
 
 
 def dense_blocks():
-    """Eight layers of batch norm, relu, convolution, each fed by all before it."""
+    """Return eight layers of batch norm, relu and convolution; each reads the outputs of all earlier layers."""
     net = mx.sym.Variable("data")
     for i in range(8):
         h = mx.sym.Activation(mx.sym.BatchNorm(net, name=f"bn{i}"), act_type="relu", name=f"relu{i}")
@@ -60,7 +60,7 @@ def dense_blocks():
 
 
 def bound(symbol, shapes, policy):
-    """Return an executor with seeded parameters."""
+    """Return an executor, bound for training under a recompute policy, with the same random arguments on every call."""
     options = planner.PlanOptions.from_environment(recompute=policy)
     req = {n: "null" if n in shapes or n.endswith("label") else "write" for n in symbol.list_arguments()}
     executor = symbol.simple_bind(mx.cpu(), grad_req=req, plan_options=options, **shapes)
@@ -72,8 +72,7 @@ def bound(symbol, shapes, policy):
 
 
 def step(executor):
-    """Return (seconds, CPU seconds of all threads) of one forward and backward; the second bears other programs
-    better."""
+    """Return (wall seconds, CPU seconds of all threads) of one training step; other programs disturb CPU time less."""
     start, used = time.perf_counter(), time.process_time()
     executor.forward(is_train=True)
     executor.backward()
@@ -82,12 +81,12 @@ def step(executor):
 
 
 def best(executor, steps):
-    """Return the smallest of both over some steps."""
+    """Return the smallest wall seconds and the smallest CPU seconds of several steps."""
     return tuple(map(min, zip(*(step(executor) for _ in range(steps)), strict=True)))
 
 
 def main():
-    """Measure and print."""
+    """Measure the networks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3)

@@ -1,18 +1,18 @@
-"""Questions: how long is an allocation, how many bytes does each strategy hold, how long is a run without a slab?
+"""Questions: how long does an allocation take, how many bytes do pools reserve, and how fast are runs without a slab?
 
     python bench/bench_storage.py [--rounds 5] [--mxnet-python PYTHON] [--torch-python PYTHON]
                                   [pairs] [traces] [steady] [dynamic] [recording] [spill]
 
-* pairs: an allocation and its free from a warm pool, by size and number of threads, against ``numpy.empty``; if their
-  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, against ours; and the ratios.
-* traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
-  imperative LSTM's arrays, and instances of the planner replayed in the order of their first use; also the
-  published rules of PyTorch, RMM and CuPy (``peers/published_rules.py``) on the same traces.
-* steady: allocations of any pool and of the device during planned training steps after the first.
+* pairs: time of an allocation and its free from a warm pool, by size and number of threads, against ``numpy.empty``. If
+  interpreters of MXNet 1.9.1 and PyTorch are given, arrays of these libraries are compared with ours.
+* traces: bytes reserved over bytes live, at their peaks, by strategy. The traces are training steps with 1,000 random
+  batch sizes, the arrays of an imperative LSTM, and packing instances of the planner replayed in the order of their
+  first use. The published rules of PyTorch, RMM and CuPy (``peers/published_rules.py``) run on the same traces.
+* steady: allocations from a pool and from the device during planned training steps after the first.
 * dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` against the static plan and the plan without
-  sharing. The lower bound is the largest sum of bytes that are live at once.
-* spill: time of training steps in half the memory that they need, the rest in a file or on the host.
-* recording: time of training steps while pools are recorded and a snapshot is made now and then, against steps without.
+  sharing.
+* recording: time of training steps while pools are recorded and snapshots are made, against steps without.
+* spill: time of training steps in half the memory that they need, with the remaining arrays in a file or on the host.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def timed(pool, nbytes, count):
     return actual
 
 
-def gather(found, pool, nbytes, count):
-    """Add the times of one thread to those of all."""
-    found += timed(pool, nbytes, count)
+def gather(times, pool, nbytes, count):
+    """Append the times of :func:`timed`, measured on the calling thread, to ``times``."""
+    times += timed(pool, nbytes, count)
 
 
 def pairs(rounds):
-    """Medians and 99th percentiles in µs."""
+    """Print the CPU time of an allocate-free pair by pool, threads and size: median and 99th percentile in µs."""
     print("\n### An allocation and its free from a warm pool\n\nµs of CPU time a pair, p50 / p99 of batches of 20\n")
     sizes = (64, 4096, 65536, 1 << 20, 16 << 20)
     print("| pool | threads | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|---|" + "---|" * len(sizes))
@@ -107,7 +107,7 @@ def pairs(rounds):
 
 
 def pairs_of_arrays(sizes, rounds):
-    """The same for arrays of several libraries, each in processes of its own, in turn."""
+    """Print the CPU time of making and dropping an array in each library; each measurement runs in a new process."""
     print("\nArrays, made and dropped; CPU time of all threads, p50 / p99, medians of rounds in turn\n")
     print("| arrays | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|" + "---|" * len(sizes))
     by_name = {library: [] for library in ("weftplan", *PYTHONS)}
@@ -136,7 +136,7 @@ def pairs_of_arrays(sizes, rounds):
 
 
 def bound(name, batch, ctx):
-    """Return a network bound for training, with random arguments."""
+    """Return a network's executor, bound for training and filled with random arguments; labels are 0."""
     executor = mx.models.get(name).simple_bind(ctx, **mx.models.input_shapes(name, batch))
     rng = np.random.RandomState(0)
     for key, array in executor.arg_dict.items():
@@ -145,14 +145,14 @@ def bound(name, batch, ctx):
 
 
 def step(executor):
-    """One forward and backward."""
+    """Run one training step (forward and backward), and wait for it."""
     executor.forward(is_train=True)
     executor.backward()
     mx.nd.waitall()
 
 
 def steady(rounds):
-    """Counts."""
+    """Print the allocations from a pool and from its device during 20 planned training steps after the first."""
     del rounds
     print("\n### Allocations of planned training after the first step\n")
     print("| network | steps | of any pool | of the device |\n|---|---|---|---|")
@@ -174,7 +174,7 @@ def steady(rounds):
 
 
 def dynamic(rounds):
-    """Peaks and times."""
+    """Print the peaks of static and dynamic executors, and the ratio of their CPU times."""
     print("\n### Executors without a slab\n")
     print("| network | static plan | without sharing | dynamic, at once | dynamic, never | time dynamic / static |")
     print("|---|---|---|---|---|---|")
@@ -218,7 +218,7 @@ def dynamic(rounds):
 
 
 def recording(rounds):
-    """Ratios of CPU time."""
+    """Print the CPU time of a training step without and with recording, and their ratio."""
     print("\n### Recording, statistics every step and a snapshot every 100 steps\n")
     print("| what | without | with | ratio |\n|---|---|---|---|")
     for label, name, batch, imperative in (
@@ -232,7 +232,7 @@ def recording(rounds):
         for _ in range(rounds):
             storage.record()
             recorder, total = storage.recording.recorder, {False: 0.0, True: 0.0}
-            for number in range(100):  # in turn, so that both meet the same load of the machine
+            for number in range(100):  # alternating, so that both see the same load
                 for on in (False, True) if number % 2 else (True, False):
                     storage.recording.recorder = recorder if on else None
                     begin = time.process_time()
@@ -258,7 +258,7 @@ def recording(rounds):
 
 
 def trained(ctx, pool, rounds):
-    """Return (seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
+    """Train a ResNet-18 for ``rounds + 1`` steps; return (seconds of all but the first, final bytes by argument)."""
     with storage.using(pool):
         executor, spent = bound("resnet18", 4, ctx), []
         for _ in range(rounds + 1):
@@ -277,7 +277,7 @@ def trained(ctx, pool, rounds):
 
 
 def spill(rounds):
-    """Ratios of wall time: copies to a file are none of the process's CPU time."""
+    """Print the wall time of training in half the memory; CPU time would not include the copies to a file."""
     print("\n### Training in half the memory: ResNet-18, batch 4, WEFTPLAN_EXECUTOR_STRATEGY=dynamic\n")
     print("| device | target | peak with room enough | limit | step | step in half | ratio | bits | MiB sent a step |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -315,7 +315,7 @@ PARTS = {
 
 
 def main():
-    """Measure and print."""
+    """Run the parts that the command line names, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,13 +1,13 @@
 """Question: how much does a task cost compared with a pool of threads and dask, and do tasks gain on two cores?
 
-* *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first; and
-  of functions of two arrays that write a third one.
-* *20 us*, *50 us*: wall time of independent tasks of as much NumPy that releases the GIL, against the loop.
+* *cost*: processor time of a task that does nothing; all tasks are submitted before the first result is taken.
+* *three arrays*: the same for tasks that read two arrays and write a third.
+* *20 us*, *50 us*: wall time of independent tasks that run NumPy for that long without the GIL, against a loop.
 * *stencil*: an iteration over bands of a grid in two buffers. Tasks, on slices or on tiles, need no barrier; the pool
   waits for all bands after each step, as in code written by hand.
 
-Each figure is the median over the rounds; in every round all candidates run one after the other in one process, in
-turning order. BLAS is not used.
+Each figure is the median over the rounds. In a round all candidates run in one process, one after the other; the order
+is reversed every round. BLAS is not used.
 
     python bench/bench_tasks.py [--rounds 9] [--count 4000] [--workers 2]
 """
@@ -32,17 +32,17 @@ except ImportError:
 
 
 def nothing():
-    """Costs what calling costs."""
+    """Do nothing, as an empty task."""
 
 
-def some(x, out):
-    """A few microseconds for each thousand elements, without the GIL."""
+def sqrt_exp(x, out):
+    """Write exp(sqrt(x)) to ``out``: a few microseconds for each thousand elements, without the GIL."""
     np.sqrt(x, out=out)
     np.exp(out, out=out)
 
 
 def smooth(source, out):
-    """A band of a five-point stencil."""
+    """Write one band of a five-point stencil; ``source`` has one more row above and below than ``out``."""
     np.add(source[:-2, 1:-1], source[2:, 1:-1], out=out[:, 1:-1])
     out[:, 1:-1] += source[1:-1, :-2]
     out[:, 1:-1] += source[1:-1, 2:]
@@ -50,7 +50,7 @@ def smooth(source, out):
 
 
 def cost(pool, count):
-    """Candidate -> function that submits ``count`` empty tasks and takes their results."""
+    """Return {candidate: function that submits ``count`` empty tasks and takes their results}."""
 
     def ours():
         for task in [engine.submit(nothing) for _ in range(count)]:
@@ -68,11 +68,11 @@ def cost(pool, count):
 
 
 def three_arrays(x, y, out):
-    """Costs what calling with three arrays costs."""
+    """Do nothing, as an empty task with three arrays."""
 
 
 def arrays(pool, count):
-    """Candidate -> function that submits ``count`` empty tasks with two arrays to read and one to write."""
+    """Return {candidate: function that runs ``count`` empty tasks, each with two arrays to read and one to write}."""
     x, y, outs = np.ones(4), np.ones(4), [np.ones(4) for _ in range(count)]
 
     def ours():
@@ -87,16 +87,16 @@ def arrays(pool, count):
     return {"weftplan": ours, "ThreadPoolExecutor": executor}
 
 
-def sized(seconds):
-    """Return an array for which :func:`some` takes about ``seconds``."""
+def array_for(seconds):
+    """Return a random array for which :func:`sqrt_exp` takes about ``seconds``."""
     size = 10_000
     while True:
         x = np.random.default_rng(0).random(size).astype(np.float32)
         out = np.empty_like(x)
-        some(x, out)
+        sqrt_exp(x, out)
         start = time.perf_counter()
         for _ in range(200):
-            some(x, out)
+            sqrt_exp(x, out)
         took = (time.perf_counter() - start) / 200
         if 0.9 * seconds < took < 1.1 * seconds:
             return x
@@ -104,26 +104,26 @@ def sized(seconds):
 
 
 def independent(pool, count, seconds):
-    """Candidate -> function that runs ``count`` tasks of ``seconds``."""
-    x = sized(seconds)
+    """Return {candidate: function that runs ``count`` independent tasks of about ``seconds`` each}."""
+    x = array_for(seconds)
     outs = [np.empty_like(x) for _ in range(count)]
 
     def loop():
         for out in outs:
-            some(x, out)
+            sqrt_exp(x, out)
 
     def ours():
         for out in outs:
-            engine.submit(some, x, out=out)
+            engine.submit(sqrt_exp, x, out=out)
         engine.wait()
 
     def executor():
-        for future in [pool.submit(some, x, out) for out in outs]:
+        for future in [pool.submit(sqrt_exp, x, out) for out in outs]:
             future.result()
 
     by_name = {"the loop": loop, "weftplan": ours, "ThreadPoolExecutor": executor}
     if dask is not None:
-        graph = {("t", i): (some_dask, i) for i in range(count)}
+        graph = {("t", i): (sqrt_exp_by_number, i) for i in range(count)}
 
         def run():
             _outs[:] = [(x, out) for out in outs]
@@ -136,13 +136,13 @@ def independent(pool, count, seconds):
 _outs = []
 
 
-def some_dask(i):
-    """The same by number: dask copies no array into its graph then."""
-    some(*_outs[i])
+def sqrt_exp_by_number(i):
+    """Run task ``i``; its arrays are passed by number, because dask would copy them into its graph."""
+    sqrt_exp(*_outs[i])
 
 
 def stencil(pool, bands, size, steps):
-    """Candidate -> function that makes ``steps`` steps on a grid of ``size`` x ``size`` in ``bands`` bands."""
+    """Return {candidate: function that makes ``steps`` steps on a grid of ``size`` x ``size`` in ``bands`` bands}."""
     grids = [np.random.default_rng(0).random((size, size)) for _ in range(2)]
     rows = size // bands
     places = [(max(i * rows, 1), min((i + 1) * rows, size - 1)) for i in range(bands)]
@@ -184,7 +184,7 @@ def stencil(pool, bands, size, steps):
 
 
 def measure(candidates, rounds, clock):
-    """Candidate -> median seconds; one run of each first that does not count."""
+    """Return {candidate: median seconds over the rounds}, after one warm-up run of each."""
     seconds = {name: [] for name in candidates}
     for name in candidates:
         candidates[name]()
@@ -196,15 +196,15 @@ def measure(candidates, rounds, clock):
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def table(title, unit, scale, found, base):
-    """Print one table."""
+def table(title, unit, scale, seconds_of, base):
+    """Print one table; ``seconds_of`` has seconds by candidate, and ``base`` names the candidate to compare with."""
     print(f"\n| {title} | {unit} | times {base} |\n|---|---|---|")
-    for name, seconds in found.items():
-        print(f"| {name} | {seconds * scale:.1f} | {seconds / found[base]:.2f} |")
+    for name, seconds in seconds_of.items():
+        print(f"| {name} | {seconds * scale:.1f} | {seconds / seconds_of[base]:.2f} |")
 
 
 def main():
-    """Measure and print."""
+    """Measure everything, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--count", type=int, default=4000)

@@ -1,4 +1,4 @@
-"""Question: do steps of PyTorch need the bytes that we predict, and stay within the budgets that we plan, at what time?
+"""Questions: do training steps of PyTorch stay within predicted memory and planned budgets, and how fast are they?
 
     python bench/bench_torch.py                       # estimates, budgets, planning time
     python bench/bench_torch.py budgets --only gpt unet
@@ -6,11 +6,12 @@
     python bench/bench_torch.py time --only unet resnet50 lstm
     python bench/bench_torch.py budgets time --only gpt --inner inductor     # compiles for minutes; needs g++
 
-Baselines in the same run: eager PyTorch (or inductor without a budget), full checkpointing of every block, and
-PyTorch's ``activation_memory_budget`` with its default solver. Planning is in seconds of processor time. Peaks are the
-CPU allocator's, exact to the byte, counted by the profiler from before the model is made for estimates, and from before
-the step for budgets, where nothing older dies during it. The profiler now and then loses an event and reports too
-little, so a peak is the most of several.
+Baselines in the same run are eager PyTorch (or inductor without a budget), full checkpointing of every block, and
+PyTorch's ``activation_memory_budget`` with its default solver. Planning times are CPU seconds. The profiler measures
+the CPU allocator's peaks, exact to the byte. For estimates it starts before the model is made; for budgets it starts
+before the step, which frees no older tensor. The profiler sometimes loses an event and then reports too little, so a
+peak is the largest of several measurements.
+
 Needs PyTorch: ``pip install 'weftplan[torch]'``.
 """
 
@@ -46,7 +47,7 @@ from weftplan.torch.trade_off import planned
 SHARES = (0.75, 0.5, 0.35)
 THEIRS = (0.2, 0.05)
 ROUNDS = 9
-"""How often each step of a comparison is timed, in turn."""
+"""Number of times that each step of a comparison is timed; the steps alternate."""
 DEEP = {
     "gpt, 32": (lambda: Text(layers=32), ids(4, 256, 1000)),
     "llama, 32": (lambda: Llama(layers=32), ids(4, 256, 1000)),
@@ -54,7 +55,7 @@ DEEP = {
 }
 """Models of 32 layers, for planning time."""
 inner = "eager"
-"""The kernels of budgeted steps and of their rivals: ``--inner``."""
+"""Kernels of the measured steps, with or without a budget: ``eager`` or ``inductor``, from ``--inner``."""
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adam": {"adam": True},
@@ -65,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def checkpointed(module: Any) -> Any:
-    """Return the module with every block run under ``checkpoint``."""
+    """Wrap every block of a module in ``checkpoint``, in place, and return the module."""
     for block in module.blocks:
         inner = block.forward
         block.forward = lambda *args, inner=inner: checkpoint(inner, *args, use_reentrant=False)
@@ -73,7 +74,7 @@ def checkpointed(module: Any) -> Any:
 
 
 def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp: bool = False) -> None:
-    """One training step."""
+    """Run one training step; ``none`` is ``set_to_none`` of ``zero_grad``, ``amp`` switches bfloat16 autocast on."""
     optimizer.zero_grad(set_to_none=none)
     with torch.autocast("cpu", torch.bfloat16, enabled=amp):
         loss = F.cross_entropy(module(x), y)
@@ -81,8 +82,8 @@ def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp:
     optimizer.step()
 
 
-def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
-    """Return the most of several measured peaks of the function that ``prepare`` returns."""
+def largest_peak(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
+    """Return the largest of ``repeats`` measured peaks, in bytes, of the function that ``prepare`` returns."""
     peaks = []
     for _ in range(repeats):
         gc.collect()
@@ -96,7 +97,7 @@ def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
 
 
 def bench_estimates(names: list[str]) -> None:
-    """Predicted and real peaks of whole eager steps."""
+    """Print the predicted and the measured peak of whole eager training steps, by model and case."""
     result = {**MODELS, "nn.LSTM": (Layers, ids(35, 20, 2000))}
     for name in names or result:
         make, inputs = result[name]
@@ -126,7 +127,7 @@ def bench_estimates(names: list[str]) -> None:
                 step(*parts, **options)
                 return lambda: step(*parts, **options)
 
-            real = most_of(prepare)
+            real = largest_peak(prepare)
             unseen = f"  not counted: {', '.join(actual.unseen)}" if actual.unseen else ""
             print(
                 f"{name:9} {case:10} predicted {actual.peak:>13,} real {real:>13,} ratio {actual.peak / real:.4f} "
@@ -136,7 +137,7 @@ def bench_estimates(names: list[str]) -> None:
 
 
 class Trial:
-    """Forward and backward passes of one model, wrapped in one way."""
+    """One variant of a model to measure: ``wrap`` changes its loss function, ``full`` checkpoints every block."""
 
     def __init__(self, name: str, wrap: Callable[[Any], Any] = lambda loss: loss, *, full: bool = False) -> None:
         self.make, self.inputs = MODELS[name]
@@ -144,7 +145,7 @@ class Trial:
         torch._dynamo.reset()
 
     def prepare(self) -> Callable[[], Any]:
-        """Return a function that runs one pass, after the first."""
+        """Return a function that runs one forward and backward pass. The first pass, which compiles, has run."""
         torch.manual_seed(0)
         module = checkpointed(self.make()) if self.full else self.make()
         x, y = self.inputs()
@@ -166,10 +167,10 @@ class Trial:
         return run
 
     def measure(self, repeats: int = 3) -> tuple[int, list[Any]]:
-        """Return the real peak and the gradients.
+        """Return the measured peak in bytes, including parameters and inputs, and the gradients.
 
-        Gradients are gone before a profile begins, so that nothing older than it dies within the step, and what is
-        alive before is known.
+        Gradients are dropped before the profiler starts. The step then frees no older tensor, and the bytes that are
+        live before it are known.
         """
         run = self.prepare()
         peaks = []
@@ -184,17 +185,17 @@ class Trial:
 
 
 def own_inductor() -> Callable[[Any, Any], Any]:
-    """Inductor as a new backend. Functions of one line that have the same backend share compiled code."""
+    """Return a new Inductor backend; with the same backend, one-line functions would share compiled code."""
     return lambda module, inputs: compile_fx(module, inputs)
 
 
-def plainly(loss: Any) -> Any:
-    """Return the loss without a budget: eager, or compiled by inductor."""
+def without_budget(loss: Any) -> Any:
+    """Return the loss without a budget: unchanged for eager kernels, else compiled by Inductor."""
     return loss if inner == "eager" else torch.compile(loss, backend=own_inductor(), dynamic=False)
 
 
-def theirs(share: float) -> Callable[[Any], Any]:
-    """Wrap a loss in PyTorch's own budget, a share of the saved bytes."""
+def torch_budget(share: float) -> Callable[[Any], Any]:
+    """Return a function that compiles a loss with ``activation_memory_budget`` set to ``share``."""
 
     def wrap(loss: Any) -> Any:
         chosen: Any = own_inductor()
@@ -217,12 +218,12 @@ def theirs(share: float) -> Callable[[Any], Any]:
 
 
 def bench_budgets(names: list[str]) -> None:
-    """Real peaks within budgets, gradients, and the smallest peak of every way."""
+    """Print measured peaks, modelled slowdowns and gradients under budgets, and the smallest peak of each method."""
     for name in names or MODELS:
-        plain, want = Trial(name, plainly).measure()
+        plain, want = Trial(name, without_budget).measure()
         print(f"{name}: {inner} {plain:,}", flush=True)
-        full = Trial(name, plainly, full=True).measure()[0] if len(MODELS[name][0]().blocks) else plain
-        least = min(Trial(name, theirs(share)).measure()[0] for share in THEIRS)
+        full = Trial(name, without_budget, full=True).measure()[0] if len(MODELS[name][0]().blocks) else plain
+        least = min(Trial(name, torch_budget(share)).measure()[0] for share in THEIRS)
         smallest = smallest_budget(name)
         print(
             f"  full checkpointing {full:,}; activation_memory_budget at its smallest {least:,}; ours {smallest:,}",
@@ -257,7 +258,7 @@ def bench_budgets(names: list[str]) -> None:
 
 
 def smallest_budget(name: str) -> int:
-    """Return the smallest budget that works, as the error for a smaller one names it."""
+    """Return the smallest feasible budget in bytes, which the error for a budget of one byte states."""
     try:
         Trial(name, lambda loss: budget(loss, 1, inner=inner)).prepare()
     except BudgetError as error:
@@ -266,7 +267,7 @@ def smallest_budget(name: str) -> int:
 
 
 def bench_planning(names: list[str]) -> None:
-    """Processor seconds to plan each model at two budgets: tracing by PyTorch, and our share."""
+    """Print the CPU seconds of planning each model at two budgets, split into weftplan's part and PyTorch's."""
     result = {**MODELS, **DEEP}
     for name in names or result:
         module, (x, y) = result[name][0](), result[name][1]()
@@ -274,7 +275,7 @@ def bench_planning(names: list[str]) -> None:
         def loss(x: Any, y: Any, module: Any = module) -> Any:
             return F.cross_entropy(module(x), y)
 
-        plan = planned(loss, (x, y))[1]  # measures scratch, so that neither figure below holds it
+        plan = planned(loss, (x, y))[1]  # measures scratch now, outside the figures below
         for label, most in (("largest", plan.plain), ("smallest", plan.smallest)):
             torch.compiler.reset()
             part = Timed(most, inner=inner)
@@ -291,12 +292,12 @@ def bench_planning(names: list[str]) -> None:
 
 
 class Timed(Partition):
-    """A partition function that records the CPU seconds of its last call."""
+    """A partition function that stores the CPU seconds of its last call in ``spent``."""
 
     spent = 0.0
 
     def __call__(self, *args: Any, **more: Any) -> Any:
-        """Partition a joint graph."""
+        """Partition a joint graph, and measure the CPU seconds."""
         began = time.process_time()
         try:
             return super().__call__(*args, **more)
@@ -305,12 +306,12 @@ class Timed(Partition):
 
 
 def bench_time(names: list[str]) -> None:
-    """Slowdown, paired, at the peaks that PyTorch's budget and full checkpointing reach; the plain step is 1."""
+    """Print slowdowns over the plain step, paired, at the peaks of PyTorch's budget and of full checkpointing."""
     logs: dict[str, list[float]] = {}
     for name in names or MODELS:
-        rivals: dict[str, Trial] = {f"share {share}": Trial(name, theirs(share)) for share in (0.4, 0.1)}
+        rivals: dict[str, Trial] = {f"share {share}": Trial(name, torch_budget(share)) for share in (0.4, 0.1)}
         if len(MODELS[name][0]().blocks):
-            rivals["full"] = Trial(name, plainly, full=True)
+            rivals["full"] = Trial(name, without_budget, full=True)
         smallest = smallest_budget(name)
         for how, rival in rivals.items():
             torch.compiler.reset()
@@ -320,7 +321,7 @@ def bench_time(names: list[str]) -> None:
                 continue
             torch.compiler.reset()
             trial = Trial(name, lambda loss, peak=peak: budget(loss, peak, inner=inner))
-            runs = [Trial(name, plainly).prepare(), rival.prepare(), trial.prepare()]
+            runs = [Trial(name, without_budget).prepare(), rival.prepare(), trial.prepare()]
             rows = [[seconds(run) for run in runs] for _ in range(ROUNDS)]
             their, our = (statistics.median(row[k][1] / row[0][1] for row in rows) for k in (1, 2))
             wall, ratios = (sorted(row[2][clock] / row[1][clock] for row in rows) for clock in (0, 1))
@@ -337,7 +338,7 @@ def bench_time(names: list[str]) -> None:
 
 
 def seconds(run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of one pass by the clock and of the processor."""
+    """Return (wall seconds, CPU seconds) of one pass."""
     wall, used = time.perf_counter(), time.process_time()
     run()
     return time.perf_counter() - wall, time.process_time() - used

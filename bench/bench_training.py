@@ -1,11 +1,11 @@
 """Question: how long does a training step take compared with PyTorch on the CPU and MXNet 1.9.1?
 
-Forward, backward and SGD with momentum on one random batch of: an MLP 784-512-512-10 (batch 128), LeNet (28x28,
-batch 64), ResNet-18 for 32x32 images (batch 32) and for 224x224 (batch 8), MobileNet v1 for 224x224 (batch 4), and a
-language model (35 steps of two layers of 200 LSTM cells, 10,000 words, batch 32; PyTorch has its fused LSTM). Each
-framework runs in a process of its own, in turn, with the same number of threads; medians over the rounds, and medians
-of the ratios of each round's pair. With --cpu the CPU time of all threads counts, which a loaded machine changes less;
-with --numpy weftplan is measured without its compiled kernels, too.
+A step is forward, backward and SGD with momentum on one random batch. The networks are an MLP 784-512-512-10 (batch
+128), LeNet (28x28, batch 64), ResNet-18 for 32x32 images (batch 32) and for 224x224 (batch 8), MobileNet v1 for 224x224
+(batch 4), and a language model (35 steps of two layers of 200 LSTM cells, 10,000 words, batch 32; PyTorch uses its
+fused LSTM). Each framework runs in its own process with the same number of threads; the frameworks alternate. Figures
+are medians over the rounds, and medians of the ratios of each round's pair. With --cpu the CPU time of all threads is
+compared, which a loaded machine changes less. With --numpy weftplan is measured without its compiled kernels as well.
 
     python bench/bench_training.py --mxnet-python PATH --torch-python PATH [--networks mlp lenet] [--rounds 3]
 """
@@ -26,12 +26,12 @@ STEPS = {"mlp": 40, "lenet": 10, "resnet18": 2, "resnet18_224": 2, "mobilenet": 
 
 
 def call(python, threads, script, *args, **more):
-    """Return the JSON that a peer prints: seconds of a step."""
+    """Run a peer's script with ``threads`` threads, and return its JSON; ``more`` are environment variables."""
     settings = {
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "WEFTPLAN_BLAS_NTHREADS": "1",  # weftplan cuts its operations itself, over OMP_NUM_THREADS cores
+        "WEFTPLAN_BLAS_NTHREADS": "1",  # weftplan divides operations itself, over OMP_NUM_THREADS cores
         "MXNET_SUBGRAPH_VERBOSE": "0",
     }
     command = [python, os.path.join(PEERS, script), *map(str, args)]
@@ -44,7 +44,7 @@ def call(python, threads, script, *args, **more):
 
 
 def main():
-    """Measure and print."""
+    """Measure the networks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--rounds", type=int, default=3)

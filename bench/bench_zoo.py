@@ -1,18 +1,18 @@
 """Question: do networks written by other programs open, bind and compute MXNet's values?
 
 MXNet 1.9.1 exports every network of its Gluon model zoo for vision, and some made of its other layers, with random
-weights. Each pair of files is opened here, inferred, planned and bound; outputs of inference and gradients of all
-parameters are compared with MXNet's, gradients in float64 where MXNet can: the largest difference of an array, divided
-by the largest value in it. Plans for one image, with scratch and without, are compared with MXNet's (with its fused
-operators, and without its scratch), and allocated bytes with planned bytes. Files are kept in FOLDER,
-and made only if they are missing.
+weights. weftplan opens each pair of files, infers shapes, plans and binds. Outputs of inference and gradients of all
+parameters are compared with MXNet's; gradients in float64 if MXNet can compute them. The measure is the largest
+difference in an array divided by its largest value. Plans for one image, with scratch and without, are compared with
+MXNet's, which include its fused operators and exclude its scratch. Allocated bytes are compared with planned bytes.
+Files stay in FOLDER, and only missing files are made.
 
     python bench/bench_zoo.py --mxnet-python PATH --folder FOLDER [--only resnet18_v1 lstm]
 
-Files of others take the same way: FOLDER holds ``NAME-symbol.json``, and ``NAME-0000.params`` if they are at hand
-(others are drawn), and ``SHAPES`` says for each name the shapes of inputs to run with and to plan for:
-``{NAME: {"run": {"data": [2, 3, 64, 64]}, "plan": {"data": [1, 3, 224, 224]}}}``. Arguments and inferred shapes
-are compared, too, and whether files that are saved again give MXNet the same bits.
+Other files can be compared as well. FOLDER then has ``NAME-symbol.json``, and ``NAME-0000.params`` unless parameters
+are to be drawn at random. ``SHAPES`` is a JSON file with the input shapes of each name, to run with and to plan for:
+``{NAME: {"run": {"data": [2, 3, 64, 64]}, "plan": {"data": [1, 3, 224, 224]}}}``. The bench then also compares
+arguments and inferred shapes, and whether MXNet computes the same bits from files that weftplan saved again.
 
     python bench/bench_zoo.py --mxnet-python PATH --folder FOLDER --files SHAPES
 """
@@ -35,22 +35,22 @@ PEER = Path(__file__).parent / "peers" / "zoo.py"
 
 
 def peer(python, *args):
-    """Return the lines that the peer prints."""
+    """Return the lines that the MXNet process prints; the last line states its exit code if that is not 0."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MXNET_SUBGRAPH_VERBOSE": "0"}
     done = subprocess.run([python, str(PEER), *map(str, args)], capture_output=True, text=True, env=env, check=False)
     ended = [f"the process ended with {done.returncode}: {done.stderr[-200:]}"] if done.returncode else []
     return [*filter(None, done.stdout.split("\n")), *ended]
 
 
-def said(lines, who):
-    """Print the lines of a peer that do not end in "ok"."""
+def print_failures(lines, source):
+    """Print the lines of a peer that do not end in "ok", after the name ``source``."""
     for line in lines:
         if not line.endswith(" ok"):
-            print(f"{who}: {line}", flush=True)
+            print(f"{source}: {line}", flush=True)
 
 
 def difference(mine, theirs):
-    """Return the largest difference in relation to the largest value."""
+    """Return the largest difference of two arrays relative to the largest value of ``theirs``; inf if shapes differ."""
     if mine.shape != theirs.shape:
         return float("inf")
     largest = np.abs(theirs).max(initial=0.0)
@@ -58,13 +58,13 @@ def difference(mine, theirs):
 
 
 def interface(symbol, shapes):
-    """Return the names and inferred shapes of arguments, auxiliary states and outputs, as JSON keeps them."""
+    """Return names and inferred shapes of arguments, auxiliary states and outputs, in the form that JSON loads."""
     names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
     inferred = symbol.infer_shape(**shapes)
     return json.loads(json.dumps([names, [inferred[0], inferred[2], inferred[1]]]))
 
 
-def still(path):
+def without_dropout(path):
     """Return the symbol in a file with dropout switched off."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
@@ -73,8 +73,8 @@ def still(path):
     return mx.sym.load_json(json.dumps(graph))
 
 
-def judged(folder, name):
-    """Return the cells of a network."""
+def compare_network(folder, name):
+    """Compare one network with MXNet; return (worst difference of outputs, of gradients, table cells)."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}
@@ -82,7 +82,7 @@ def judged(folder, name):
     assert interface(symbol, shapes) == json.loads(str(wanted["interface"])), "other names or shapes than MXNet's"
     mx.model.save_checkpoint(str(folder / f"{name}-again"), 0, symbol, args, aux)
     inner = symbol.get_internals()
-    names = inner.list_outputs()[::-1]  # where a name stands twice, the later one is nearer to the end
+    names = inner.list_outputs()[::-1]  # of equal names take the last
     scores = [inner[len(names) - 1 - names.index(key)] for key in json.loads(str(wanted["scores"]))]
     scored = mx.sym.Group([symbol, *scores])
 
@@ -95,13 +95,13 @@ def judged(folder, name):
 
     worst = max(difference(out, wanted[f"output{k}"]) for k, out in enumerate(inferred("float32")))
     told = f"{worst:.1e}"
-    if worst > 1e-4 and "precise0" in wanted:  # random weights may make a network that enlarges what rounding does
+    if worst > 1e-4 and "precise0" in wanted:  # random weights may amplify rounding errors
         own = max(difference(wanted[f"output{k}"], wanted[f"precise{k}"]) for k in range(len(scored.list_outputs())))
         worst = max(difference(out, wanted[f"precise{k}"]) for k, out in enumerate(inferred("float64")))
         told = f"{worst:.1e} in float64; in float32 {told}, MXNet's from its float64 {own:.1e}"
     gradients = {key[5:]: wanted[key] for key in wanted.files if key.startswith("grad:")}
     requests = {key: "write" if key in gradients else "null" for key in symbol.list_arguments()}
-    training = still(folder / f"{name}-symbol.json")
+    training = without_dropout(folder / f"{name}-symbol.json")
 
     def step(dtype):
         dtypes = dict.fromkeys([*requests, *aux], dtype)
@@ -116,7 +116,7 @@ def judged(folder, name):
     scale = max((float(np.abs(value).max(initial=0.0)) for value in gradients.values()), default=1.0)
 
     def size(key):
-        """Return the scale of a gradient: its largest value, at least a thousandth of the largest of all gradients."""
+        """Return the scale of a gradient: its largest value, but at least 1/1000 of the largest of all gradients."""
         return max(float(np.abs(gradients[key]).max(initial=0.0)), 1e-3 * scale)
 
     def worst_of(one, other):
@@ -128,9 +128,9 @@ def judged(folder, name):
     apart, where = worst_of(ours, gradients)
     words = f"{apart:.1e} ({where})"
     exact = {key[6:]: wanted[key] for key in wanted.files if key.startswith("exact:")}
-    if exact or apart > 1e-4:  # a gradient jumps where a ReLU's input is 0 but for rounding: less often in float64
+    if exact or apart > 1e-4:  # rounding may flip a ReLU whose input is near 0; less often in float64
         ours64 = None
-        with contextlib.suppress(mx.errors.DTypeError):  # the network itself says float32 somewhere
+        with contextlib.suppress(mx.errors.DTypeError):  # the network contains a float32 dtype
             ours64 = step("float64")
         if ours64 is None:
             words += "; the network has parts in float32"
@@ -153,7 +153,7 @@ def judged(folder, name):
 
 
 def main():
-    """Export, compare, print."""
+    """Export missing networks, compare all, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", required=True, help="interpreter of a virtual environment with mxnet==1.9.1")
     parser.add_argument("--folder", required=True, type=Path, help="where files are kept")
@@ -166,8 +166,8 @@ def main():
     everything = json.loads(args.files.read_text()) if args.files else None
     names = args.only or everything or peer(args.mxnet_python, "--list")[0].split()
     missing = [name for name in names if not (args.folder / f"{name}.npz").exists()]
-    for name in missing:  # a process for each: MXNet keeps what memory it once had
-        said(peer(args.mxnet_python, *of_others, args.folder, name), "MXNet")
+    for name in missing:  # a process for each, because MXNet does not return memory
+        print_failures(peer(args.mxnet_python, *of_others, args.folder, name), "MXNet")
     columns = [
         "entries",
         "outputs differ by",
@@ -185,13 +185,13 @@ def main():
             continue
         total += 1
         try:
-            worst, apart, cells = judged(args.folder, name)
+            worst, apart, cells = compare_network(args.folder, name)
             good += worst <= 1e-4 and apart <= 1e-4
         except Exception as error:
             cells = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
         print(f"| {name} | " + " | ".join(map(str, cells)) + " |", flush=True)
         if of_others:
-            said(peer(args.mxnet_python, "--again", args.folder, name), "MXNet, of the files saved again")
+            print_failures(peer(args.mxnet_python, "--again", args.folder, name), "MXNet, of the files saved again")
     print(f"\n{good} of {total} networks: outputs and gradients within 1e-4 of MXNet's")
 
 

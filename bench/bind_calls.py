@@ -1,7 +1,7 @@
 """Question: how many Python functions does one `simple_bind` of a small network call, and in how many files?
 
-The network is convolution, batch norm, relu, fully connected layer and softmax. Two networks like it are bound before,
-so that caches of operators are warm; the plan of the third is not cached. Functions of this package are counted.
+The network is a convolution, batch norm, relu, a fully connected layer and softmax. Two networks like it are bound
+first, to warm the caches of operators; the plan of the third is not cached. Only functions of weftplan are counted.
 
     python bench/bind_calls.py          the totals
     python bench/bind_calls.py --most 20   and the functions that are called most
@@ -20,14 +20,14 @@ PACKAGE = os.path.dirname(mx.__file__) + os.sep
 
 
 def network(prefix):
-    """Return a symbol whose names begin with ``prefix``."""
+    """Return the network's symbol; its names begin with ``prefix``."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, name=f"{prefix}_conv")
     net = mx.sym.Activation(mx.sym.BatchNorm(net, name=f"{prefix}_norm"), act_type="relu", name=f"{prefix}_relu")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name=f"{prefix}_fc"), name=f"{prefix}_loss")
 
 
 def calls():
-    """How often each function of the package runs in one bind, by (file, name)."""
+    """Return {(file, function): number of calls} of one bind."""
     counts = collections.Counter()
 
     def note(frame, event, argument):
@@ -48,7 +48,7 @@ def calls():
 
 
 def main():
-    """Count and print."""
+    """Count the calls, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=0, help="how many functions to list")
     counts = calls()

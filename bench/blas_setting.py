@@ -1,8 +1,8 @@
-"""Import this before NumPy: a bench measures BLAS as the processor runs it, not as a variable pins it.
+"""Import this before NumPy, so that BLAS runs as suits the processor and not as environment variables force it to.
 
-OPENBLAS_CORETYPE makes OpenBLAS run as on an older processor (``Haswell`` on a processor with AVX-512 halves NumPy's
-products) and OPENBLAS_L2_SIZE shrinks its blocks. Both touch NumPy alone and no other framework, so they
-are taken out of the environment of the bench and hence of its children.
+OPENBLAS_CORETYPE makes OpenBLAS run as on an older processor (``Haswell`` on a processor with AVX-512 halves the speed
+of NumPy's products), and OPENBLAS_L2_SIZE shrinks its blocks. Both slow NumPy down but no other framework. This module
+removes them from the environment of the bench and of its children.
 """
 
 import os
@@ -16,8 +16,7 @@ taken = {name: os.environ.pop(name) for name in PINS if name in os.environ}
 
 
 def describe():
-    """Return one line: which BLAS NumPy has, as which processor it runs, and the variables taken out of the
-    environment."""
+    """Return one line: NumPy's BLAS, the processor that it assumes, and the variables that were removed."""
     import numpy  # noqa: F401 - loads the library that is asked below
     from threadpoolctl import threadpool_info
 

@@ -1,4 +1,4 @@
-"""Collection for ``pytest bench``: of this folder pytest takes ``test_*.py`` alone; the scripts run by themselves."""
+"""Collection for ``pytest bench``: pytest collects only ``test_*.py`` of this folder; the scripts run by themselves."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ import blas_setting  # noqa: E402, F401  # before NumPy
 
 
 def pytest_ignore_collect(collection_path):
-    """Leave the scripts out: importing some of them runs them."""
+    """Ignore the scripts: importing some of them runs them."""
     if collection_path.suffix == ".py" and not collection_path.name.startswith("test_"):
         return True
     return None

@@ -1,10 +1,10 @@
-"""Networks as deep as asked for: (symbol, shapes, grad_req) of each."""
+"""Networks of any depth; each function returns (symbol, input shapes, grad_req)."""
 
 import weftplan as mx
 
 
 def residual(layers, batch=32, side=32):
-    """Identity blocks of two convolutions each, 16 channels."""
+    """Return identity blocks of two convolutions each, with 16 channels and ``layers`` convolutions."""
     net = mx.sym.Variable("data")
     for i in range(layers // 2):
         inner = mx.sym.BatchNorm(net, name=f"bn{i}a")
@@ -18,9 +18,9 @@ def residual(layers, batch=32, side=32):
 
 
 def sliced_lstm(steps, batch=32, hidden=256, width=64):
-    """Return one LSTM layer written out, its inputs slices of one array that wants a gradient.
+    """Return one unrolled LSTM layer; its inputs are slices of one array that has a gradient.
 
-    The slices and their gradients grow with the number of steps whatever is recomputed.
+    The bytes of the slices and of their gradients grow with the number of steps, whatever is recomputed.
     """
     slices = mx.sym.SliceChannel(mx.sym.Variable("data"), num_outputs=steps, axis=1, squeeze_axis=True, name="slices")
     symbol = _unrolled([slices[t] for t in range(steps)], hidden)
@@ -28,7 +28,7 @@ def sliced_lstm(steps, batch=32, hidden=256, width=64):
 
 
 def lstm(steps, batch=32, hidden=256, width=64):
-    """Return one LSTM layer written out, every input an array of its own without a gradient."""
+    """Return one unrolled LSTM layer; each input is an array of its own without a gradient."""
     symbol = _unrolled([mx.sym.Variable(f"x{t}") for t in range(steps)], hidden)
     shapes = {"h": (batch, hidden), "c": (batch, hidden), **{f"x{t}": (batch, width) for t in range(steps)}}
     return (

@@ -1,5 +1,7 @@
-"""The programs that the engine bench runs everywhere: lists of (reads, writes) over numbered vars. No imports beyond
-the standard library, so that every peer's interpreter can load this file."""
+"""The programs of the engine bench: lists of operations, each (reads, writes) over numbered variables.
+
+Only the standard library is imported, so that every peer's interpreter can load this file.
+"""
 
 import gc
 import os
@@ -10,11 +12,11 @@ PLACEMENTS = ("apart", "together", "free")
 
 
 def place():
-    """Decide which cores the threads of this process use; call it when a peer's own threads exist.
+    """Set the cores of this process's threads; call it after the peer has started its own threads.
 
-    BENCH_PLACEMENT is ``apart`` (the main thread on one core, all others on the second: what happens when both cores
-    are free and nothing else runs), ``together`` (all on one core) or ``free`` (the kernel's choice, which changes from
-    run to run and decides more than the peer does). Threads that Python starts later obey, too.
+    BENCH_PLACEMENT is ``apart`` (the main thread on one core, all others on a second, as on a machine with two idle
+    cores), ``together`` (all on one core) or ``free`` (the kernel's choice, which changes from run to run and has more
+    effect than the peer). Threads that Python starts later are placed, too.
     """
     placement = os.environ.get("BENCH_PLACEMENT", "free")
     if placement == "free" or not hasattr(os, "sched_setaffinity"):
@@ -33,7 +35,7 @@ def place():
 
 
 def one_core_each(prefix):
-    """Give the k-th Python thread whose name begins with ``prefix`` a core of its own."""
+    """Give the k-th Python thread whose name begins with ``prefix`` its own core; if cores run out, threads share."""
     cores = sorted(os.sched_getaffinity(0))
     crew = sorted((t.name, t.native_id) for t in threading.enumerate() if t.name.startswith(prefix))
     for k, (_, thread) in enumerate(crew):
@@ -41,23 +43,22 @@ def one_core_each(prefix):
 
 
 def settle():
-    """Call it when a program is prepared, before the clock starts: otherwise the garbage collector would traverse the
-    program while a peer is timed."""
+    """Collect garbage, so that the collector does not traverse the prepared program while a peer is timed."""
     gc.collect()
 
 
 def independent(count):
-    """Every operation writes a var of its own."""
+    """Return a program whose operations each write a variable of their own."""
     return count, [((), (i,)) for i in range(count)]
 
 
 def chain(count):
-    """All operations write one var."""
+    """Return a program whose operations all write one variable."""
     return 1, [((), (0,))] * count
 
 
 def diamond(count):
-    """Return one source, four readers, one sink, again and again."""
+    """Return a program that repeats one source, four readers of it, and one sink."""
     program = []
     for _ in range(count // 6):
         program.append(((), (0,)))
@@ -78,7 +79,7 @@ def wavefront(count):
 
 
 def random_program(count):
-    """Each operation reads up to three of 100 vars and writes a further var; seeded."""
+    """Return a program whose operations read up to three of 100 variables and write another; the seed is fixed."""
     rng = random.Random(7)
     program = []
     for _ in range(count):
@@ -97,10 +98,10 @@ SHAPES = {
 
 
 def ideal_span(program, workers, seconds):
-    """Time of a good schedule without any overhead; ``seconds[k - 1]``: of an operation among k that run at once.
+    """Return the seconds of a good schedule without overhead; ``seconds[k - 1]`` is an operation's time if ``k`` run.
 
-    Whenever a worker is free it takes, of the ready operations, that with the longest way to the end (Hu 1961:
-    optimal for in-trees, close elsewhere).
+    A free worker takes the ready operation with the longest path to the end (Hu 1961: optimal for in-trees, close
+    elsewhere).
     """
     import heapq
 
@@ -113,7 +114,7 @@ def ideal_span(program, workers, seconds):
     ready = [(-way[i], i) for i in range(count) if not missing[i]]
     heapq.heapify(ready)
     span = 0.0
-    while ready:  # all take equally long, so time passes in whole steps
+    while ready:  # all operations take equally long: simulate step by step
         now = [heapq.heappop(ready)[1] for _ in range(min(workers, len(ready)))]
         span += seconds[len(now) - 1]
         for i in now:
@@ -125,7 +126,10 @@ def ideal_span(program, workers, seconds):
 
 
 def dependencies(program):
-    """Return (users of each operation, how many it waits for) under the read/write rule; each pair once."""
+    """Return (users of each operation, number of operations that it waits for) under the read/write rule.
+
+    Each pair of dependent operations counts once.
+    """
     last_write, readers = {}, {}
     users, missing = [[] for _ in program], [0] * len(program)
     for i, (reads, writes) in enumerate(program):

@@ -1,8 +1,8 @@
-"""The figures of speed that the README quotes: their file, and the tables made of them.
+"""The README's figures of speed: their file, and the tables made from them.
 
 ``data/figures.json`` has one record for each run of ``refresh.py``: date, processor, load of the machine, and figures
-by table, row and column. A cell of the README shows the range over the processors, each with its latest figure.
-Standard library only, because ``docs/refresh.py`` reads this file too.
+by table, row and column. A cell of the README shows the range over the processors, with the latest figure of each.
+Standard library only, because ``docs/refresh.py`` imports this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypedDict
 
 DATA = Path(__file__).parent / "data" / "figures.json"
 BEGIN, END = "<!-- speed: python bench/refresh.py -->", "<!-- end of speed -->"
-"""The lines of the README around its tables of speed."""
+"""Lines of the README around its tables of speed."""
 Figures = dict[str, dict[str, dict[str, float]]]
 """Table -> row -> column -> figure."""
 
@@ -25,21 +25,21 @@ class Run(TypedDict):
     date: str
     processor: str
     load: float | None
-    """Mean number of running threads in the minute before; None: unknown."""
+    """Mean number of running threads in the minute before the run; None: unknown."""
     figures: Figures
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the README."""
+    """One table of the README, with the command that measures each row."""
 
     key: str
     title: str
     columns: tuple[str, ...]
     command: str
-    """Measures every row, with ``{}`` for the options of a row."""
+    """Command that measures a row; ``{}`` stands for the options of the row."""
     options: tuple[tuple[str, str], ...] = ()
-    """Text within a row's label, and the options that measure this row alone."""
+    """Pairs of a text in a row's label and the options that measure this row alone."""
 
     def command_of(self, row: str) -> str:
         """Return the command that measures a row."""
@@ -85,13 +85,13 @@ TABLES = (
 
 
 def load() -> list[Run]:
-    """Return all runs, the oldest first."""
+    """Return all recorded runs, the oldest first."""
     runs: list[Run] = json.loads(DATA.read_text(encoding="utf-8"))
     return runs
 
 
 def save(runs: list[Run]) -> None:
-    """Write all runs."""
+    """Write all runs to the data file."""
     DATA.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -99,7 +99,7 @@ def filled(text: str) -> str:
     """Return the README's text with fresh tables between the two marks.
 
     Raises:
-        ValueError: the text does not have each mark once.
+        ValueError: the text does not contain each mark exactly once.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"expected the lines {BEGIN!r} and {END!r} once each; put them around the tables of speed")
@@ -108,7 +108,7 @@ def filled(text: str) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Return the tables as the README has them; a number after a row's label leads to its command."""
+    """Return the README's tables; the number after a row's label refers to the command below the table."""
     return "\n".join(_table(table, runs) for table in TABLES if any(table.key in run["figures"] for run in runs))
 
 
@@ -142,7 +142,7 @@ def _source(run: Run) -> str:
 
 
 def _range(figures: list[float]) -> str:
-    """Return the least and the largest figure as text.
+    """Return the least and the largest figure as text, with two decimals below 1.5 and one above.
 
     >>> _range([1.91, 1.54]), _range([0.804, 0.8]), _range([])
     ('1.5 to 1.9', '0.80', '')

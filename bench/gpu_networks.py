@@ -1,4 +1,4 @@
-"""Networks that ``bench_gpu.py`` trains: bound and filled with the same numbers each time, and walked by torch, too."""
+"""The networks that ``bench_gpu.py`` trains: bound, filled with reproducible numbers, and evaluated by torch, too."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from weftplan import models
 from weftplan.symbol.node import topological_order
 
 
-def chain():
-    """Twelve layers with large results and small weights."""
+def deep_mlp():
+    """Return an MLP of twelve layers whose results are large compared with its weights."""
     x = mx.sym.Variable("data")
     for _ in range(12):
         x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64), act_type="tanh")
@@ -16,9 +16,9 @@ def chain():
 
 
 def bound(name, batch, ctx, **how):
-    """Return an executor and the names of its data inputs."""
+    """Return (executor, names of its data inputs) of a network bound for training; ``how`` goes to ``simple_bind``."""
     if name == "chain":
-        network, shapes = chain(), {"data": (batch, 64), "softmax_label": (batch,)}
+        network, shapes = deep_mlp(), {"data": (batch, 64), "softmax_label": (batch,)}
     else:
         network, shapes = models.get(name), models.input_shapes(name, batch=batch)
     requests = {n: "null" if n in shapes else "write" for n in network.list_arguments()}
@@ -26,7 +26,10 @@ def bound(name, batch, ctx, **how):
 
 
 def fill(executor, inputs, classes, words):
-    """The same numbers each time."""
+    """Fill the arguments and auxiliary states of an executor with the same random numbers on every call.
+
+    Labels are whole numbers below ``classes``; if ``words`` is true, the input ``data`` is, too.
+    """
     rng = np.random.default_rng(7)
     for name, array in executor.arg_dict.items():
         if "label" in name or (words and name == "data"):
@@ -43,7 +46,7 @@ def fill(executor, inputs, classes, words):
 
 
 def step_of(executor, inputs, rate=1e-4):
-    """Return one training step: forward, backward, SGD on every weight."""
+    """Return a function that makes one training step: forward, backward, and SGD on every weight."""
     pairs = [(w, executor.grad_dict[n]) for n, w in executor.arg_dict.items() if n not in inputs]
     weights = [array for pair in pairs for array in pair]
     settings = {"num_weights": len(pairs), "lrs": (rate,) * len(pairs), "wds": (0.0,) * len(pairs)}
@@ -57,7 +60,7 @@ def step_of(executor, inputs, rate=1e-4):
 
 
 class Twin:
-    """torch in eager mode walking the graph of an executor, with copies of its arrays."""
+    """An eager torch model that walks the graph of an executor, on copies of its arrays."""
 
     def __init__(self, torch, network, executor, inputs, args):
         self.torch, self.f = torch, torch.nn.functional
@@ -73,7 +76,7 @@ class Twin:
         self.head = network.entries[0].node
 
     def run(self):
-        """Return (logits, labels) of the loss, which is the last node."""
+        """Return (logits, labels), the inputs of the loss, which is the last node."""
         values = {}
         for node in self.nodes:
             if node.op is None:
@@ -87,12 +90,12 @@ class Twin:
         raise AssertionError("the network ends in no SoftmaxOutput")
 
     def outputs(self):
-        """Return the softmax, on the host."""
+        """Return the softmax of the logits as a NumPy array."""
         with self.torch.no_grad():
             return self.torch.softmax(self.run()[0], 1).cpu().numpy()
 
     def step(self):
-        """Forward, backward, SGD."""
+        """Run one training step: forward, backward, SGD."""
         self.optimizer.zero_grad(set_to_none=True)
         logits, labels = self.run()
         self.f.cross_entropy(logits, labels, reduction="sum").backward()

@@ -1,19 +1,19 @@
 """How many of MXNet's own unit tests pass on weftplan?
 
 Runs the symbolic files of MXNet's ``tests/python/unittest``, unmodified, with weftplan under the name ``mxnet`` and
-MXNet's own ``test_utils.py``; each file in a child process, each test within a limit of processor time, so that other
-work on the machine decides about nothing. With ``--mxnet-python`` the same files run on MXNet itself, which does not
-pass all of them on today's NumPy and without a network; ``--mxnet-json`` takes its results from an earlier ``--json``.
+MXNet's own ``test_utils.py``. Each file runs in a child process. The limit of a test is processor time, so that other
+work on the machine changes no result. With ``--mxnet-python`` the same files run on MXNet itself, which fails some of
+them on today's NumPy or without a network; ``--mxnet-json`` reads its results from an earlier ``--json``.
 
     python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seeds 1]
 
-With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and tests that do not end
-the same way everywhere are listed.
+With several ``--seeds`` or any ``--engines``, the files run on weftplan once for each pair, and tests whose results
+differ are listed.
 
     python bench/mxnet_own_tests.py MXNET_TREE --files test_symbol,test_executor --seeds 1,2,3,4,5 \\
         --engines NaiveEngine,ThreadedEngine,ThreadedEnginePerDevice
 
-The tests want NumPy and SciPy; those of images want Pillow or OpenCV.
+The tests need NumPy and SciPy; tests of images need Pillow or OpenCV.
 """
 
 import argparse
@@ -31,16 +31,20 @@ from pathlib import Path
 CHILD = Path(__file__).parent / "peers" / "own_tests_child.py"
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).parent / "data" / "own_tests.json"
-"""``files``: those to run; ``absent``: parts of MXNet that are absent on purpose, whose use makes a test out of scope;
-``out_of_scope``: {file: {test: reason}} for reasons that the child cannot see by itself."""
+"""The list of files and tests, an object with three keys.
+
+* ``files``: the files to run.
+* ``absent``: parts of MXNet that weftplan leaves out on purpose; a test that uses one is out of scope.
+* ``out_of_scope``: {file: {test: reason}}, for reasons that the child cannot detect.
+"""
 
 
 IDLE = 5
-"""A child that neither ends a test nor computes is given up after this number of limits of the clock."""
+"""A child that reports nothing and computes nothing is killed after this multiple of the limit, in wall time."""
 
 
 def start(python, path, only, *, tree, scratch, seed, engine, verbose):
-    """Return a child that runs the tests named ``only``, and the end of the pipe that it reports to."""
+    """Start a child that runs the tests named ``only``; return (process, read end of the pipe for its reports)."""
     reading, writing = os.pipe()
     env = {**os.environ, "MXNET_TEST_SEED": str(seed), "MXNET_MODULE_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     env.pop("OWN_TESTS_TREE", None)
@@ -70,7 +74,7 @@ def start(python, path, only, *, tree, scratch, seed, engine, verbose):
 
 
 def processor_time(pid):
-    """Seconds that a process and its dead children have computed; None if the system does not say."""
+    """Return the CPU seconds of a process and its dead children so far, or None if the system does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -79,7 +83,10 @@ def processor_time(pid):
 
 
 def lines(process, pipe, limit):
-    """Return a child's answer; None when it said nothing for ``limit`` seconds of its processor time, or for longer."""
+    """Yield a child's reports. Yield None and stop if the child reports nothing for ``limit`` seconds of its CPU time.
+
+    Wall time counts instead if CPU time is unknown, and ``IDLE * limit`` seconds of it always suffice.
+    """
     remaining = b""
 
     def given_up():
@@ -106,7 +113,7 @@ def lines(process, pipe, limit):
 
 
 def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
-    """{test: (result, why)} of one file; a child that hangs or dies is replaced for the tests after it."""
+    """Return {test: (result, reason)} of one file. If a child hangs or dies, a new child runs the remaining tests."""
     results, names = {}, None
     todo = None
     while todo is None or todo:
@@ -156,21 +163,21 @@ def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
 KINDS = ("pass", "fail", "out", "skip")
 
 
-def judged(found, reasons):
-    """Results of weftplan's side, with the failures that are out of scope marked as such."""
+def mark_out_of_scope(results, reasons):
+    """Mark failures of tests that ``reasons`` names as out of scope, in place, and return the results."""
     for test, reason in reasons.items():
-        if found.get(test, ("pass",))[0] == "fail":
-            found[test] = ("out", reason)
-    return found
+        if results.get(test, ("pass",))[0] == "fail":
+            results[test] = ("out", reason)
+    return results
 
 
-def counted(found):
-    """{kind: number of tests}."""
-    return {kind: sum(result == kind for result, _ in found.values()) for kind in KINDS}
+def count_kinds(results):
+    """Return {kind: number of tests}."""
+    return {kind: sum(result == kind for result, _ in results.values()) for kind in KINDS}
 
 
 def on_every_engine(args, files, table, folder):
-    """Run the files for each engine and seed; print the counts and the differences, whose number is the exit status."""
+    """Run the files with each engine and seed, print the counts, and return whether any test has different results."""
     tests, passes = {}, {}
     for engine in args.engines or [None]:
         for seed in args.seeds:
@@ -186,8 +193,8 @@ def on_every_engine(args, files, table, folder):
                     verbose=args.verbose,
                     engine=engine,
                 )
-                actual = judged(actual, table["out_of_scope"].get(name, {}))
-                for kind, number in counted(actual).items():
+                actual = mark_out_of_scope(actual, table["out_of_scope"].get(name, {}))
+                for kind, number in count_kinds(actual).items():
                     sums[kind] += number
                 for test, (result, why) in actual.items():
                     tests.setdefault(f"{name}: {test}", {})[engine, seed] = (result, why)
@@ -206,12 +213,12 @@ def on_every_engine(args, files, table, folder):
 
 
 def names_of(text):
-    """Return the names in a list with commas."""
+    """Return the names in a comma-separated list."""
     return [one for one in text.split(",") if one]
 
 
 def arguments():
-    """Return the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, help="MXNet's source tree")
     parser.add_argument("--mxnet-python", help="a Python that has MXNet, NumPy < 1.24 and SciPy")
@@ -228,7 +235,7 @@ def arguments():
 
 
 def main():
-    """Run, and print the table."""
+    """Run the files and print the table; return whether results differ between seeds or engines."""
     args = arguments()
     folder = args.tree.resolve() / "tests" / "python" / "unittest"
     table = json.loads(TABLE.read_text())
@@ -247,14 +254,14 @@ def main():
         path = folder / f"{name}.py"
         common = {"limit": args.limit, "seed": args.seeds[0], "wanted": args.tests, "verbose": args.verbose}
         results = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
-        results = judged(results, table["out_of_scope"].get(name, {}))
+        results = mark_out_of_scope(results, table["out_of_scope"].get(name, {}))
         own = earlier.get(name, {}).get("mxnet", {})
         if not own and args.mxnet_python:
             own = run_file(args.mxnet_python, path, tree=None, **common)
-        counts = counted(results)
+        counts = count_kinds(results)
         for kind, number in counts.items():
             total[kind] += number
-        passed = counted(own)["pass"]
+        passed = count_kinds(own)["pass"]
         own_total = [own_total[0] + passed, own_total[1] + len(own)]
         row = f"{name:24} " + " ".join(f"{counts[kind]:5}" for kind in KINDS)
         print(row + (f"  {passed} of {len(own)}" if beside else ""), flush=True)

@@ -1,12 +1,11 @@
-"""Generated packing problems: with a known optimum, with the shape of real traces, and like the hard public problems.
+"""Generated packing problems: challenges that resemble hard public problems, planted optima, and traces.
 
-The last kind, challenges, are a few hundred buffers whose optimum is the lower bound.
-
-All are cut from a full rectangle of 1024 x 1024 cells, and buffers are then taken away; those that live at one
-chosen moment stay, so that the rectangle's height remains both the lower bound and the optimum. What differs is how the
-rectangle is cut and how much is taken. The MiniMalloc challenge problems fall into the same kinds: sizes from a
-thousandth to most of the memory, the larger the shorter-lived, and hardly any hole (B, E, K); or hundreds of boxes of
-nearly one shape with a third of the area empty (G, H).
+A challenge has a few hundred buffers, and its optimum is its lower bound. Its buffers are cut from a full rectangle of
+1024 x 1024 cells, and some are then removed. All buffers that live at one chosen moment stay, so the rectangle's height
+remains both the lower bound and the optimum. The families differ in how the rectangle is cut and how much is removed.
+The MiniMalloc challenge problems are of the same two kinds: sizes from a thousandth to most of the memory, with shorter
+lives for larger buffers and almost no holes (B, E, K); or hundreds of boxes of nearly one shape with a third of the
+area empty (G, H).
 """
 
 from __future__ import annotations
@@ -20,24 +19,25 @@ Int64 = NDArray[np.int64]
 Buffers = tuple[Int64, Int64, Int64]
 
 SIDE = 1024
-"""Cells of the rectangle in each direction, and bytes and time units of a cell."""
+"""Cells of the rectangle in each direction; also the bytes, and the time units, of one cell."""
 
 FAMILIES = ("cut", "cut, holes", "slices", "slices, holes", "spirals", "spirals, holes", "boxes", "shaved")
 
 Rectangles = list[tuple[int, int, int, int]]
-"""Rectangles as (begin, end, low, high)."""
+"""Rectangles as (begin, end, low, high): an interval of time and one of memory."""
 
 
 def challenge(family: str, n: int, seed: int = 0) -> Buffers:
-    """About ``n`` buffers of a family; lower, upper and size as int64 arrays.
+    """Return about ``n`` buffers of a family as int64 arrays: lower, upper, size.
 
-    * ``cut``: cut from edge to edge again and again; ``cut, holes``: a tenth of the area taken away.
-    * ``slices``: the same, but any piece on any side, so that many are long and thin or short and tall, as in the
-      public problems; ``slices, holes``: a tenth taken away.
-    * ``spirals``: pieces are also cut into five, four around a middle, which no cut from edge to edge does;
-      ``spirals, holes``: a tenth taken away.
-    * ``boxes``: cut into nearly equal boxes, a third taken away.
-    * ``shaved``: cut, then every third buffer is made up to a tenth smaller and shorter, as rounding and padding do.
+    * ``cut``: cut from edge to edge repeatedly; ``cut, holes``: a tenth of the area removed.
+    * ``slices``: cut from edge to edge on either side of any piece, so that many buffers are long and thin or short and
+      tall, as in the public problems; ``slices, holes``: a tenth removed.
+    * ``spirals``: some pieces are cut into five, four around a middle, which no cut from edge to edge produces;
+      ``spirals, holes``: a tenth removed.
+    * ``boxes``: cut into nearly equal boxes, 35 % removed.
+    * ``shaved``: as ``cut``, then every third buffer is made up to a tenth smaller and shorter, as by rounding and
+      padding.
 
     Raises:
         ValueError: no such family.
@@ -77,11 +77,11 @@ def _table(pieces: Rectangles) -> Int64:
 
 
 def _spirals(n: int, rng: np.random.Generator) -> Rectangles:
-    """Split pieces until there are ``n``: half of those that are large enough into five, the others into two."""
+    """Split pieces until there are ``n``: half of the large enough pieces into five, all others into two."""
     pieces: Rectangles = [(0, SIDE, 0, SIDE)]
     while len(pieces) < n:
         areas = np.array([(b - a) * (d - c) for a, b, c, d in pieces], np.float64)
-        # The largest often, any other sometimes: sizes spread over decades.
+        # Usually the largest piece is split, sometimes a random piece, so that sizes span decades.
         at = int(areas.argmax()) if rng.random() < 0.6 else int(rng.choice(len(pieces), p=areas / areas.sum()))
         begin, end, low, high = pieces[at]
         if min(end - begin, high - low) >= 8 and rng.random() < 0.5:
@@ -100,7 +100,7 @@ def _spirals(n: int, rng: np.random.Generator) -> Rectangles:
 
 
 def _slices(n: int, rng: np.random.Generator) -> Rectangles:
-    """Split pieces until there are ``n``, on either side, anywhere but at the very ends."""
+    """Split random pieces, across time or across memory, until there are ``n``; cuts keep 5 % away from the edges."""
     pieces: Rectangles = [(0, SIDE, 0, SIDE)]
     while len(pieces) < n:
         areas = np.array([(b - a) * (d - c) for a, b, c, d in pieces], np.float64)
@@ -110,7 +110,7 @@ def _slices(n: int, rng: np.random.Generator) -> Rectangles:
 
 
 def _boxes(n: int, rng: np.random.Generator) -> Rectangles:
-    """Split the largest piece near its middle until there are ``n``; pieces are twice as tall as long."""
+    """Split the largest piece near its middle until there are ``n``; boxes are about twice as tall as long."""
     pieces: Rectangles = [(0, SIDE, 0, SIDE)]
     while len(pieces) < n:
         at = max(range(len(pieces)), key=lambda k: (pieces[k][1] - pieces[k][0]) * (pieces[k][3] - pieces[k][2]))
@@ -121,7 +121,10 @@ def _boxes(n: int, rng: np.random.Generator) -> Rectangles:
 def _halves(
     piece: tuple[int, int, int, int], rng: np.random.Generator, least: float, taller: float = 1.0
 ) -> Rectangles:
-    """Cut the relatively longer side, not nearer to its ends than ``least`` of it."""
+    """Cut a piece in two across its longer side, at least the share ``least`` of that side away from both ends.
+
+    ``taller`` multiplies the length in time before it is compared with the height. A piece of one cell stays whole.
+    """
     begin, end, low, high = piece
     share = rng.uniform(least, 1 - least)
     if (end - begin) * taller >= high - low and end - begin >= 2:
@@ -134,13 +137,13 @@ def _halves(
 
 
 def _kept(table: Int64, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return which buffers live at a random moment, and so must stay as they are."""
+    """Return a mask of the buffers that live at a random moment; these must not change."""
     moment = int(rng.integers(table[:, 1].max()))
     return (table[:, 0] <= moment) & (table[:, 1] > moment)
 
 
 def _thinned(table: Int64, part: float, rng: np.random.Generator) -> Int64:
-    """Without random buffers that have ``part`` of the area."""
+    """Return the table without some random buffers, which together have at most ``part`` of the area."""
     kept = _kept(table, rng)
     area = (table[:, 1] - table[:, 0]) * table[:, 2]
     left = part * float(area.sum())
@@ -153,7 +156,7 @@ def _thinned(table: Int64, part: float, rng: np.random.Generator) -> Int64:
 
 
 def _shaved(table: Int64, rng: np.random.Generator) -> Int64:
-    """Return the table with every third buffer up to 10 % shorter and smaller, at least by one unit."""
+    """Return the table with every third buffer up to 10 % shorter and smaller, by at least one unit if it has two."""
     kept = _kept(table, rng)
     shaved = table.copy()
     for k in range(0, len(table), 3):
@@ -166,9 +169,12 @@ def _shaved(table: Int64, rng: np.random.Generator) -> Int64:
 
 
 def planted(n: int, seed: int = 0, *, duration: int = 1 << 30, memory: int = 1 << 30) -> Buffers:
-    """``n`` buffers that tile a full ``duration x memory`` rectangle, so that the optimum is exactly ``memory``.
+    """Return ``n`` buffers that tile a ``duration x memory`` rectangle, so that the optimum is exactly ``memory``.
 
-    The rectangle is cut in two again and again, across time or across memory, always from edge to edge of the piece.
+    The rectangle is repeatedly cut in two, across time or across memory, always from edge to edge of a piece.
+
+    Raises:
+        ValueError: the rectangle is too small for ``n`` pieces.
     """
     rng = np.random.default_rng(seed)
     draws = rng.random((4 * n + 16, 3))
@@ -184,7 +190,7 @@ def planted(n: int, seed: int = 0, *, duration: int = 1 << 30, memory: int = 1 <
             continue
         which, where, share = draws[used % len(draws)].tolist()
         used += 1
-        # Cut the relatively longer side more often; a side that could not hold its pieces is not cut.
+        # The relatively longer side is cut more often; a side too short for its pieces is not cut.
         across_time = which * (life / duration + size / memory) < life / duration
         if (life if across_time else size) < 2 * pieces:
             across_time = not across_time
@@ -204,11 +210,11 @@ def planted(n: int, seed: int = 0, *, duration: int = 1 << 30, memory: int = 1 <
 
 
 def training_trace(layers: int, ops: int, seed: int = 0) -> Buffers:
-    """A training run of a deep network, one step per operation: about ``3.2 * layers * ops`` buffers.
+    """Return the buffers of a deep network's training run, one step per operation: about ``3.2 * layers * ops``.
 
     Each of ``layers`` equal layers runs ``ops`` operations forward and backward. Some outputs are kept for backward,
-    most die within a few steps, gradients of parameters live from their operation to the end, and the sizes span seven
-    decades as in recorded traces: few large buffers carry the peak, thousands of tiny buffers surround them.
+    most die within a few steps, and gradients of parameters live from their operation to the end. Sizes span seven
+    decades, as in recorded traces: few large buffers determine the peak, among thousands of tiny buffers.
     """
     rng = np.random.default_rng(seed)
     steps = 2 * layers * ops + 1
@@ -240,7 +246,7 @@ def training_trace(layers: int, ops: int, seed: int = 0) -> Buffers:
 
 
 def skewed_trace(n: int, seed: int = 0) -> Buffers:
-    """``n`` buffers with Pareto sizes and lifetimes: most small and short, a few huge, a few very long-lived."""
+    """Return ``n`` buffers with Pareto sizes and lifetimes: most small and short, a few huge, a few very long-lived."""
     rng = np.random.default_rng(seed)
     steps = max(n // 2, 2)
     size = np.minimum(rng.pareto(0.7, n) * 4096 + 256, 1 << 32).astype(np.int64) // 256 * 256

@@ -1,11 +1,11 @@
-"""Question: did a change of the planner change a plan? Digests of the plans of eleven networks under many options.
+"""Question: did a change of the planner change a plan? Prints digests of eleven networks' plans under many options.
 
     python bench/plan_digests.py > before.txt
     python bench/plan_digests.py > after.txt && diff before.txt after.txt
     python bench/plan_digests.py --only resnet50 lstm
 
-A line is a network, an option set, the peak and the lower bound in bytes, and digests of the order, of everything that
-the plan holds, and of its notes. Orders refer to nodes by name. An error is a line, too.
+Each line has a network, an option set, the peak and the lower bound in bytes, and digests of the order, of the plan's
+arrays, and of its notes. Orders refer to nodes by name. If planning fails, the line has the error.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def digest(*parts):
 
 
 def line(name, label, planned):
-    """The part of one plan that is compared."""
+    """Print one plan's peak, lower bound and digests as a line."""
     plan = planned.memory
     order = digest([planned.graph.nodes[n].name for n in planned.order], sorted(planned.skipped), planned.requests)
     arrays = digest(*(getattr(plan, field).astype(np.int64) for field in ARRAYS), plan.strategy)
@@ -66,7 +66,7 @@ def line(name, label, planned):
 
 
 def main(names):
-    """Print a line per network and option set."""
+    """Print a line for each network and option set."""
     for name in names:
         symbol, shapes = mxnet_networks.load(name), models.input_shapes(name, mxnet_networks.batch_of(name))
         for label, (grad_req, options) in SETS.items():

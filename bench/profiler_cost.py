@@ -1,7 +1,7 @@
-"""Question: how much time does the profiler add to an operation, off and on?
+"""Question: how much time does the profiler add to an operation?
 
-The same no-op operations through one worker, in turn with the profiler stopped and running (live bytes sampled, too),
-and the median of the pairs' differences. ``python bench/bench_engine.py --profiler`` runs it.
+The same no-op operations run on one worker with the profiler stopped and with it running, alternating; live bytes are
+sampled as well. ``python bench/bench_engine.py --profiler`` runs this file.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from weftplan.profiler.recorder import recorder
 
 
 def seconds(made: engine.Engine, count: int) -> float:
-    """Push to done of ``count`` operations on vars of their own, by eights in a chain."""
+    """Return the seconds of ``count`` no-op operations, eight on each of ``count / 8`` variables, push to done."""
     variables = [made.new_variable() for _ in range(count // 8)]
     start = time.perf_counter()
     for _ in range(8):
@@ -23,11 +23,11 @@ def seconds(made: engine.Engine, count: int) -> float:
 
 
 def _nothing() -> None:
-    """An operation without work."""
+    """Do nothing, as an operation without work."""
 
 
 def main(count: int = 40_000, rounds: int = 7) -> dict[str, float]:
-    """Microseconds an operation: with the profiler off, with it on, and the median difference of pairs."""
+    """Return the median microseconds per operation, profiler off and on, and the median difference of the pairs."""
     result = engine.create("ThreadedEngine", cpu_workers=1)
     off, on = [], []
     with engine.using(result):

@@ -1,11 +1,11 @@
-"""Measure again what the README says of speed, and print its tables.
+"""Measure the README's figures of speed again, and print its tables.
 
     python bench/refresh.py --quick --mxnet-python PATH          # under 8 minutes; prints this machine's figures
     python bench/refresh.py --mxnet-python PATH --save           # adds them to data/figures.json
     python docs/refresh.py                                       # writes the README's tables from that file
 
-Run it on a machine that does nothing else. Each figure is the median over the rounds; a ratio is the median of each
-round's pair. A peer that is not installed is skipped, and its rows are missing.
+Run it on an idle machine. Each figure is the median over the rounds; a ratio is the median of each round's pair. If a
+peer is not installed, its rows are left out.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SHAPES = {"independent": "independent", "chain": "chain", "diamond": "diamond", 
 
 
 def processor():
-    """Return the name of the processor as the operating system has it, and its widest vectors."""
+    """Return the processor's name, as the operating system reports it, and its widest vector instructions."""
     path = Path("/proc/cpuinfo")
     facts = dict(re.findall(r"^(.*?)\s*: (.*)$", path.read_text(), re.MULTILINE)) if path.exists() else {}
     if "model name" not in facts:
@@ -48,14 +48,14 @@ def medians(rounds, keys):
 
 
 def ratios(above, below, keys):
-    """Return the median over the rounds of each pair's quotient, for the keys that both have."""
+    """Return the median over the rounds of ``above / below``, for each key that both have."""
     pairs = list(zip(above, below, strict=True))
     common = [key for key in keys if key in above[0] and key in below[0]]
     return {key: statistics.median(one[key] / second[key] for one, second in pairs) for key in common}
 
 
 def engine(mxnet, quick):
-    """Return the table of operations without work, for both placements of the threads."""
+    """Return {row: {column: figure}} of empty operations: weftplan's µs and the peers' ratios, for both placements."""
     count, rounds = (50_000, 3) if quick else (100_000, 7)
     rows = {}
     for placement in bench_engine.PLACEMENTS:
@@ -84,7 +84,7 @@ def engine(mxnet, quick):
 
 
 def tasks(mxnet, quick):
-    """Return the table of tasks against a pool of two threads."""
+    """Return {row: {column: figure}} of tasks: weftplan's time / that of a pool of two threads."""
     count, rounds = (4000, 5) if quick else (4000, 15)
     result = engines.create("ThreadedEnginePerDevice", task_workers=2)
     row = {}
@@ -107,7 +107,7 @@ def tasks(mxnet, quick):
 
 
 def training(mxnet, quick):
-    """Return the table of training steps against MXNet."""
+    """Return {row: {column: figure}} of training steps: weftplan's time / MXNet's; {} without MXNet."""
     rows = {}
     for threads, row in ((1, "one thread each"), (2, "two threads each")) if mxnet else ():
         rows[row] = {}
@@ -128,7 +128,7 @@ def training(mxnet, quick):
 
 
 def store(mxnet, quick):
-    """Return the table of exchanges in one process against MXNet."""
+    """Return {row: {column: figure}} of exchanges in one process: MXNet's time / weftplan's; {} without MXNet."""
     row = {}
     columns = {10_000: "push and pull of 10,000 floats", 1_000_000: "of 1,000,000"}
     for elements, column in columns.items() if mxnet else ():
@@ -147,7 +147,7 @@ MEASUREMENTS = {"engine": engine, "tasks": tasks, "training": training, "store":
 
 
 def main():
-    """Measure, print, and keep the figures if asked to."""
+    """Measure the tables and print them; with ``--save`` store the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and without ResNet-18 at 224x224")
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")

@@ -1,9 +1,9 @@
-"""The picture of bench_kernels.py: every pass of every layer under the two roofs of the machine.
+"""The roofline picture of bench_kernels.py: every pass of every layer below the two limits of the machine.
 
-A pass cannot run faster than the processor multiplies, nor than memory delivers what the pass has to read and write
-once. The first roof is the best rate of NumPy's product of 1024 x 1024 matrices, the second the rate of copying large
-arrays; both are measured in the same run. Layers that stay in a cache from one repetition to the next may lie above the
-second. This file only draws; it is no bench of its own.
+The processor's arithmetic limits a pass, and so does the memory that delivers the bytes which the pass must read and
+write once. The first limit is the best rate of NumPy's product of 1024 x 1024 matrices, the second the rate of copying
+large arrays; both are measured in the same run. Layers that stay in a cache from one repetition to the next may exceed
+the second. This file only draws; it measures nothing.
 """
 
 import math
@@ -17,7 +17,7 @@ MARKS = {"forward": "circle", "data": "square", "weight": "diamond"}
 
 
 class Pass(NamedTuple):
-    """One pass of one layer."""
+    """One pass of one layer, with its measured seconds."""
 
     network: str
     layer: str
@@ -25,26 +25,26 @@ class Pass(NamedTuple):
     """``forward``, ``data`` or ``weight``."""
     flops: float
     nbytes: float
-    """Return the bytes that it reads and writes at least."""
+    """Fewest bytes that the pass can read and write."""
     seconds: float
 
     @property
     def intensity(self):
-        """Operations for each byte."""
+        """Floating-point operations per byte."""
         return self.flops / self.nbytes
 
     @property
     def rate(self):
-        """Operations per second."""
+        """Floating-point operations per second."""
         return self.flops / self.seconds
 
     def share(self, peak, bandwidth):
-        """Of the lower roof."""
+        """Return the rate as a share of the lower limit."""
         return self.rate / min(peak, self.intensity * bandwidth)
 
 
 def draw(passes, peak, bandwidth, title):
-    """Return the SVG as text; ``peak`` in operations, ``bandwidth`` in bytes per second."""
+    """Return the SVG as text; ``peak`` in operations per second, ``bandwidth`` in bytes per second."""
     low_x, high_x = _decades([one.intensity for one in passes] + [peak / bandwidth])
     low_y, high_y = _decades([one.rate for one in passes] + [peak])
 
@@ -94,7 +94,7 @@ def draw(passes, peak, bandwidth, title):
 
 
 def table(passes, peak, bandwidth):
-    """Markdown: one row a layer, GFLOP/s and the share of the lower roof for each pass."""
+    """Return a Markdown table: one row per layer, with GFLOP/s and the share of the lower limit for each pass."""
     rows = {}
     for one in passes:
         cell = f"{one.rate / 1e9:.0f} ({one.share(peak, bandwidth):.0%})"
@@ -106,7 +106,7 @@ def table(passes, peak, bandwidth):
 
 
 def _decades(values):
-    """Return (exponent of the decade below all, of the decade above)."""
+    """Return the exponents of the powers of ten below and above all values."""
     return math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
 
 

@@ -1,4 +1,7 @@
-"""How much each pool holds above the live bytes, on traces of memory: a part of ``bench_storage.py``."""
+"""Ratio of reserved to live bytes of each pool, on traces of allocations; ``bench_storage.py traces`` prints it.
+
+A trace is a sequence of (name, bytes) for an allocation and (name, None) for its free.
+"""
 
 import random
 from pathlib import Path
@@ -30,7 +33,7 @@ RULES = {"PyTorch's published rule": Torch, "RMM's published rule": Rmm, "CuPy's
 
 
 class Counting:
-    """A device that gives addresses and no memory, so that only the pool's own rules count."""
+    """A device that returns arrays without memory, so that only the pool's own rules are measured."""
 
     asynchronous, alignment = False, 64
 
@@ -50,7 +53,7 @@ class Counting:
 
 
 def batches():
-    """Training steps of four layers, forward and backward, with 1,000 batch sizes."""
+    """Yield the trace of 1,000 training steps of four layers, forward and backward, with random batch sizes."""
     rng, name = random.Random(0), 0
     widths = (3072, 4096, 1024, 256, 10)
     for _ in range(1000):
@@ -67,7 +70,7 @@ def batches():
 
 
 def lstm():
-    """Yield an imperative LSTM: gates, cells and states of 60 steps, 20 sequences of other lengths and batches."""
+    """Yield the trace of an imperative LSTM: gates, cells and states of 20 sequences of random lengths and batches."""
     rng, name = random.Random(1), 0
     for _ in range(20):
         batch, hidden, kept = rng.choice((16, 24, 32, 40)), 512, []
@@ -85,7 +88,7 @@ def lstm():
 
 
 def planned(lower, upper, sizes):
-    """Yield the buffers of a plan, taken when they begin and given back when they end."""
+    """Yield the trace of a plan's buffers: each is allocated at its lower end and freed at its upper end."""
     events = [(int(at), 1, k, int(n)) for k, (at, n) in enumerate(zip(lower, sizes, strict=True))]
     events += [(int(at), 0, k, None) for k, at in enumerate(upper)]
     for _, _, name, nbytes in sorted(events, key=lambda event: event[:3]):
@@ -93,7 +96,7 @@ def planned(lower, upper, sizes):
 
 
 def traces(rounds):
-    """Reserved over live."""
+    """Print each pool's peak of reserved bytes divided by the peak of live bytes, for every trace."""
     del rounds
     print("\n### Bytes reserved over bytes live, at their peaks\n")
     every = {"1,000 batch sizes": list(batches()), "imperative LSTM": list(lstm())}
@@ -119,7 +122,7 @@ def traces(rounds):
 
 
 def packing_traces():
-    """Return (name, lower, upper, sizes) of a few instances of the planner's; sizes of one unit are taken as KiB."""
+    """Return (name, lower, upper, sizes) of three packing instances; sizes that are all below 1 MiB count as KiB."""
     results = []
     for name, buffers in (
         ("ResNet-50 (SOMAS)", read_csv(DATA / "somas_resnet50.csv")[1:]),

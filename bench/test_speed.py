@@ -1,11 +1,11 @@
-"""Did a change slow the package down? Fifteen kinds of work, each by the functions of the script that compares it.
+"""Did a change slow the package down? Twelve kinds of work, timed with the functions of the other benches.
 
-Nothing is compared with a peer here, but with an earlier run of the same measurements on the same machine::
+Results are not compared with a peer, but with an earlier run of the same measurements on the same machine::
 
     pytest bench --benchmark-autosave                    # before the change
     pytest bench --benchmark-compare                     # after it
 
-CONTRIBUTING.md says how to read the table on a noisy machine.
+CONTRIBUTING.md explains how to read the table on a noisy machine.
 """
 
 import sys
@@ -28,16 +28,16 @@ import weftplan_engine
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.kvstore.reduce import reduce_arrays, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import reduce_arrays, sum_sequential_block
 from weftplan.planner import plan_symbol
 
 COUNT = 5_000
-"""Operations, tasks or calls of one round."""
+"""Operations, tasks or calls in one round."""
 
 
 @pytest.fixture(params=[1, 2], ids=["1 worker", "2 workers"])
 def workers(request):
-    """Return an engine with one or two workers."""
+    """Return an engine with one or two CPU workers."""
     result = engine.create("ThreadedEnginePerDevice", cpu_workers=request.param)
     yield result
     result.stop()
@@ -45,7 +45,7 @@ def workers(request):
 
 @pytest.mark.parametrize("shape", ["independent", "chain", "diamond", "wavefront"])
 def test_engine(benchmark, workers, shape):
-    """Operations that do nothing, from the first push until all are done."""
+    """Time operations that do nothing, from the first push until all are done."""
     program = engine_programs.SHAPES[shape](COUNT)
 
     def prepare():
@@ -55,13 +55,13 @@ def test_engine(benchmark, workers, shape):
 
 
 def test_push_and_wait(benchmark, workers):
-    """One operation at a time, left to a worker as a user's function is."""
+    """Time a push and a wait for one operation, which a worker runs, as it does a user's function."""
     benchmark(weftplan_engine.push_and_wait, workers, workers.new_variable())
 
 
 @pytest.mark.parametrize("kind", ["cost", "arrays"])
 def test_tasks(benchmark, kind):
-    """Tasks that do nothing: without arguments, and with two arrays and an output; submitted, then waited for."""
+    """Time tasks that do nothing, without arguments or with three arrays, from first submission until all are done."""
     result = engine.create("ThreadedEnginePerDevice", task_workers=2)
     with engine.using(result), ThreadPoolExecutor(1) as pool:
         candidates = getattr(bench_tasks, kind)(pool, COUNT)
@@ -71,19 +71,19 @@ def test_tasks(benchmark, kind):
 
 @pytest.mark.parametrize("call", ["a + b", "nd.softmax(a)", "nd.FullyConnected(a, w, b)"])
 def test_array_call(benchmark, call):
-    """Calls on arrays of 8 x 16, from the first call until all work is done."""
+    """Time calls on arrays of 8 x 16, from the first call until all work is done."""
     benchmark.pedantic(array_calls.repeat, (mx.nd, array_calls.cases(mx.nd)[call], COUNT), rounds=20, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("nbytes", [4096, 1 << 20])
 def test_allocate_and_free(benchmark, nbytes):
-    """An allocation and its free from a warm pool of the default kind."""
+    """Time an allocation and its free from a warm pool of the default kind."""
     pool = storage_traces.POOLS["auto_growth"](storage_traces.HOST)
     benchmark(lambda: pool.free(pool.allocate(nbytes)))
 
 
 def test_plan_of_resnet50(benchmark):
-    """The whole plan for training, of a symbol that was just opened, so that nothing of it is cached."""
+    """Time the training plan of a symbol that was just opened, so that nothing of it is cached."""
 
     def prepare():
         return planning_time.graph("resnet50, training", 0), {"grad_req": "write"}
@@ -92,14 +92,14 @@ def test_plan_of_resnet50(benchmark):
 
 
 def test_pack_of_hard_instances(benchmark):
-    """Offsets for the five hard public problems, with little search."""
+    """Time the packing of the five hard public problems at effort ``fast``."""
     hard = [buffers for _, _, buffers in bench_packing.instances("hard", 0)]
     benchmark.pedantic(lambda: [bench_packing.measured(one, "fast") for one in hard], rounds=3, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["first", "cached"])
 def test_bind_in_a_process(benchmark, tmp_path, cached):
-    """A fresh process that binds ResNet-18 for training and makes two steps, without and with cached plans."""
+    """Time a new process that binds ResNet-18 for training and makes two steps, without and with cached plans."""
     text = tmp_path / "resnet18-symbol.json"
     text.write_text(mx.models.get("resnet18").tojson())
     shapes, folders = mx.models.input_shapes("resnet18", 4), iter(range(100))
@@ -114,13 +114,13 @@ def test_bind_in_a_process(benchmark, tmp_path, cached):
 
 @pytest.mark.parametrize("network", ["mlp", "lenet"])
 def test_training_step(benchmark, network):
-    """Forward, backward and SGD with momentum on one batch."""
+    """Time forward, backward and SGD with momentum on one batch."""
     benchmark.pedantic(module_training.train, (mx, *module_training.prepare(mx, network)), rounds=30, warmup_rounds=3)
 
 
 @pytest.mark.parametrize("elements", [10_000, 1_000_000])
 def test_push_and_pull(benchmark, elements):
-    """A key of a store ``device`` on four contexts, pushed and pulled."""
+    """Time a push and a pull of one key of a store ``device`` on four contexts; every pulled array has the sum, 10."""
     push, pull, outs = store_exchange.prepare(mx, "device", elements)
 
     def exchange():
@@ -133,7 +133,7 @@ def test_push_and_pull(benchmark, elements):
 
 
 def test_sum_of_eight(benchmark):
-    """The sum of eight arrays of 16 MB, as a store makes it on two threads."""
+    """Time the sum of eight arrays of 16 MB on two threads, with a store's own function."""
     arrays, out = [np.full(1 << 22, i + 1, np.float32) for i in range(8)], np.zeros(1 << 22, np.float32)
     keywords = {"block_sum": sum_sequential_block, "threads": 2, "bound": 1}
     benchmark.pedantic(reduce_arrays, (arrays, out), keywords, rounds=20, warmup_rounds=1)
@@ -141,7 +141,7 @@ def test_sum_of_eight(benchmark):
 
 
 def test_load_of_parameters(benchmark, tmp_path):
-    """The parameters of a ResNet-18 from their file."""
+    """Time the loading of a ResNet-18's parameter file."""
     paths, _ = bench_models.write(Path(tmp_path), "resnet18", "1.9")
 
     def load():

@@ -1,4 +1,4 @@
-"""Eight models of PyTorch for the benchmarks, by hand, each with the inputs of one step and the parts to checkpoint."""
+"""Eight PyTorch models for the benches, each with random inputs and its blocks that can be checkpointed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer layer: norms before the branches, or after them with dropout (BERT)."""
+    """A transformer layer. Norms precede the branches; if ``after`` is true they follow them, as in BERT."""
 
     def __init__(self, width: int, heads: int, *, causal: bool, drop: float = 0.0, after: bool = False) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 class Text(nn.Module):
-    """GPT (causal, tied head) or BERT (dropout, norms after)."""
+    """A language model with a tied head: GPT (causal, norms before branches) or BERT (dropout, norms after them)."""
 
     def __init__(self, *, width=256, layers=8, heads=4, words=1000, length=256, bert=False) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class ResNet50(nn.Module):
 
 
 class Cells(nn.Module):
-    """A recurrent network of two layers, cell by cell; its steps are the parts to checkpoint."""
+    """An LSTM of two layers, unrolled step by step in Python; it has no blocks to checkpoint."""
 
     def __init__(self, *, words=2000, width=256) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Cells(nn.Module):
 
 
 class Layers(Cells):
-    """``Cells`` with a two-layer ``nn.LSTM``."""
+    """``Cells`` with one two-layer ``nn.LSTM`` instead of unrolled cells."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Objects of the API reference: look-up by name, and the arguments that their docstrings describe.
 
-``sphinx/docstrings.py`` and ``sphinx/references.py`` use this for the site, and a test uses it for the rule that every
+``sphinx/docstrings.py`` and ``sphinx/references.py`` use this for the site. A test uses it for the rule that every
 public function with three or more parameters describes them.
 """
 
@@ -14,7 +14,11 @@ from typing import Any
 
 
 def look_up(name: str) -> Any:
-    """Return the object with a dotted name, None for a field that only instances have; raises LookupError."""
+    """Return the object with a dotted name; None for a field that only instances have.
+
+    Raises:
+        LookupError: there is no such object.
+    """
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -58,7 +62,7 @@ def arguments(doc: str) -> list[str]:
 
 
 def inherited_arguments(owner: type, name: str, function: Callable[..., Any]) -> list[str]:
-    """Return the ``Args:`` of the nearest method of this name in a base class, if they describe its arguments."""
+    """Return the ``Args:`` of the nearest base method that describes an argument of ``function``; [] without one."""
     taken = set(inspect.signature(function).parameters) - {"self", "cls"}
     for base in owner.__mro__[1:]:
         method = vars(base).get(name)
@@ -69,7 +73,7 @@ def inherited_arguments(owner: type, name: str, function: Callable[..., Any]) ->
 
 
 def owner_of(function: Any) -> type | None:
-    """Return the class that defines a function."""
+    """Return the class that defines a function; None if no class does."""
     try:
         owner = look_up(f"{function.__module__}.{function.__qualname__.rpartition('.')[0]}")
     except (AttributeError, LookupError):

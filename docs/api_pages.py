@@ -1,8 +1,8 @@
-"""Pages of the API reference, from the public names of the package.
+"""Pages of the API reference, made from the public names of the package.
 
-A namespace has a page: its docstring, its verbs, then its classes. Each class has a page of its own.
-Operators are documented once, by family. Sphinx fills the pages from docstrings; a method whose docstring has the field
-``:meta private:`` belongs to other rooms of the package and is left out.
+Each namespace has a page: its docstring, its functions, then its classes. Each class has a page of its own. Operators
+are documented once, by family. Sphinx fills the pages from docstrings. A method whose docstring has the field ``:meta
+private:`` is for other folders of the package and is left out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SECTIONS = {
         "test_utils": "helpers for tests",
     },
 }
-"""Every namespace of ``mx`` with a page, by the subject under which the index lists it."""
+"""The namespaces of ``mx`` that have a page, with descriptions, by their section in the index."""
 FIRST = {
     "engine": "submit task map wait as_completed future tiles var_of get create using set_engine",
     "planner": "plan plan_within plan_symbol size_symbol validate pack",
@@ -80,7 +80,7 @@ FIRST = {
     "profiler": "set_config set_state dump dumps to_html",
     "convert": "fold_batch_norm fold_constants",
 }
-"""Verbs that a page lists first; the others follow by name."""
+"""Functions that a page lists first; the others follow by name."""
 VERBS = {
     "engine.Engine": "push push_async wait_for_var wait_for_all new_variable bulk",
     "executor.Executor": "forward backward copy_params_from reshape",
@@ -99,7 +99,7 @@ HIDDEN = {
     "errors": {"did_you_mean", "listed", "own", "shape_text"},
     "nd": {"Chunk", "spilling"},
 }
-"""Names left out of the pages: only other rooms of the package use them."""
+"""Names that have no page, because only other folders of the package use them."""
 
 
 def module_of(name: str) -> ModuleType:
@@ -117,7 +117,7 @@ def names(name: str) -> list[str]:
 
 
 def members(name: str) -> tuple[list[str], list[str]]:
-    """Return the functions and the classes of a namespace, the verbs that callers begin with first."""
+    """Return (functions, classes) of a namespace; functions that callers need first come first."""
     module = module_of(name)
     public = names(name)
     if name in OPTIONAL:
@@ -129,7 +129,7 @@ def members(name: str) -> tuple[list[str], list[str]]:
 
 
 def write(folder: Path) -> None:
-    """Write all pages into a folder. A class or function of several namespaces is documented in the first of them."""
+    """Write all pages into a new folder. A class or function in several namespaces is documented in the first."""
     folder.mkdir(parents=True)
     seen: set[object] = set()
     for namespaces in SECTIONS.values():
@@ -140,7 +140,7 @@ def write(folder: Path) -> None:
 
 
 def write_namespace(folder: Path, name: str, seen: set[object]) -> None:
-    """Write the page of a namespace and those of its classes; ``seen`` holds what has a page already."""
+    """Write the pages of a namespace and of its classes; ``seen`` contains the objects that already have a page."""
     functions, classes = members(name)
     module = f"weftplan.{name}"
 
@@ -173,11 +173,11 @@ def write_namespace(folder: Path, name: str, seen: set[object]) -> None:
 
 
 IMPLIED = ("object", "tuple", "dict", "list", "str", "int", "Enum", "IntEnum", "Exception")
-"""Bases whose members are not listed: Python's own."""
+"""Python's own base classes, whose members are not listed."""
 
 
 def operators() -> str:
-    """Return the page of operators: one entry for each, by family."""
+    """Return the page of operators: one entry each, by family."""
     module = module_of("sym")
     families: dict[str, list[str]] = {}
     for item in dir(module):
@@ -224,7 +224,7 @@ FAMILIES = {
     "reduction": "Reductions",
     "shape": "Shapes",
 }
-"""Folder of ``weftplan/ops`` -> the heading of its operators."""
+"""The heading of each folder of ``weftplan/ops`` on the page of operators."""
 
 
 def index() -> str:
@@ -240,16 +240,16 @@ def index() -> str:
 
 
 def title(text: str, line: str = "=") -> list[str]:
-    """Return a heading."""
+    """Return the lines of a heading."""
     return [text, line * len(text), ""]
 
 
 def summary(items: Iterable[str]) -> list[str]:
-    """Return a table of names with the first sentence of each."""
+    """Return the lines of a table of names, each with its first sentence."""
     return [".. autosummary::", "   :nosignatures:", "", *(f"   {item}" for item in items), ""]
 
 
 def toctree(pages: Iterable[str]) -> list[str]:
-    """Return a hidden list of pages, for the navigation."""
+    """Return the lines of a hidden list of pages for the navigation."""
     lines = [f"   {page}" for page in pages]
     return [".. toctree::", "   :hidden:", "   :maxdepth: 1", "", *lines, ""] if lines else []

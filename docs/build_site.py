@@ -2,8 +2,8 @@
 
     pip install -e '.[docs]' && python docs/build_site.py [FOLDER]       # default: site/
 
-The same Markdown is read on a code host and on the site. Pages are copied with their folders, so that links between
-them work in both; a file that a page links to is copied with it. Sphinx builds the site. A warning is an error.
+A code host and the site show the same Markdown. Pages are copied with their folders, so links between them work in
+both; a file that a page links to is copied, too. Sphinx builds the site. A warning is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECTIONS = {
         "docs/index ARCHITECTURE CONTRIBUTING CHANGELOG bench/RESULTS docs/release SECURITY",
     ),
 }
-"""The navigation: a section, what it is for, and its pages."""
+"""The navigation: each section's description and pages."""
 
 
 def pages() -> list[Path]:
@@ -61,12 +61,12 @@ def stage(folder: Path) -> None:
 
 
 def place(path: Path) -> Path:
-    """Return where a file of the repository is on the site: the README is the first page."""
+    """Return the path of a repository file on the site; the README becomes the first page."""
     return Path("index.md") if path == ROOT / "README.md" else path.relative_to(ROOT)
 
 
 def for_site(page: Path, folder: Path) -> str:
-    """Return the text of a page with links that work on the site; copy the other files that it links to."""
+    """Return a page's text with links that work on the site, and copy the other files that it links to."""
     here = place(page).parent
 
     def link(match: re.Match[str]) -> str:
@@ -88,7 +88,7 @@ def for_site(page: Path, folder: Path) -> str:
 
 
 def navigate(folder: Path) -> None:
-    """Write a page for each section; the last page also lists the README of every room."""
+    """Write a page for each section; the last also lists the README of every folder."""
     listed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = sorted(str(place(page).with_suffix("")) for page in pages())
     rooms = [name for name in others if name not in listed and name != "index"]
@@ -103,13 +103,17 @@ def navigate(folder: Path) -> None:
 
 
 def toctree(names: Iterable[str], caption: str = "", *, hidden: bool = False) -> str:
-    """Return a list of pages."""
+    """Return a fenced ``toctree`` block that lists pages."""
     options = [":maxdepth: 1", *([f":caption: {caption}"] if caption else []), *([":hidden:"] if hidden else [])]
     return "\n".join(["```{toctree}", *options, "", *names, "```", ""])
 
 
 def build(site: Path) -> None:
-    """Build the site; raises CalledProcessError for a warning."""
+    """Build the site into the folder ``site``.
+
+    Raises:
+        CalledProcessError: Sphinx fails or warns.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "pages"
         stage(source)

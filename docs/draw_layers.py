@@ -1,10 +1,8 @@
-"""Draws the layers of the package from its real imports.
+"""Draw the layers of the package from its imports.
 
-``python docs/draw_layers.py`` writes ``docs/images/layers.svg``.
-
-The order of the rooms and their descriptions come from the list in ``ARCHITECTURE.md``; the arrows come from the import
-statements of every module, also for types. A test compares the stored picture's arrows with the imports of today, so
-the picture cannot grow old.
+``python docs/draw_layers.py`` writes ``docs/images/layers.svg``. The order of the folders and their descriptions come
+from the list in ``ARCHITECTURE.md``. The dots come from the import statements of every module, including those for
+types. A test compares the stored picture's dots with the current imports.
 """
 
 from __future__ import annotations
@@ -20,17 +18,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/images/layers.svg"
 
 Graph = Mapping[str, frozenset[str]]
-"""A module's dotted name -> the modules of the package that it imports."""
+"""{dotted name of a module: modules of the package that it imports}."""
 
 
 def syntax(path: Path) -> Iterable[ast.AST]:
-    """Return every node of a module's syntax tree."""
+    """Return every node of a file's syntax tree."""
     return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def read_imports(package: Path, nodes: Callable[[Path], Iterable[ast.AST]] = syntax) -> Graph:
-    """Return the imports between the modules of ``package``, wherever in a module they stand, those for types
-    included."""
+    """Return the imports between the modules of ``package``, including those inside functions and for types."""
     files = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -51,10 +48,9 @@ def _imported(nodes: Iterable[ast.AST], files: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Return the groups of modules that import each other, directly or through others; empty where imports only go
-    down.
+    """Return the groups of modules that import each other, directly or through others; [] without such cycles.
 
-    Tarjan's algorithm, with a stack of its own.
+    This is Tarjan's algorithm for strongly connected components, without recursion.
     """
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -93,7 +89,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def rooms(text: str) -> dict[str, str]:
-    """Room -> what it is for, from top to bottom, as the list at the head of ``ARCHITECTURE.md`` has them."""
+    """Return {folder: its purpose}, from top to bottom, from the list at the head of ``ARCHITECTURE.md``."""
     found = {}
     for line in text.split("```")[0].splitlines():
         match = re.fullmatch(r" {4}(\w+(?: +\| +\w+)*)  +(\S.*)", line)
@@ -105,7 +101,7 @@ def rooms(text: str) -> dict[str, str]:
 
 
 def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Return (importing room, imported room) -> how many modules of the first import from the second."""
+    """Return {(importing folder, imported folder): number of modules of the first that import from the second}."""
     found: Counter[tuple[str, str]] = Counter()
     for name, imported in graph.items():
         room = _room(name)
@@ -115,7 +111,7 @@ def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
 
 
 def calls_up(names: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Return (calling room, providing room) -> the number of slots between them."""
+    """Return {(calling folder, providing folder): number of slots between them}."""
     from weftplan.support.slots import declared
 
     return Counter(
@@ -134,8 +130,8 @@ def _room(module: str) -> str:
 def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int], slots: Mapping[tuple[str, str], int]) -> str:
     """Return an SVG: a matrix of layers, with a dot if the row's layer imports the column's.
 
-    Rows and columns have the same order, so imports, which go down, fill one triangle. Calls that go up, through slots,
-    are squares of another colour in the other triangle.
+    Rows and columns have the same order. Imports only go down, so dots fill one triangle. Calls that go up, through
+    slots, are squares of another colour in the other triangle.
     """
     step, left, top = 30, 590, 124
     place = {name: (row + 0.5) * step for row, name in enumerate(names)}
@@ -181,6 +177,7 @@ def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int], slots: 
 
 
 def main() -> None:
+    """Write the picture."""
     names = rooms((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
     picture = draw(names, arrows(read_imports(ROOT / "weftplan"), names), calls_up(names))
     PICTURE.write_text(picture, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Draw the bytes that one training step holds, under each strategy.
+"""Draw the bytes in use during one training step, under each strategy.
 
-``python docs/draw_memory.py`` writes ``docs/images/memory-over-time.svg``. Each line is measured: a ResNet-18 is bound
-and trained for two steps on an engine that runs operations one after the other, and after each operation of the second
-step its pool is asked what is in use. The line of a plan is flat, since an executor holds the memory of its plan.
-Parameters, gradients and data are part of every line.
+``python docs/draw_memory.py`` writes ``docs/images/memory-over-time.svg``. Each line is measured: a ResNet-18 is
+trained for two steps on an engine that runs operations one after the other, and the pool's bytes in use are recorded
+after each operation of the second step. The line of a plan is flat, since an executor holds the memory of its plan.
+Parameters, gradients and data are included.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measured(number: int, settings: dict[str, str], limit: int = 1 << 50) -> lis
 
 
 def lines() -> dict[str, list[int]]:
-    """Return every strategy's bytes."""
+    """Return {label of a strategy: bytes in use after each operation}."""
     found = {}
     with engine.using(engine.create("NaiveEngine")), tempfile.TemporaryDirectory() as folder:
         for number, (label, settings) in enumerate(PLANS.items()):
@@ -81,7 +81,7 @@ def lines() -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Measure and draw."""
+    """Measure all strategies and draw the picture."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "weftplan"
     from matplotlib import pyplot as plt

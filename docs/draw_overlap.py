@@ -1,8 +1,9 @@
 """Draw how exchanges of gradients run during backward and during the next forward, on simulated GPUs.
 
-``python docs/draw_overlap.py`` trains a network of fully connected layers on four simulated GPUs that NVLink joins,
-with the store ``device``, and draws two steps by the simulated clock to ``docs/images/overlap.svg``: for each GPU the
-computation and the exchange. It prints which part of an exchange is hidden, for links of several kinds.
+``python docs/draw_overlap.py`` trains a network of fully connected layers on four simulated GPUs that are connected by
+NVLink, with the store ``device``. It draws the computation and the exchange of each GPU during two steps, by the
+simulated clock, to ``docs/images/overlap.svg``. ``python docs/draw_overlap.py table`` also prints the hidden part of an
+exchange for links of several kinds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LINKS = {"nvlink_mesh": nvlink_mesh(), "pcie_tree": pcie_tree()}
 
 
 class Span(NamedTuple):
-    """Work of one stream: device, what it is, and when it begins and ends, in virtual seconds."""
+    """One piece of work of a stream: its device, its kind, and its begin and end in simulated seconds."""
 
     device: int
     kind: str
@@ -41,7 +42,10 @@ class Span(NamedTuple):
 def module_on(
     links: Interconnect, kernel: float, store: str, layers: int = LAYERS
 ) -> tuple[mx.mod.Module, mx.io.DataBatch]:
-    """Return a Module on simulated GPUs that these links join, after three steps, and a batch."""
+    """Return (module on simulated GPUs with these links, a batch), after three training steps.
+
+    ``kernel`` is the seconds of each kernel.
+    """
     connect(links)
     contexts = [mx.sim(index) for index in range(COUNT)]
     for context in contexts:
@@ -65,7 +69,7 @@ def module_on(
 
 
 def seconds(module: mx.mod.Module, work: Callable[[], object]) -> float:
-    """Return the virtual seconds of some work."""
+    """Return the simulated seconds of calling ``work`` and waiting for all operations."""
 
     def run() -> None:
         work()
@@ -75,11 +79,12 @@ def seconds(module: mx.mod.Module, work: Callable[[], object]) -> float:
 
 
 def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", steps: int = 4) -> tuple[float, ...]:
-    """Return the seconds of computation alone, of an exchange alone, and of a step; the part of the shorter that is
-    hidden; and the hidden part of what can be hidden.
+    """Return simulated seconds and shares: (computation alone, exchange alone, one step, hidden share, possible share).
 
-    An exchange begins when the first large gradient is there. The exchange of the first layer cannot be hidden:
-    backward computes its gradient last, and the next forward needs its weight first.
+    The hidden share is the time saved by overlap divided by the shorter of computation and exchange. The possible share
+    divides it by the time that overlap can save: an exchange begins when the first large gradient is ready, and the
+    exchange of the first layer cannot be hidden, since backward computes its gradient last and the next forward needs
+    its weight first.
     """
     only, _ = module_on(links, kernel, store, layers=1)
     last = seconds(only, only.update)
@@ -93,7 +98,7 @@ def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", ste
 
     step = seconds(module, run) / steps
     connect(None)
-    first = compute - (2 * LAYERS - 2) * kernel  # the time of the first large gradient: 2 kernels for each other layer
+    first = compute - (2 * LAYERS - 2) * kernel  # first large gradient: 2 kernels per other layer
     least = max(compute + last, first + exchange)
     saved = compute + exchange - step
     return compute, exchange, step, saved / min(compute, exchange), saved / (compute + exchange - least)
@@ -101,7 +106,7 @@ def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", ste
 
 @contextmanager
 def recorded(spans: list[Span]) -> Iterator[None]:
-    """Record the work that streams are given."""
+    """Append a span to ``spans`` for each piece of work that a stream receives in the ``with`` block."""
     append = SimStream._append
 
     def noting(self: SimStream, kind: str, item: object, end: float) -> None:
@@ -159,7 +164,7 @@ def draw() -> None:
 
 
 def table() -> None:
-    """Print which part of an exchange is hidden."""
+    """Print the hidden part of an exchange, by store, links and seconds of a kernel."""
     print("| store | links | kernel | forward + backward | exchange | step | hidden | of what can be hidden |")
     print("|---|---|---|---|---|---|---|---|")
     for store in ("device", "dist_device_sync"):

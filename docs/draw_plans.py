@@ -1,6 +1,6 @@
-"""Draw the plans that README and the documents show, and take the screenshot of the page.
+"""Draw the plans that the README and the documents show, and take screenshots of pages.
 
-python docs/draw_plans.py            # images/*.png, images/*.svg and plans/*.html; the screenshot needs Chromium
+python docs/draw_plans.py            # images/*.png, images/*.svg and plans/*.html; the screenshots need Chromium
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draw() -> None:
 
 
 def screenshot(page: Path, image: Path, window: str = WINDOW) -> None:
-    """Take a picture of a page if Chromium is installed."""
+    """Save a picture of a page to ``image`` if Chromium is installed."""
     browser = shutil.which("chromium")
     if browser is None:
         print(f"no Chromium: {image.name} stays as it is")

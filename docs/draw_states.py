@@ -1,6 +1,6 @@
-"""Draw the four states of a var, docs/images/var-states.svg, as weftplan/engine/var.py changes them.
+"""Draw the four states of a var of weftplan/engine/var.py, and the events that change them.
 
-python docs/draw_states.py
+python docs/draw_states.py            # images/var-states.svg
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STATES = {
     "DRAINING": (650, 310, "n readers, a write waits"),
     "WRITING": (60, 310, "one write runs"),
 }
-"""A state: left and upper edge of its box, and its condition."""
+"""Each state's box (left and upper edge) and its condition."""
 ARROWS = {
     ("IDLE", "READING"): ((250, 80, 650, 80), "a read is pushed: granted at once", (450, 68, "middle")),
     ("READING", "IDLE"): ((650, 108, 250, 108), "the last reader finishes", (450, 128, "middle")),
@@ -39,7 +39,7 @@ ARROWS = {
         (450, 312, "middle"),
     ),
 }
-"""A change of state: from (x, y) to (x, y), its cause, and the place of that text."""
+"""Each change of state: its arrow (x, y, x, y), its cause, and where that text is (x, y, alignment)."""
 NOTE = "A state does not change if READING gets or loses one of several readers, or if a write follows a write."
 
 

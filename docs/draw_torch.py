@@ -1,4 +1,4 @@
-"""Draw budgets against time for four models of PyTorch. Needs ``pip install 'weftplan[torch]'``.
+"""Draw time over memory budget for four PyTorch models. Needs ``pip install 'weftplan[torch]'``.
 
 python docs/draw_torch.py            # images/torch-*.svg
 """

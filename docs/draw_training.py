@@ -1,7 +1,7 @@
-"""Draw the page of a training run that the documents show.
+"""Draw the report page of a training run that the documents show.
 
-``python docs/draw_training.py`` trains the LSTM on the text of Python's help for two epochs, kills the process in the
-second, lets it go on, and takes the picture ``images/training-page.png`` of its report; that needs Chromium.
+``python docs/draw_training.py`` trains the LSTM on the text of Python's help for two epochs, kills the process, resumes
+it, and saves a picture of its report as ``images/training-page.png``; the picture needs Chromium.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent
 
 
 def draw() -> None:
-    """Train, kill the process, resume training, and take the picture."""
+    """Train, kill the process at a checkpoint, resume training, and save the picture."""
     screenshot = runpy.run_path(str(DOCS / "draw_plans.py"))["screenshot"]
     with tempfile.TemporaryDirectory() as folder:
         prefix, report = Path(folder) / "text", Path(folder) / "report"

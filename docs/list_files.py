@@ -1,8 +1,8 @@
-"""Write the table of files into the README of every room, from the first lines of the modules' docstrings.
+"""Write the table of files into the README of every folder, from the first lines of the modules' docstrings.
 
 ``python docs/list_files.py`` fills the part between the two marks of each ``weftplan/**/README.md`` that has them. Rows
-keep their order, which is the reading order; a new file comes last, and a file that is gone loses its row. A folder
-that has a README of its own is one row; the files of any other folder are listed in the row of the folder.
+keep their order, which is the reading order; a new file comes last, and a removed file loses its row. A folder that has
+its own README is one row; any other folder is one row that also lists its files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- files: python docs/list_files.py -->", "<!-- end of files -->
 
 
 def first_line(path: Path) -> str:
-    """Return the first line of a module's docstring, without its full stop."""
+    """Return the first paragraph of a module's docstring as one line of Markdown, without its full stop."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return (
         re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text.split("\n\n")[0].replace("\n", " "))
@@ -26,7 +26,7 @@ def first_line(path: Path) -> str:
 
 
 def entries(room: Path) -> dict[str, str]:
-    """Return the rows of a room: the name of a file or folder, and its description."""
+    """Return {name of a file or folder: its description} for the rows of a folder."""
     rows = {path.name: first_line(path) for path in sorted(room.glob("*.py")) if path.name != "__init__.py"}
     for init in sorted(room.glob("*/__init__.py")):
         inside = sorted(path.stem for path in init.parent.rglob("*.py") if path.name != "__init__.py")
@@ -38,7 +38,7 @@ def entries(room: Path) -> dict[str, str]:
 
 
 def table(room: Path, order: list[str]) -> str:
-    """Return the Markdown table of a room; names in ``order`` come first, in that order."""
+    """Return the Markdown table of a folder; names in ``order`` come first, in that order."""
     rows = entries(room)
     names = [name for name in order if name in rows]
     names += [name for name in rows if name not in names]
@@ -57,7 +57,7 @@ def filled(readme: Path) -> str:
 
 
 def readmes() -> list[Path]:
-    """Return every README of a room."""
+    """Return every README of the package."""
     return sorted((ROOT / "weftplan").rglob("README.md"))
 
 

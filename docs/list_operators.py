@@ -1,6 +1,6 @@
 """Write the page of operators, docs/operators.md, from the registry: gradients, GPUs, ONNX, and gaps against MXNet.
 
-python docs/list_operators.py
+    python docs/list_operators.py
 
 A test compares the page with the text that this script would write.
 """
@@ -22,27 +22,27 @@ from weftplan.ops.core.schema import Op
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operators.md"
 MXNET = ROOT / "tests" / "golden" / "data" / "operator_names.txt"
-"""MXNet 1.9.1's operators: ``mxnet.operator.get_all_registered_operators()``, one a line."""
+"""Names of MXNet 1.9.1's operators, one per line, from ``mxnet.operator.get_all_registered_operators()``."""
 for _name in ("convert.onnx_in", "convert.onnx_out"):
     importlib.import_module(f"weftplan.{_name}")  # fills the tables of rules
 
 
 def gradient(op: Op) -> str:
-    """Return whether an operator can be differentiated."""
+    """Return the cell that says whether an operator has a gradient: ``yes``, ``a loss`` or ``-``."""
     if op.gradient is None:
         return "-"
     return "a loss" if op.loss else "yes"
 
 
 def on_gpu(op: Op) -> str:
-    """Kernels are written for NumPy's and CuPy's arrays alike; some fetch values to the host to decide."""
+    """Return the cell that says whether an operator's kernel runs on a GPU, or fetches some values to the host."""
     module = sys.modules.get(getattr(inspect.unwrap(op.forward), "__module__", ""))
     fetches = module is not None and "hasattr(" in (source := inspect.getsource(module)) and ".get()" in source
     return "yes, part of it on the host" if fetches else "yes"
 
 
 def ours() -> dict[str, tuple[Op, list[str]]]:
-    """Return the operators that users call by name, with their aliases."""
+    """Return {name: (operator, its aliases)} of the operators that users call by name."""
     found: dict[str, tuple[Op, list[str]]] = {}
     for name in sorted(registry.names()):
         op = registry.get(name)
@@ -68,7 +68,7 @@ def missing() -> list[str]:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     rows = []
     for name, (op, others) in ours().items():
         also = ", ".join(f"`{other}`" for other in others)

@@ -1,7 +1,7 @@
-"""Write the reading lists of the page for lecturers, and their lengths on that page and in the README.
+"""Write the reading lists on the page for lecturers, and their lengths on that page and in the README.
 
-``python docs/refresh.py`` calls this. The lists name the files that explain an idea; the other files of a room add to
-it.
+``python docs/refresh.py`` calls this. A list names the files of a folder that explain its idea, and leaves out the
+rest.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "teaching.md"
 READING = {
     "engine": "var operation region workers threaded core",
-    "planner": "program inplace match_range liveness buffers slabs memory_plan",
-    "kvstore": "base local reduce updating updater on_device",
+    "planner": "program storage_assignment match_range liveness buffers slabs memory_plan",
+    "kvstore": "base local fixed_order_sums updating updater on_device",
 }
-"""A room -> its files in the order of reading."""
+"""The files of each folder, in reading order."""
 BEGIN, END = "<!-- reading: python docs/refresh.py -->", "<!-- end of reading -->"
 
 
 def files(room: str) -> list[tuple[Path, int]]:
-    """Return the files of a reading list, and the lines of each."""
+    """Return (path, number of lines) of each file of a reading list."""
     paths = [ROOT / "weftplan" / room / f"{name}.py" for name in READING[room].split()]
     return [(path, len(path.read_text(encoding="utf-8").splitlines())) for path in paths]
 
@@ -37,14 +37,18 @@ def table() -> str:
 
 
 def page() -> str:
-    """Return the page for lecturers with fresh lists."""
+    """Return the text of the page for lecturers with current reading lists."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     return head + table() + rest.partition(END)[2]
 
 
 def sentence(text: str) -> str:
-    """Return a text with the lengths of today in its sentence about reading."""
+    """Return ``text`` with the current lengths in its sentence about reading.
+
+    Raises:
+        ValueError: ``text`` does not contain exactly one such sentence.
+    """
     lengths = [f"{sum(lines for _, lines in files(room)):,}" for room in READING]
     pattern = r"an engine in [\d,]+\s+lines, a\s+planner in\s+[\d,]+ and a\s+kvstore in\s+[\d,]+"
     fresh = "an engine in {} lines, a planner in {} and a kvstore in {}".format(*lengths)

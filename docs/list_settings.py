@@ -1,9 +1,9 @@
-"""Lists what settings do, and the tests that show it.
+"""List what settings do, and the tests that show it.
 
-``python docs/list_settings.py`` writes ``docs/flags.md``: every flag and variable that Paddle's and MXNet's pages on
-memory name, and every other setting. What a setting does stands in the package's table of variables; which
-tests change it and observe what happens is read from their mark ``shows``, without running them. A test compares the
-page with today's, and fails for a setting that claims an effect and has no test.
+``python docs/list_settings.py`` writes ``docs/flags.md``: every flag and variable on Paddle's and MXNet's pages about
+memory, and every other setting. The package's table of variables describes the effects. The tests that change a setting
+and observe its effect have the mark ``shows``, which is read without running them. A test compares the page with the
+text that this script would write, and fails for a setting that claims an effect and has no test.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAGES = {
         "MXNET_CUDNN_AUTOTUNE_DEFAULT",
     ),
 }
-"""Names on the pages, by page."""
+"""The settings that each page of Paddle or MXNet names."""
 
 
 def shown(folder: Path) -> Iterator[tuple[str, str]]:
@@ -71,7 +71,7 @@ def shown(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def rows() -> list[tuple[str, str, str, str, tuple[str, ...]]]:
-    """Return (page, name, default, effect, tests) of every setting of the list."""
+    """Return (page, name, default, effect, tests) of every setting."""
     variables = {variable.name: variable for variable in table()}
     found = list(shown(ROOT / "tests"))
     chosen = [(page, name) for page, names in PAGES.items() for name in names]

@@ -1,8 +1,8 @@
-"""The README as the page of the package on an index, where relative links are dead.
+"""The README as the package's page on an index, where relative links do not work.
 
-Hatchling calls :class:`PackagePage` when it builds a wheel or an sdist. With an address ``Source`` in
-``[project.urls]`` relative links lead to the files of this version there; without one a link is its text, and a
-picture is left out. Extras are installed by the package's name instead of from a checkout.
+Hatchling uses :class:`PackagePage` when it builds a wheel or an sdist. If ``[project.urls]`` has an address ``Source``,
+relative links lead to this version's files there. Otherwise a link is replaced by its text, and a picture is left out.
+Extras are installed by the package's name instead of from a checkout.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def without_relative_links(text: str, base: str | None) -> str:
 
 
 class PackagePage(MetadataHookInterface):
-    """The hook that gives the package its long description."""
+    """The Hatchling hook that sets the package's long description."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set ``readme``."""
+        """Set ``readme`` in the metadata."""
         source = metadata.get("urls", {}).get("Source")
         base = f"{source}/blob/v{metadata['version']}" if source else None
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write every generated file again: stubs, pages of operators and settings, tables of files, the count in the README.
+"""Write every generated file: stubs, pages of operators and settings, tables of files, the figures in the README.
 
 ``python docs/refresh.py`` writes the files that have changed and prints their names. A test compares each file with the
 text that this script would write.
@@ -28,7 +28,11 @@ README = ROOT / "README.md"
 
 
 def readme() -> str:
-    """Return the README with the operators, lengths of reading lists and figures of speed of today."""
+    """Return the README with current figures: number of operators, lengths of reading lists, and speed.
+
+    Raises:
+        ValueError: the README does not contain exactly one sentence for a figure.
+    """
     public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
     pattern = r" \d+ operators, listed by `dir\(mx\.sym\)`"
     text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
@@ -38,7 +42,7 @@ def readme() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of every generated file."""
+    """Return {path: text} of every generated file."""
     return {
         README: readme(),
         ROOT / "docs/environment.md": environment_markdown(),

@@ -1,9 +1,9 @@
 """Write the stubs of ``mx.sym`` and ``mx.nd``, which type checkers and editors read, from the registry of operators.
 
-python docs/write_stubs.py            # writes weftplan/symbol/registered.pyi and weftplan/ndarray/registered.pyi
+    python docs/write_stubs.py            # writes weftplan/symbol/registered.pyi and weftplan/ndarray/registered.pyi
 
-Each holds the operators as functions, those that are methods as a class ``Methods``, and the namespaces ``contrib``,
-``linalg`` and, for symbols, ``random``.
+A stub has the operators as functions, a class ``Methods`` of those that are also methods, and the namespaces
+``contrib``, ``image``, ``linalg`` and, for symbols, ``random``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Numbers = float | {array}
 '''
 OF_SYMBOLS = ("name", "attr")
 HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
-"""Keywords of a distribution's operator that its function takes in addition to its own."""
+"""Keywords of a distribution's operator that its function also accepts."""
 
 
 def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:
-    """Return a class with these functions; ``static`` makes it a namespace."""
+    """Return the lines of a class with these functions; ``static`` makes them static, for a namespace."""
     before = ["    @staticmethod"] if static else []
     return ["", f"class {name}:", *([] if static else ["    __slots__ = ()"])] + [
         line for text in lines for line in (*before, f"    {text}")
@@ -50,7 +50,7 @@ def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:
 
 
 def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
-    """Short name -> registered name of the operators of a namespace; the first prefix wins."""
+    """Return {short name: registered name} of the operators of a namespace; the first prefix wins."""
     found: dict[str, str] = {}
     for prefix in prefixes:
         for name in registry.names():
@@ -63,14 +63,14 @@ def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str
 def _namespace(
     name: str, prefixes: Iterable[str], array: str, extra: tuple[str, ...], more: Iterable[str]
 ) -> list[str]:
-    """Return a class of static functions, and the name that stands for it."""
+    """Return the lines that declare a namespace: a class of static functions, and a variable of that class."""
     operators = _operators(prefixes, without=FUNCTIONS if more else ())
     lines = [*more, *(stub(short, registry.get(full), array, extra) for short, full in operators.items())]
     return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
 
 
 def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
-    """Return the signature of a distribution, with the keywords that it hands on to its operator by their names."""
+    """Return the signature of a distribution, including the keywords that it passes to its operator."""
     found = inspect.signature(function)
     own = list(found.parameters.values())[:-1]
     more = [
@@ -85,7 +85,7 @@ def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
 
 
 def stubs() -> dict[Path, str]:
-    """Return the text of every stub file."""
+    """Return {path: text} of every stub file."""
     found = {}
     own = {*dir(object), *(name for kind in Symbol.__mro__ for name in vars(kind))}
     drawn = [written(name, _drawn(function)).replace("'", "") for name, function in FUNCTIONS.items()]

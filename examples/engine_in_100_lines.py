@@ -2,9 +2,9 @@
 
     python examples/engine_in_100_lines.py
 
-``push(function, reads, writes)`` returns at once. The function runs on a worker thread after every earlier operation
-that conflicts with it: reads of a var run together, a write runs alone. A test compares results of random programs with
-those of weftplan's engine. Errors, priorities, devices and waits for a single var are left out.
+``push(function, reads, writes)`` returns immediately. The function runs on a worker thread after every earlier
+operation that conflicts with it: reads of a var run concurrently, a write runs alone. A test compares results of random
+programs with those of weftplan's engine. Errors, priorities, devices and waits for a single var are left out.
 """
 
 import threading
@@ -21,7 +21,7 @@ class Var:
         self.version = 0  # finished writes
 
     def grant(self):
-        """Take requests from the front of the queue as long as the var allows; return their operations."""
+        """Remove requests from the front of the queue as long as the var allows, and return their operations."""
         granted = []
         while self.waiting and not self.writing:
             operation, writes = self.waiting[0]

@@ -1,11 +1,11 @@
 """A pipeline that overlaps reading, copying and computing, without a thread, lock or queue of its own.
 
-    python examples/engine_pipeline.py                     # times it against running one step after the other
-    python examples/engine_pipeline.py --trace trace.json  # and writes the trace, and a picture of it to trace.svg
+    python examples/engine_pipeline.py                     # compares its time with a serial run
+    python examples/engine_pipeline.py --trace trace.json  # also writes the trace, and a picture of it to trace.svg
 
-Eight packed files of images are read from a store with some latency, turned into floats and scored. Two buffers of
-each kind are used in turn: the engine lets file 2 be read into the first buffer as soon as file 0 has left it, because
-both tasks name that buffer.
+The pipeline reads eight packed files of images with some latency, converts them to floats, and scores them. Two buffers
+of each kind alternate. Both the conversion of file 0 and the read of file 2 name the first buffer, so the engine starts
+that read as soon as the conversion has finished.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def pipeline(paths, weights):
     return np.concatenate(scores)
 
 
-# -- what surrounds it: data, timing, and the picture ----------------------------------------------------------------
+# -- data, timing, and the picture ------------------------------------------------------------------------------------
 
 
 def make_files(folder):
@@ -71,7 +71,7 @@ def make_files(folder):
 
 
 def timed(kind, paths, weights):
-    """Return seconds and scores of one run on a fresh engine, after a warm-up run."""
+    """Return (seconds, scores) of one run on a new engine, after a warm-up run."""
     made = engine.create(kind, task_workers=1)  # one thread for each lane
     with engine.using(made):
         pipeline(paths[:2], weights)
@@ -83,7 +83,7 @@ def timed(kind, paths, weights):
 
 
 def picture(trace):
-    """Return the trace as SVG: a row per lane, a bar per task, time to the right; bars of one file have one colour."""
+    """Return the trace as SVG: a row per lane, and a bar per task, coloured by file; time runs to the right."""
     events = json.loads(trace)["traceEvents"]
     lanes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     bars = [e for e in events if e["ph"] == "X" and e["cat"] == "operation" and e["name"] != "WaitForVar"]
@@ -123,7 +123,7 @@ def picture(trace):
 
 
 def main():
-    """Run, compare, and trace."""
+    """Compare a serial run with an overlapped run; with ``--trace`` write a trace and its picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the trace to FILE and a picture beside it")
     trace = parser.parse_args().trace

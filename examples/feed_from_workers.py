@@ -1,9 +1,9 @@
-"""A dataset of one's own, read by worker processes: same bits for any number of them, broken samples, a dead worker.
+"""A dataset of your own, read by worker processes: the same bits for any number of them, broken samples, a dead worker.
 
     python examples/feed_from_workers.py
 
-Objects that workers receive, here the class of the dataset, stand at the top of the file; the program stands below
-``if __name__ == "__main__":``, since a worker begins by importing the file.
+A worker begins by importing this file. So the class of the dataset, which workers receive, is defined at the top, and
+the program is below ``if __name__ == "__main__":``.
 """
 
 import logging
@@ -17,7 +17,7 @@ from weftplan.errors import DataWorkerError
 
 
 class Digits:
-    """Pictures of four classes, shifted at random; every fiftieth cannot be read."""
+    """Pictures of four classes, shifted at random; every fiftieth picture raises an error."""
 
     def __init__(self, count):
         rng = np.random.default_rng(0)
@@ -35,13 +35,13 @@ class Digits:
 
 
 def batches(workers):
-    """Return an iterator over batches of 32 in a random order; unreadable samples are skipped and counted."""
+    """Return an iterator over batches of 32 in random order; it skips and counts unreadable samples."""
     return mx.io.DatasetIter(Digits(512), 32, shuffle=True, on_error="skip", num_workers=workers)
 
 
 def weights(workers):
-    """Return the weights that a network learns from them."""
-    logging.getLogger("weftplan").setLevel(logging.ERROR)  # what is left out would be told as a warning
+    """Train a network on batches from ``workers`` processes, and return its weights."""
+    logging.getLogger("weftplan").setLevel(logging.ERROR)  # hide the warnings about skipped samples
     mx.random.seed(3)
     module = mx.mod.Module(mx.models.digits("mlp"))
     with batches(workers) as it:

@@ -1,4 +1,4 @@
-"""Training that does not fit: find what it needs, give it less, and get the same weights.
+"""Training that does not fit into memory: find the smallest budget, train within it, and get the same weights.
 
 python examples/fit_a_budget.py
 """
@@ -18,7 +18,7 @@ images, labels = rng.random((512, 64), dtype=np.float32), rng.integers(0, 64, 51
 
 
 def train(budget=None):
-    """Return the weights after two epochs, and the executor that made them."""
+    """Return (weights after two epochs, memory plan of the executor)."""
     mx.random.seed(1)
     batches = mx.io.NDArrayIter(images, labels, batch_size=256)
     module = mx.mod.Module(net)

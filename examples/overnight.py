@@ -1,9 +1,9 @@
-"""Leave a network training overnight: it is killed three times, goes on each time, and ends with the same weights.
+"""Leave a network training overnight: the run is killed three times, resumes each time, and ends with the same weights.
 
     python examples/overnight.py
 
-The run is a process of its own, which is killed without warning (SIGKILL), as a machine that loses its power or a
-scheduler would. One argument list of `fit` makes it safe: `checkpoint=…, every=…, resume=True`.
+The run is a process of its own. It is killed without warning (SIGKILL), as by a power failure or a scheduler. Three
+arguments of `fit` make it safe: `checkpoint=…, every=…, resume=True`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import weftplan as mx
 
 
 def train(folder: Path) -> str:
-    """Train, or go on from the newest checkpoint; a digest of the trained weights."""
+    """Train to the end, from the newest checkpoint if there is one, and return a digest of the weights."""
     mx.random.seed(7)
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 4, 512)
@@ -50,19 +50,19 @@ def train(folder: Path) -> str:
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """The run in a process of its own."""
+    """Start the run in a process of its own."""
     return subprocess.Popen([sys.executable, __file__, "--run", str(folder)], stdout=subprocess.PIPE, text=True)
 
 
 def main() -> None:
-    """Kill it three times, let it end, and compare."""
+    """Kill the run three times, let it end, and compare its weights with those of an undisturbed run."""
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         killed, whole = Path(name) / "killed", Path(name) / "whole"
         for _ in range(3):
             process, before = start(killed), set(killed.glob("night-step*"))
             while process.poll() is None and set(killed.glob("night-step*")) <= before:
-                time.sleep(0.01)  # until it has come further
+                time.sleep(0.01)  # until there is a new checkpoint
             time.sleep(chance.random() / 10)
             process.send_signal(signal.SIGKILL)
             process.communicate()

@@ -3,8 +3,8 @@
     python examples/planner_in_100_lines.py [NETWORK]
 
 It plans the forward part of a built-in network by MXNet's rule. Its peak equals that of weftplan's strategy
-``match_range`` if weftplan's planner leaves out the steps that are missing here: computing in place, fusing layers,
-counting scratch memory, and aligning addresses. A test compares the two for every built-in network.
+``match_range`` if weftplan omits the steps that are missing here: computing in place, fusing layers, counting scratch
+memory, and aligning addresses. A test compares the two for every built-in network.
 """
 
 import json
@@ -17,7 +17,7 @@ RANGE = 10  # a block serves requests from a tenth to ten times its own size
 
 
 class Blocks:
-    """Memory in whole blocks, each used by one result after another."""
+    """Memory blocks, each used by one result after another."""
 
     def __init__(self):
         self.sizes = []  # bytes of every block
@@ -25,7 +25,7 @@ class Blocks:
         self.released = 0
 
     def take(self, nbytes):
-        """Return the smallest free block that is large enough; else the largest smaller one, grown; else a new one."""
+        """Return the smallest sufficient free block; else the largest smaller block, grown; else a new block."""
         large = [item for item in self.free if nbytes <= item[0] <= nbytes * RANGE]
         small = [item for item in self.free if nbytes // RANGE <= item[0] < nbytes]
         if large or small:
@@ -38,13 +38,13 @@ class Blocks:
         return len(self.sizes) - 1
 
     def give_back(self, block):
-        """Free a block whose content has no more readers."""
+        """Mark a block as free; its content has no more readers."""
         self.free.append((self.sizes[block], self.released, block))
         self.released += 1
 
 
 def plan(symbol, **shapes):
-    """Return (bytes of all blocks, name and output number of each result -> its block)."""
+    """Return (bytes of all blocks, {(name, output number) of each result: its block})."""
     graph = json.loads(symbol.tojson())
     nodes = graph["nodes"]
     internals = symbol.get_internals()
@@ -61,7 +61,7 @@ def plan(symbol, **shapes):
     blocks, block_of = Blocks(), {}
     for number, node in enumerate(nodes):
         if node["op"] == "null":
-            continue  # a weight or an input: the caller brings it
+            continue  # a weight or an input, which the caller provides
         for index, nbytes in enumerate(sizes[node["name"]]):
             if (number, index) in readers:
                 block_of[number, index] = blocks.take(nbytes)

@@ -1,10 +1,10 @@
-"""Predict a training step of many workers: closed forms of exchanges, and buckets that travel during backward.
+"""Predict a training step of many workers: formulas for exchanges, and buckets that are sent during backward.
 
     python examples/predict_workers.py
     python examples/predict_workers.py --network vgg16 --step-ms 180 --workers 1,8,64 --topology "(20us,1.1GB/s)"
 
-Nothing is sent, and nothing is measured. With P workers, S bytes, latency a, b seconds per byte and o seconds of a
-sender's time per message, an exchange that gives every worker the sum takes
+The program sends nothing and measures nothing. With P workers, S bytes, latency a, b seconds per byte and o seconds of
+a sender's time per message, an exchange that gives every worker the sum takes
 
     one_step   every worker sums one range for all:      2 (a + (P-1) o) + 2 (P-1)/P S b
     ring       ranges travel around twice:               2 (P-1) (a + o) + 2 (P-1)/P S b
@@ -12,7 +12,7 @@ sender's time per message, an exchange that gives every worker the sum takes
     tree       pairs up to a root, and down again:       2 log2(P) (a + o + S b)
 
 ``one_step`` is the algorithm of ``dist_sync``. On machines of several workers the table also tries the hierarchy: sum
-within each machine, exchange between machines, and hand the sums round within (``within+ring`` and so on).
+within each machine, exchange between machines, and distribute the sums within each machine (``within+ring`` and so on).
 """
 
 import argparse
@@ -28,7 +28,7 @@ BACKWARD = 2 / 3  # the share of a step that backward takes
 
 @dataclass(frozen=True)
 class Link:
-    """The connection of one worker, or of one machine, to the others; a shared one carries all workers' bytes."""
+    """The connection of one worker, or of one machine, to the others; a shared link carries the bytes of all."""
 
     latency: float  # seconds to the first byte
     bandwidth: float  # bytes a second in each direction
@@ -38,14 +38,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """Machines of ``per_machine`` workers: ``inner`` connects those of one machine, ``outer`` the machines."""
+    """Machines of ``per_machine`` workers: ``inner`` connects workers of one machine, ``outer`` connects machines."""
 
     inner: Link
     outer: Link
     per_machine: int = 1
 
 
-# From data sheets; none was measured here. Networks have 92 % of their line rate.
+# From data sheets, not measured. Networks have 92 % of their line rate.
 PRESETS = {
     "nvlink4": Link(2e-6, 370e9),
     "pcie4": Link(8e-6, 13e9, shared=True),
@@ -64,7 +64,7 @@ def parse_topology(text):
 
 
 def parse_link(text):
-    """Return a link by its name or by its numbers."""
+    """Return a link from its name in PRESETS or from its numbers, as in ``(5us,12GB/s)``."""
     numbers = re.fullmatch(r"\(\s*([\d.]+)\s*us\s*,\s*([\d.]+)\s*GB/s\s*\)", text)
     if numbers is not None:
         return Link(float(numbers[1]) / 1e6, float(numbers[2]) * 1e9)
@@ -77,12 +77,12 @@ def parse_link(text):
 
 
 def byte_seconds(link, workers):
-    """Seconds a byte: on a shared link every worker's bytes go one after the other."""
+    """Return the seconds per byte; on a shared link the bytes of all workers follow one another."""
     return (workers if link.shared else 1) / link.bandwidth
 
 
 def one_step(nbytes, workers, link):
-    """Two rounds: in each, every worker sends a range to each of the others."""
+    """Return the seconds of two rounds; in a round every worker sends a range to each other worker."""
     sent = 2 * (workers - 1) / workers * nbytes
     return 2 * (link.latency + (workers - 1) * link.overhead) + sent * byte_seconds(link, workers)
 
@@ -102,7 +102,7 @@ def halving(nbytes, workers, link):
 
 
 def tree(nbytes, workers, link):
-    """Pairs send everything up to a root and back. Half of the workers send in the lowest level, a quarter above it."""
+    """Return the seconds of a binary tree: pairs send all bytes towards a root, and the sums go back down."""
     levels = ceil(log2(workers))
     moved = nbytes * ((workers - 1) if link.shared else levels) / link.bandwidth
     return 2 * (levels * (link.latency + link.overhead) + moved)
@@ -115,7 +115,7 @@ ALGORITHMS = {"one_step": one_step, "ring": ring, "halving": halving, "tree": tr
 
 
 def seconds(algorithm, nbytes, workers, topology):
-    """Seconds of one exchange by one of ALGORITHMS, or by ``within+`` and its name: sums within machines first."""
+    """Return the seconds of one exchange with an algorithm of ALGORITHMS; ``within+`` first sums within machines."""
     formula, group = ALGORITHMS[algorithm.removeprefix("within+")], topology.per_machine
     inner, outer = topology.inner, topology.outer
     if workers <= 1:
@@ -123,10 +123,10 @@ def seconds(algorithm, nbytes, workers, topology):
     if workers <= group:
         return formula(nbytes, workers, inner)
     if algorithm in ALGORITHMS:
-        # A ring crosses each machine's link once in each direction; other patterns share it between its workers.
+        # A ring crosses each machine's link once in each direction; in other patterns its workers share the link.
         share = 1 if algorithm == "ring" else group
         return formula(nbytes, workers, Link(outer.latency, outer.bandwidth / share, outer.overhead, outer.shared))
-    # Each worker of a machine exchanges its own range, and all of them share the machine's link.
+    # Each worker of a machine exchanges its own range, and all workers share the machine's link.
     return ring(nbytes, group, inner) + formula(nbytes, ceil(workers / group), outer)
 
 
@@ -143,7 +143,7 @@ def cheapest(nbytes, workers, topology):
 
 @dataclass(frozen=True)
 class Step:
-    """A predicted step: its seconds, those of its exchanges, and the algorithm of its largest bucket."""
+    """A predicted step: its seconds, the seconds of its exchanges, and the algorithm of its largest bucket."""
 
     seconds: float
     exchanging: float
@@ -152,8 +152,11 @@ class Step:
 
 
 def step(gradients, computation, workers, topology, bucket):
-    """Return one step with buckets of at least ``bucket`` bytes; ``gradients`` are (bytes, second at which backward
-    ends)."""
+    """Return a step with buckets of ``bucket`` bytes or more, except the last bucket.
+
+    ``gradients`` are (bytes, seconds until ready) in the order of backward; ``computation`` is the seconds of forward
+    and backward.
+    """
     free = exchanging = filled = largest = 0.0
     algorithm, count = "none", 0
     for index, (nbytes, ready) in enumerate(gradients):
@@ -169,8 +172,7 @@ def step(gradients, computation, workers, topology, bucket):
 
 
 def best_step(gradients, computation, workers, topology):
-    """Return the step with the size of buckets that makes it shortest; of equal sizes the size with the fewest
-    exchanges."""
+    """Return the fastest step over all sizes of buckets; of equally fast steps, one with the fewest exchanges."""
     steps = [step(gradients, computation, workers, topology, bucket) for bucket in BUCKETS]
     return min(steps, key=lambda found: (found.seconds, found.buckets))
 
@@ -179,7 +181,7 @@ def best_step(gradients, computation, workers, topology):
 
 
 def gradients_of(network, batch, computation):
-    """Return (bytes, second at which it is ready) of each parameter's gradient, in float32."""
+    """Return (bytes, second when it is ready) of each parameter's gradient, in float32."""
     symbol, given = mx.models.get(network), mx.models.input_shapes(network, batch)
     shapes, _, _ = symbol.infer_shape(**given)
     sizes = [

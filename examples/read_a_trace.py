@@ -1,4 +1,4 @@
-"""A trace: record a few training steps, and read the recording as a table and as a page.
+"""A trace: record four training steps, and show the recording as a table and as a page.
 
 python examples/read_a_trace.py            # writes lanes.html into the current folder
 """

@@ -1,11 +1,11 @@
-"""A stencil on all cores without a barrier: a band begins its next step when its neighbours have done the last.
+"""A stencil on all cores without a barrier: a band begins a step as soon as its neighbours have finished the last.
 
     python examples/stencil_with_tasks.py
 
-Each task names the rows that it reads and the rows that it writes. The engine orders two tasks where these overlap, so
-the loop may run far ahead of the work, and the result is that of the plain loop, bit for bit. A gain needs bands that
-take much longer than waking a thread. Here a task takes some tenths of a millisecond: two idle cores take 0.6 to 0.95
-of the plain loop's time, while on a busy machine the loop may win. With a ``SIZE`` of 256 it always does.
+Each task names the rows that it reads and the rows that it writes. The engine orders two tasks whose rows overlap, so
+the loop may run far ahead of the work, and the result is that of the plain loop, bit for bit. Tasks only gain if a band
+takes much longer than waking a thread. Here a task takes some tenths of a millisecond: on two idle cores it takes 0.6
+to 0.95 of the plain loop's time, while on a busy machine the loop may be faster. With a ``SIZE`` of 256 it always is.
 """
 
 import os
@@ -42,7 +42,7 @@ def plain(old, new, bands, steps):
 
 
 def tasks(old, new, bands, steps):
-    """Return the same as tasks: the loop only submits them."""
+    """Submit a task for each band and step, wait for all, and return the result."""
     for _ in range(steps):
         for first, last in bands:
             engine.submit(smooth, old[first - 1 : last + 1], out=new[first:last])

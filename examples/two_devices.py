@@ -1,9 +1,9 @@
-"""Two devices train one network: each has half of every batch, and the gradients meet in the kvstore.
+"""Two devices train one network: each gets half of every batch, and the kvstore adds their gradients.
 
     python examples/two_devices.py
 
-``mx.cpu(0)`` and ``mx.cpu(1)`` have workers of their own; put ``mx.gpu(0)`` and ``mx.gpu(1)`` in their place where
-there are two GPUs. Simulated devices, whose work is enqueued as on a GPU, give the same bits.
+``mx.cpu(0)`` and ``mx.cpu(1)`` have workers of their own; on a machine with two GPUs replace them by ``mx.gpu(0)`` and
+``mx.gpu(1)``. Simulated devices, which enqueue work as GPUs do, give the same bits.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ data = (rng.standard_normal((4, 1, 8, 8))[labels] + 0.3 * rng.standard_normal((2
 
 
 def train(contexts):
-    """Return the trained module."""
+    """Train the network on the devices ``contexts``, and return the module."""
     mx.random.seed(3)
     module = mx.mod.Module(mx.models.digits("mlp"), context=contexts)
     batches = mx.io.NDArrayIter(data, labels, batch_size=64)

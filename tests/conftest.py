@@ -25,7 +25,7 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # on a loaded machine a loop of a child could be long enough for a line
+os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # else a child's loop on a slow machine could print a progress line
 
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
@@ -42,7 +42,7 @@ collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 
 
 def pytest_addoption(parser):
-    """Add ``--first-contact``: only the GPU tests for the first minutes with a card, in their order."""
+    """Add ``--first-contact``, which runs only the GPU tests for the first minutes with a card, in their order."""
     parser.addoption(
         "--first-contact",
         action="store_true",
@@ -51,7 +51,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect all other tests with ``--first-contact``."""
+    """Deselect all tests but those of first contact if ``--first-contact`` is given."""
     if config.getoption("--first-contact"):
         chosen = [item for item in items if item.path.name == "test_first_contact.py"]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection(session):
-    """Disable garbage collection while twenty thousand tests are collected, which leave no garbage."""
+    """Disable garbage collection while tests are collected, because collection leaves no garbage."""
     gc.disable()
 
 
@@ -80,9 +80,9 @@ def pytest_runtest_teardown(item, nextitem):
 
 @pytest.fixture(autouse=True, scope="session")
 def short_searches():
-    """Limit the search for recomputation to few prices.
+    """Limit the search for recomputation to 100 prices.
 
-    Tests of plans, budgets and curves hold for any search effort. Tests of the search itself request `whole_searches`.
+    Tests of plans, budgets and curves pass with any search effort. Tests of the search itself request `whole_searches`.
     """
     from weftplan.planner.recompute import ladder
 
@@ -94,13 +94,13 @@ def short_searches():
 
 @pytest.fixture(autouse=True)
 def numpy_without_a_seed():
-    """Reset NumPy's global generator, so that a test's seed affects only its own iterators."""
+    """Reset NumPy's global generator before each test, so that no earlier test's seed affects it."""
     np.random.set_bit_generator(np.random.MT19937(0))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plans_from_before():
-    """Ignore cached plans of earlier runs, so that the tests plan themselves."""
+    """Ignore cached plans of earlier runs, so that the tests compute their plans."""
     from weftplan.executor import plan_cache
 
     plan_cache._CODE = ""
@@ -117,7 +117,7 @@ def whole_searches(short_searches, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of the test, which is the memory of ``file(0)``."""
+    """Yield a temporary folder that is the memory of ``file(0)``, limited to 64 MiB."""
     from weftplan import device, storage
     from weftplan.device import registry
     from weftplan.device.file_device import FileDevice
@@ -173,7 +173,7 @@ def four_cores(monkeypatch):
 def put_back():
     """Reset process-wide state after a file's tests, so that no other file depends on it.
 
-    This is unfinished work, links between devices, the hardware of simulated devices, and the profiler.
+    The state is unfinished work, links between devices, the hardware of simulated devices, and the profiler.
     """
     from weftplan import profiler
     from weftplan.device import registry

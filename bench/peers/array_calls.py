@@ -7,11 +7,11 @@ import time
 
 CALLS = 1500
 WARM = 1_000
-"""Calls of each kind of work before anything is measured."""
+"""Warm-up calls before anything is measured."""
 
 
 def cases(nd):
-    """Return the calls by name, as functions without arguments; ``nd`` is the array module of either package."""
+    """Return {text: function without arguments that makes this call}; ``nd`` is the array module of either library."""
     x, y, row, weight, bias = nd.ones((8, 16)), nd.ones((8, 16)), nd.ones((1, 16)), nd.ones((4, 16)), nd.ones((4,))
     return {
         "a + b": lambda: x + y,
@@ -42,7 +42,7 @@ def repeat(nd, call, count=CALLS):
 
 
 def measure(nd, call):
-    """Return the best of three loops, in microseconds a call."""
+    """Return the microseconds per call of the fastest of three loops."""
     best = float("inf")
     for _ in range(3):
         nd.waitall()

@@ -1,4 +1,4 @@
-"""Engine peer: dask's threaded scheduler on the same programs, as a graph of no-op tasks.
+"""Engine peer: dask's threaded scheduler runs the programs as graphs of no-op tasks.
 
 python bench/peers/dask_engine.py COUNT WORKERS
 """
@@ -19,11 +19,11 @@ spec.loader.exec_module(programs)
 
 
 def nothing(*_):
-    """The task."""
+    """Do nothing: the function of every task."""
 
 
 def graph_of(program):
-    """Return a dask graph with the program's dependencies (write after read included); returns (graph, last keys)."""
+    """Return (dask graph with the program's dependencies, keys of the tasks that no task depends on)."""
     graph, last_write, readers = {}, {}, {}
     for i, (reads, writes) in enumerate(program):
         needs = {last_write[v] for v in (*reads, *writes) if v in last_write}
@@ -39,7 +39,7 @@ def graph_of(program):
 
 
 def main():
-    """Time every shape once."""
+    """Time every program once, and print microseconds per operation as JSON."""
     count, workers = int(sys.argv[1]), int(sys.argv[2])
     programs.place()
     result = {}

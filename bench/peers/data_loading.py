@@ -1,7 +1,7 @@
-"""Speed of a loader: ``data_loading.py weftplan|torch DATASET BATCH WORKERS EPOCHS``.
+"""Speed of a data loader: ``data_loading.py weftplan|torch DATASET BATCH WORKERS EPOCHS``.
 
-Prints as JSON samples a second, the median over the epochs, and microseconds of processor time a sample, of this
-process and of its workers together. The first epoch starts the workers and does not count.
+Prints a JSON list: samples per second (median over the epochs), and microseconds of processor time per sample of this
+process and its workers together. The first epoch starts the workers and does not count.
 """
 
 import json
@@ -14,7 +14,7 @@ from data_samples import DATASETS
 
 
 def weftplan_epochs(source, batch, workers):
-    """Return a function that reads one epoch, and one that gives the numbers of the workers."""
+    """Return (function that reads one epoch and counts its samples, function that returns the workers' process ids)."""
     import weftplan as mx
 
     it = mx.io.DatasetIter(source, batch, shuffle=True, num_workers=workers)
@@ -27,7 +27,7 @@ def weftplan_epochs(source, batch, workers):
 
 
 def torch_epochs(source, batch, workers):
-    """Return a function that reads one epoch, and one that gives the numbers of the workers."""
+    """Return the two functions of :func:`weftplan_epochs` for PyTorch's loader."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(source, batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
@@ -35,7 +35,7 @@ def torch_epochs(source, batch, workers):
 
 
 def processor_s(pids):
-    """Processor time of this process and of others so far."""
+    """Return the CPU seconds so far of this process and of the processes ``pids``."""
     total = time.process_time()
     for pid in pids:
         with open(f"/proc/{pid}/stat") as file:
@@ -45,7 +45,7 @@ def processor_s(pids):
 
 
 def main():
-    """Measure and print."""
+    """Measure the loader that the command line names, and print the figures."""
     framework, name, batch, workers, epochs = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     source = DATASETS[name]()
     epoch, pids = (weftplan_epochs if framework == "weftplan" else torch_epochs)(source, batch, workers)

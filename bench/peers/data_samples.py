@@ -1,4 +1,4 @@
-"""Datasets for the benches of reading, which weftplan and PyTorch read alike: classes of NumPy's arrays."""
+"""Datasets of NumPy arrays for the benches of data loading; weftplan and PyTorch both can read them."""
 
 import time
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Images:
-    """Images of 3x32x32 bytes that are cropped, mirrored and normalised at random, as for CIFAR-10."""
+    """Images of 3x32x32 bytes that are randomly cropped and mirrored, and normalised, as for CIFAR-10."""
 
     def __init__(self, count=4096):
         rng = np.random.default_rng(0)
@@ -25,14 +25,14 @@ class Images:
 
 
 class Ready(Images):
-    """The same images without work, so that the time is the loader's own."""
+    """Images of the same size without augmentation, so that a loader's own time is measured."""
 
     def __getitem__(self, number):
         return self.pixels[number, :, :32, :32], self.labels[number]
 
 
 class Slow:
-    """Images of 1x28x28 that take a time each: of a processor (``busy``), or of a disk or a network."""
+    """Images of 1x28x28 that each take ``seconds`` of CPU time if ``busy``, else of sleep, as from a disk."""
 
     def __init__(self, count, seconds, busy):
         self.count, self.seconds, self.busy = count, seconds, busy

@@ -1,4 +1,4 @@
-"""One process of ``bench_dist.py``: exchanges of a store and raw exchanges of mpi4py, in turn; rank 0 prints JSON.
+"""One process of ``bench_dist.py``: exchanges of a store and of raw mpi4py, alternating; rank 0 prints JSON.
 
 dist_rank.py ROUNDS BYTES…
 """
@@ -16,7 +16,7 @@ KEYS = 8
 
 
 def main(rounds, sizes):
-    """Measure: a single small key, and buckets of several keys, whose sums are all waited for."""
+    """Measure each size: below 64 KiB one key, else a bucket of eight keys, until every sum has arrived."""
     kv = mx.kv.create("dist_sync")
     from mpi4py import MPI
 
@@ -47,7 +47,7 @@ def main(rounds, sizes):
                 start = time.perf_counter()
                 work()
                 times[name].append(time.perf_counter() - start)
-        for name, work in (("store", store), ("raw", raw)):  # as training does: no process waits for another otherwise
+        for name, work in (("store", store), ("raw", raw)):  # without barriers, as in training
             comm.Barrier()
             repeats, start = len(times[name]), time.perf_counter()
             for _ in range(repeats):

@@ -1,6 +1,7 @@
 """One loop of array operations: ``python memory_of_loops.py {weftplan|mxnet} LOOP MIB STEPS`` prints JSON.
 
-Resident bytes above those before the loop: the most, and the rest after all arrays have gone; and seconds.
+The JSON has the peak of resident bytes above those before the loop, the remainder after all arrays are freed, and the
+wall and CPU seconds.
 """
 
 import gc
@@ -17,14 +18,14 @@ elements = mib * 2**18
 
 
 def status():
-    """Return (resident bytes now, most so far)."""
+    """Return (resident bytes now, peak of resident bytes)."""
     with open("/proc/self/status") as file:
         actual = dict(line.split(":", 1) for line in file)
     return tuple(int(actual[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
 
 
 def one_size(wait):
-    """The same array again and again: ``a = a * 1.0001``."""
+    """Replace an array by a result of the same size in every step: ``a = a * 1.0001``."""
     a = nd.ones((elements,))
     for _ in range(steps):
         a = a * 1.0001
@@ -33,7 +34,7 @@ def one_size(wait):
 
 
 def temporaries(wait):
-    """Results of one array; only their sum is kept."""
+    """Compute a temporary array in every step, and add up the sums of these arrays."""
     a, total = nd.ones((elements,)), nd.zeros((1,))
     for step in range(steps):
         total += nd.sum(a * (step + 1))
@@ -42,7 +43,7 @@ def temporaries(wait):
 
 
 def other_sizes(wait):
-    """Arrays of ever other sizes, from 1 / steps of the largest to all of it, one after the other."""
+    """Make one array per step, from 1 / steps of the largest size up to all of it."""
     for step in range(steps):
         a = nd.ones((elements * (step + 1) // steps,))
         a += 1
@@ -59,7 +60,7 @@ done = threading.Event()
 
 
 def watch():
-    """If the process was larger before the loop than in it, its mark says nothing, and samples are taken."""
+    """Sample resident bytes: if the process was larger before the loop, the system's peak is not the loop's."""
     while not done.wait(0.002):
         most.append(status()[0])
 

@@ -1,6 +1,7 @@
 """CPU time of making and dropping an array: ``python memory_pairs.py {weftplan|mxnet|torch} NBYTES…`` prints JSON.
 
-Nanoseconds by size: the median and the 99th percentile of batches of 20, threads of the library included.
+The JSON has, for each size, the median and the 99th percentile of nanoseconds per array, measured in batches of 20;
+threads of the library are included.
 """
 
 import importlib
@@ -13,14 +14,14 @@ BATCHES = 1500
 
 
 def make(nbytes):
-    """Return an array of this number of bytes, not initialized."""
+    """Return an uninitialized array of ``nbytes`` bytes."""
     if sys.argv[1] == "torch":
         return library.empty(nbytes, dtype=library.uint8)
     return library.nd.empty((nbytes,), dtype="uint8")
 
 
 def batches(nbytes):
-    """Nanoseconds of each batch, an array."""
+    """Return the sorted nanoseconds per array of each batch, without the first tenth of the batches."""
     results = []
     for _ in range(BATCHES):
         begin = time.process_time_ns()

@@ -1,8 +1,9 @@
 """Peer of ``bench_models.py``: opens, binds and runs model files in PACKAGE (``weftplan`` or ``mxnet``).
 
-Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and the
+Reads a JSON object per line, a job, and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and the
 results of the job. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``bind_and_fill``
-(until all arrays are filled), ``run`` (once), ``runs`` (again and again; the median), ``bind_and_run``.
+(a bind, until all arrays are filled), ``bind_and_run`` (a bind and the first run), ``facts`` (planned bytes), ``run``
+(once), ``runs`` (repeatedly; the median), ``outputs`` (statistics of the first output).
 """
 
 import gc
@@ -19,14 +20,14 @@ import numpy as np
 
 warnings.filterwarnings("ignore")
 answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)  # what a framework prints goes elsewhere
+os.dup2(2, 1)  # a framework's own output goes to stderr
 package = sys.argv[1]
 mx = importlib.import_module(package)
 held = {}
 
 
 def load(job):
-    """Symbol and parameters."""
+    """Load a symbol and its parameters into ``held``."""
     held.clear()
     symbol, stored = mx.sym.load(job["symbol"]), mx.nd.load(job["params"])
     mx.nd.waitall()
@@ -47,21 +48,20 @@ def bind(job):
 
 
 def bind_and_fill(job):
-    """Return a bind, and the work that it leaves to threads: both frameworks return while they fill arrays with
-    zeros."""
+    """Bind, and wait for other threads: both frameworks return while these still fill arrays with zeros."""
     bind(job)
     mx.nd.waitall()
     return {}
 
 
 def bind_and_run(job):
-    """A bind and the run that is first in it."""
+    """Bind, and make the first run, which prepares calls in weftplan."""
     bind(job)
     return run(job)
 
 
 def facts(job):
-    """Give the executor its values, and tell what is planned."""
+    """Copy the parameters and random inputs into the executor, and return its planned bytes."""
     executor = held["executor"]
     parts = {"arg": {}, "aux": {}}
     for name, value in held["stored"].items():
@@ -70,7 +70,7 @@ def facts(job):
     executor.copy_params_from(parts["arg"], parts["aux"])
     random = np.random.RandomState(0)
     for name, shape in held["shapes"].items():
-        # Small whole numbers are legal everywhere: as pixels, as words of a vocabulary, as classes.
+        # Small whole numbers are valid as pixels, as words of a vocabulary and as classes.
         executor.arg_dict[name][:] = mx.nd.array(random.randint(0, 5, shape).astype(np.float32))
     mx.nd.waitall()
     if package == "weftplan":
@@ -81,7 +81,7 @@ def facts(job):
 
 
 def run(job):
-    """Once forward, and backward if it is bound for training."""
+    """Run forward, and backward if the executor is bound for training."""
     executor = held["executor"]
     executor.forward(is_train=held["training"])
     if held["training"]:
@@ -91,7 +91,7 @@ def run(job):
 
 
 def runs(job):
-    """Return the median of as many runs as fit into some seconds, three at least; one before them is not counted."""
+    """Return the median of the runs within the job's ``seconds``, at least three; a run before them does not count."""
     run(job)
     wall, used = [], []
     end = time.perf_counter() + job["seconds"]

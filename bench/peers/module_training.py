@@ -1,7 +1,6 @@
 """Median seconds of one Module training step (SGD with momentum): ``module_training.py PACKAGE NETWORK STEPS``.
 
-PACKAGE is ``weftplan`` or ``mxnet``; prints {"step_s": ..., "cpu_s": ..., "loss": ...}: a step's
-wall time and the CPU time of all threads.
+PACKAGE is ``weftplan`` or ``mxnet``. Prints {"step_s": wall seconds, "cpu_s": CPU seconds of all threads, "loss": ...}.
 """
 
 import importlib
@@ -15,7 +14,7 @@ import training_networks
 
 
 def prepare(mx, network):
-    """Return a module that is ready to train, and one random batch for it."""
+    """Return (module that is ready to train, random batch for it)."""
     data, labels = training_networks.batch(network)
     x, y = mx.nd.array(data), mx.nd.array(labels)
     module = mx.mod.Module(training_networks.with_loss(mx.sym, network), context=mx.cpu())
@@ -34,7 +33,7 @@ def train(mx, module, batch):
 
 
 def main(package, network, steps):
-    """Train on one random batch."""
+    """Train on one random batch, and print the figures."""
     mx = importlib.import_module(package)
     module, batch = prepare(mx, network)
 

@@ -1,8 +1,8 @@
-"""Engine peer: MXNet 1.9.1, Python callbacks pushed through its C API. Run with MXNet's own interpreter.
+"""Engine peer: MXNet 1.9.1 runs Python callbacks pushed through its C API. Needs MXNet's own interpreter.
 
     python bench/peers/mxnet_engine.py COUNT WORKERS
 
-Prints one JSON object: microseconds an operation for each shape, for push + wait of one, and for ``a += 1``.
+Prints a JSON object: microseconds per operation for each program, for a push and its wait, and for ``a += 1``.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def nothing(run_context, param):
-    """The pushed function."""
+    """Do nothing: the pushed function."""
 
 
 CALLBACK = SYNC(nothing)
@@ -43,7 +43,7 @@ CPU = ContextStruct(1, 0)
 
 
 def prepare(num_vars, program):
-    """Handles of one array per var, and the argument tuples of every push."""
+    """Return (one array per variable, arguments of every push); the arrays own the handles in the arguments."""
     arrays = [mx.nd.zeros((1,)) for _ in range(num_vars)]
     mx.nd.waitall()
     handles = [a.handle.value for a in arrays]
@@ -56,7 +56,7 @@ def prepare(num_vars, program):
 
 
 def push(call):
-    """One push of the empty Python function."""
+    """Push the empty Python function with the arguments ``call``."""
     r, nr, w, nw = call
     check_call(
         _LIB.MXEnginePushSyncND(
@@ -66,7 +66,7 @@ def push(call):
 
 
 def main():
-    """Time every shape once."""
+    """Time every program once, a push and its wait, and ``a += 1``; print the figures."""
     count = int(sys.argv[1])
     result = {}
     arrays, calls = prepare(*programs.chain(100))

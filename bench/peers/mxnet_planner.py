@@ -1,9 +1,9 @@
-"""Planner peer: the plans of MXNet 1.9.1 for symbol files. Run with MXNet's own interpreter.
+"""Planner peer: the plans of MXNet 1.9.1 for symbol files. Needs MXNet's own interpreter.
 
     python bench/peers/mxnet_planner.py < requests.json
 
-Standard input: ``{network: {"file": path, "shapes": {name: dims}}}``. Prints one JSON object: for each network the
-mebibytes that the executor reports after binding for training and for inference (``debug_str`` prints whole mebibytes).
+Standard input is ``{network: {"file": path, "shapes": {name: dims}}}``. Prints a JSON object: for each network the
+mebibytes that the executor reports after a bind for training and for inference (``debug_str`` prints whole mebibytes).
 """
 
 import gc
@@ -18,13 +18,13 @@ import mxnet as mx  # noqa: E402 - MXNet warns while it is imported
 
 
 def planned_mib(symbol, shapes, grad_req):
-    """Whole mebibytes that a bound executor reports."""
+    """Bind a symbol, and return the whole mebibytes that the executor reports."""
     executor = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **{k: tuple(v) for k, v in shapes.items()})
     return int(re.search(r"Total (\d+) MB allocated", executor.debug_str()).group(1))
 
 
 def main():
-    """Bind every network both ways."""
+    """Bind every network for training and for inference, and print the mebibytes."""
     by_name = {}
     for name, request in json.load(sys.stdin).items():
         path = request["file"]

@@ -1,12 +1,12 @@
 """Write the symbol JSON of eleven networks as MXNet 1.9.1 itself builds them.
 
-Run with the Python of an environment that has MXNet 1.9.1, from the repository's root:
+Run it with the Python of an environment that has MXNet 1.9.1, from the repository's root:
 
     PYTHON-WITH-MXNET bench/peers/mxnet_symbols.py [folder]
 
-Planner comparisons and the tests of ``weftplan.models`` read the files (gzip when large, default folder
-``bench/data/symbols``). Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top; their names are
-made independent of graphs built before in the process.
+Planner comparisons and the tests of ``weftplan.models`` read the files (gzipped if large, default folder
+``bench/data/symbols``). Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top. Their names do not
+depend on the graphs that the process has built before.
 """
 
 import gzip
@@ -22,7 +22,7 @@ GZIP_FROM = 20_000
 
 
 def mlp():
-    """784-128-64-10, relu."""
+    """Return an MLP 784-128-64-10 with relu."""
     net = mx.sym.Variable("data")
     net = mx.sym.FullyConnected(net, num_hidden=128, name="fc1")
     net = mx.sym.Activation(net, act_type="relu", name="relu1")
@@ -33,7 +33,7 @@ def mlp():
 
 
 def lenet():
-    """Two 5x5 convolutions with tanh and max pooling, two fully connected layers."""
+    """Return LeNet: two 5x5 convolutions with tanh and max pooling, two fully connected layers."""
     net = mx.sym.Variable("data")
     for i, filters in enumerate((20, 50), 1):
         net = mx.sym.Convolution(net, kernel=(5, 5), num_filter=filters, name=f"conv{i}")
@@ -83,7 +83,7 @@ NETWORKS = {
 
 
 def main():
-    """Write every network; print its number of operator nodes and of characters."""
+    """Write every network, and print its numbers of operator nodes, characters and stored bytes."""
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join("bench", "data", "symbols")
     os.makedirs(folder, exist_ok=True)
     total = 0

@@ -1,7 +1,8 @@
-"""One file of MXNet's unit tests, test by test, on weftplan under the name ``mxnet`` or on MXNet itself.
+"""Child of ``bench/mxnet_own_tests.py``: runs the tests of one file of MXNet on weftplan or on MXNet itself.
 
-Run by ``bench/mxnet_own_tests.py``, which reads a line of JSON for each begin and end of a test from file descriptor 3.
-A child that spawns processes is imported there again, so the name is given where ``OWN_TESTS_TREE`` is set.
+It writes a line of JSON to file descriptor 3 at the begin and the end of each test. If ``OWN_TESTS_TREE`` is set,
+``import mxnet`` imports weftplan. This also happens when the module is only imported, because processes that the tests
+spawn import it again.
 """
 
 import builtins
@@ -22,23 +23,30 @@ from pathlib import Path
 TREE = os.environ.get("OWN_TESTS_TREE")
 """MXNet's source tree; None: the name ``mxnet`` is MXNet's own."""
 OUT_OF_SCOPE = frozenset(json.loads((Path(__file__).parents[1] / "data" / "own_tests.json").read_text())["absent"])
-"""Parts of MXNet that weftplan leaves out on purpose: their use makes a test out of scope."""
+"""Parts of MXNet that weftplan leaves out on purpose; a test that uses one is out of scope."""
 SAME = {"ndarray.ndarray": "ndarray", "symbol.symbol": "symbol", "model": "model", "module.module": "module"}
-"""Modules of MXNet whose names are found in another module of weftplan."""
+"""MXNet's modules whose names are defined in another module of weftplan."""
 
 PRIVATE = {"ndarray.ndarray": {"_STORAGE_TYPE_STR_TO_ID": {"undefined": -1, "default": 0, "row_sparse": 1, "csr": 2},
                                "py_slice": slice}}  # fmt: skip
-"""The names inside MXNet that the tests and their tools import."""
+"""Private names of MXNet that the tests and their tools import."""
 
 importing = True
 
 
 class OutOfScopeError(BaseException):
-    """A test uses what is absent on purpose. No ``Exception``: a test that expects any error must not swallow it."""
+    """A test uses a part of MXNet that is absent on purpose.
+
+    It is no ``Exception``, so that a test that expects any error does not catch it.
+    """
 
 
 class Absent(types.ModuleType):
-    """Stands for an absent module and everything in it; it may be named and inherited from, not used."""
+    """A stand-in for an absent module or anything in it.
+
+    Code may name it and inherit from it. After the test file is imported, a call or a ``with`` block raises
+    OutOfScopeError.
+    """
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -64,14 +72,14 @@ class Absent(types.ModuleType):
 
 
 class Used:
-    """A class that inherits from an absent class."""
+    """Base of classes that inherit from an absent class; an instance is an error."""
 
     def __new__(cls, *args, **kwargs):
         raise OutOfScopeError(cls.__name__)
 
 
 class NamedModule(types.ModuleType):
-    """A module of MXNet's name: the attributes are those of weftplan's."""
+    """A module with MXNet's name and the attributes of a module of weftplan."""
 
     def __init__(self, name, real):
         super().__init__(name)
@@ -100,7 +108,7 @@ class NamedModule(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``mxnet.X`` as weftplan's X, and ``mxnet.test_utils`` in MXNet's tree."""
+    """An importer that finds ``mxnet.X`` as weftplan's X, and ``mxnet.test_utils`` in MXNet's tree."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname == "mxnet.test_utils":
@@ -135,7 +143,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def old_numpy():
-    """Give NumPy back the names that it had when the tests were written."""
+    """Add to NumPy the names that it had when the tests were written."""
     import numpy as np
 
     old = {
@@ -162,7 +170,7 @@ def old_numpy():
 
 
 def old_scipy():
-    """Let SciPy compare frequencies whose sums differ by rounding, as it did when the tests were written."""
+    """Let ``scipy.stats.chisquare`` accept frequencies whose sums differ, as it did when the tests were written."""
     try:
         import scipy.stats
     except ImportError:
@@ -181,7 +189,7 @@ def old_scipy():
 
 
 def stand_in_for_nose():
-    """The few names of ``nose`` that the tests import; it does not run on today's Python."""
+    """Install a module with the few names of ``nose`` that the tests import; it does not run on today's Python."""
     tools = types.ModuleType("nose.tools")
     case = unittest.TestCase()
     for name in dir(case):
@@ -219,7 +227,7 @@ def stand_in_for_nose():
 
 
 def take_the_name():
-    """From now on ``import mxnet`` is weftplan, unless this process runs MXNet itself."""
+    """Make ``import mxnet`` import weftplan, unless this process runs MXNet itself."""
     stand_in_for_nose()
     old_scipy()
     if TREE is None:
@@ -245,7 +253,7 @@ def collect(module):
 
 
 def case_runner(case, name):
-    """Return a function that runs one method of a TestCase, raising what it raises."""
+    """Return a function that runs one method of a TestCase, and raises its errors."""
 
     def run():
         one = case(name)
@@ -263,7 +271,7 @@ def case_runner(case, name):
 
 
 def run(test):
-    """How one test ended, and why."""
+    """Run a test, and return (``pass``, ``fail``, ``skip`` or ``out``, reason)."""
     try:
         result = test()
         for item in result if isinstance(result, types.GeneratorType) else ():
@@ -287,7 +295,7 @@ def run(test):
 
 
 def main(path, only):
-    """Run the tests of a file; ``only`` names those to run, all if empty."""
+    """Import a test file and run the tests named in ``only``; if it is empty, report only the names of all tests."""
     global importing
     tell = os.fdopen(3, "w", buffering=1)
 
@@ -301,7 +309,7 @@ def main(path, only):
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         if TREE:
-            # ``common.py`` puts MXNet's Python on the path; its name is taken, but what it imports need not be.
+            # ``common.py`` puts MXNet's own Python on the path, so import test_utils, and its imports, before it.
             importlib.import_module("mxnet.test_utils")
         spec.loader.exec_module(module)
     except BaseException as error:

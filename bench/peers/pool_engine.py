@@ -1,4 +1,4 @@
-"""Engine peer: ``ThreadPoolExecutor`` with dependency callbacks written by hand, and the plain loop of calls.
+"""Engine peer: ``ThreadPoolExecutor`` with dependency callbacks written by hand, and a plain loop of calls.
 
 python bench/peers/pool_engine.py COUNT WORKERS
 """
@@ -19,11 +19,11 @@ spec.loader.exec_module(programs)
 
 
 def nothing():
-    """The task."""
+    """Do nothing: the function of every task."""
 
 
 class Task:
-    """One operation: how many it waits for, and the operations that wait for it."""
+    """One operation: ``wait`` counts unfinished dependencies, plus 1 during submission; ``next`` lists dependents."""
 
     __slots__ = ("next", "wait")
 
@@ -33,9 +33,9 @@ class Task:
 
 
 def run(program, workers):
-    """Submit the whole program in order, as an asynchronous caller does; seconds from first push to all done.
+    """Submit the whole program in order; return the seconds from the first submission until all operations are done.
 
-    One lock guards the counters; a finished task submits those that became ready.
+    One lock guards the counters. A finished task submits the tasks that became ready.
     """
     lock = threading.Lock()
     done = threading.Event()
@@ -83,7 +83,7 @@ def run(program, workers):
 
 
 def main():
-    """Time every shape once, and the plain loop."""
+    """Time every program once, and the plain loop; print microseconds per operation as JSON."""
     count, workers = int(sys.argv[1]), int(sys.argv[2])
     result = {}
     programs.place()

@@ -1,12 +1,13 @@
-"""The rules of other allocators, as their documentation publishes them, on our blocks: for traces, not for programs.
+"""Models of other allocators, after their published rules, for the traces of ``bench_storage.py``; not for programs.
 
 * PyTorch's caching allocator (2.x, "CUDA semantics" and the comments of its allocator): sizes are multiples of 512
-  bytes; requests up to 1 MiB are cut from segments of 2 MiB, those up to 10 MiB from segments of 20 MiB, larger
-  requests have a segment of their own, a multiple of 2 MiB; the two kinds do not mix; best fit; a rest is cut off
-  from 512 bytes on among the small, and beyond 1 MiB among the large.
-* RMM's pool (0.20 and later): multiples of 256 bytes; a coalescing best fit from a pool that grows by as much as it
-  has, or by the request if that is more; it begins with 1 MiB here, since its default is a share of a GPU.
-* CuPy's pool: multiples of 512 bytes, best fit among chunks of exactly what was asked for, every rest is cut off.
+  bytes. Requests up to 1 MiB are cut from segments of 2 MiB, requests below 10 MiB from segments of 20 MiB; a larger
+  request has its own segment, a multiple of 2 MiB. Small and large segments do not mix. Best fit; the remainder of a
+  block is split off from 512 bytes on among the small segments, and above 1 MiB among the large.
+* RMM's pool (0.20 and later): multiples of 256 bytes; coalescing best fit from a pool that grows by its own size, or by
+  the request if that is larger. The model begins with 1 MiB, since RMM's default is a share of a GPU.
+* CuPy's pool: multiples of 512 bytes; best fit among chunks of exactly the requested size; every remainder is split
+  off.
 """
 
 from weftplan.storage.chunks import ChunkPool, up
@@ -15,7 +16,7 @@ MIB = 1 << 20
 
 
 class Rule(ChunkPool):
-    """Best fit; the request takes the low end."""
+    """A best-fit pool with settings for one allocator; a request takes the low end of its block."""
 
     unit_bytes, least_rest = 512, 1
 
@@ -26,7 +27,7 @@ class Rule(ChunkPool):
         return False
 
     def segment(self, size):
-        """Return the bytes by which the pool grows for a request."""
+        """Return the bytes by which the pool grows for a request of ``size`` bytes."""
         return size
 
     def _take(self, nbytes):
@@ -40,11 +41,11 @@ class Rule(ChunkPool):
 
 
 class Cupy(Rule):
-    """CuPy's."""
+    """CuPy's pool, which uses the default settings."""
 
 
 class Rmm(Rule):
-    """RMM's."""
+    """RMM's pool."""
 
     unit_bytes = 256
 
@@ -67,19 +68,19 @@ class _TorchLarge(Rule):
 
 
 class Torch:
-    """PyTorch's: two pools; neither gives anything back before the device is full."""
+    """PyTorch's allocator: a pool for requests up to 1 MiB and a pool for larger requests; neither returns memory."""
 
     def __init__(self, device):
         self.pools = _TorchSmall(device), _TorchLarge(device)
 
     def allocate(self, nbytes):
-        """From the pool of the size."""
+        """Allocate from the pool for this size."""
         return self.pools[nbytes > MIB].allocate(nbytes)
 
     def free(self, allocation):
-        """To the pool of the size."""
+        """Free into the pool for this size."""
         self.pools[allocation.nbytes > MIB].free(allocation)
 
     def reserved(self):
-        """Most bytes held: both pools only grow."""
+        """Return the peak of reserved bytes, which is their current number, since both pools only grow."""
         return sum(pool.statistics().peak_reserved_bytes for pool in self.pools)

@@ -2,8 +2,9 @@
 
     store_exchange.py PACKAGE STORE ELEMENTS REPEAT
 
-PACKAGE is ``weftplan`` or ``mxnet``; prints {"push": s, "pull": s, "push+pull": s, "right": whether the sum is right},
-and for each of the three under "push called" and so on the seconds until the call returned.
+PACKAGE is ``weftplan`` or ``mxnet``. Prints a JSON object: "push", "pull" and "push+pull" are the seconds until the
+work is done, the same keys followed by " called" are the seconds until the calls return, and "right" says whether the
+sum is right.
 """
 
 import importlib
@@ -18,7 +19,7 @@ CONTEXTS = 4
 
 
 def prepare(mx, store, elements):
-    """Return the functions that push and pull one key of a new store, and the arrays that a pull fills."""
+    """Return (function that pushes one key of a new store, function that pulls it, arrays that a pull fills)."""
     kv = mx.kv.create(store)
     values = [mx.nd.full((elements,), i + 1.0, ctx=mx.cpu(i)) for i in range(CONTEXTS)]
     outs = [mx.nd.zeros((elements,), ctx=mx.cpu(i)) for i in range(CONTEXTS)]
@@ -34,7 +35,7 @@ def prepare(mx, store, elements):
 
 
 def main(package, store, elements, repeat):
-    """Exchange one key."""
+    """Exchange one key ``repeat`` times in each way, and print the figures."""
     mx = importlib.import_module(package)
     push, pull, outs = prepare(mx, store, elements)
 

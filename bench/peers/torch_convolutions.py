@@ -1,6 +1,7 @@
 """Least CPU seconds of convolutions in PyTorch on one thread: ``torch_convolutions.py LAYERS REPETITIONS``.
 
-LAYERS is JSON as bench_kernels.py has it; prints a list of {"forward": …, "data": …, "weight": …}.
+LAYERS is a JSON list of convolutions, the tuples of bench_kernels.py. Prints a list of {"forward": seconds, "data": …,
+"weight": …}.
 """
 
 import json
@@ -13,7 +14,7 @@ torch.set_num_threads(1)
 
 
 def least(call, repetitions):
-    """Least CPU seconds of a call."""
+    """Return the least CPU seconds of ``repetitions`` calls."""
     best = float("inf")
     for _ in range(repetitions):
         start = time.thread_time()
@@ -23,7 +24,7 @@ def least(call, repetitions):
 
 
 def measure(layer, repetitions):
-    """The passes of one layer."""
+    """Return {pass: least CPU seconds} of one convolution, without ``data`` if its data has no gradient."""
     _, batch, channels, extent, filters, kernel, stride, pad, groups, has_data = layer
     x = torch.randn(batch, channels, extent, extent)
     w = torch.randn(filters, channels // groups, kernel, kernel)

@@ -11,12 +11,12 @@ from torch import nn
 
 
 def mlp():
-    """784-512-512-10."""
+    """Return an MLP 784-512-512-10."""
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 def lenet():
-    """As training_networks.lenet."""
+    """Return the network of training_networks.lenet."""
     return nn.Sequential(
         *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
@@ -24,7 +24,7 @@ def lenet():
 
 
 class Block(nn.Module):
-    """Two convolutions and a shortcut."""
+    """A residual block: two convolutions and a shortcut."""
 
     def __init__(self, before, filters, stride):
         super().__init__()
@@ -40,18 +40,18 @@ class Block(nn.Module):
             self.same = nn.Sequential(nn.Conv2d(before, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
 
     def forward(self, x):
-        """Sum, then relu."""
+        """Return relu(body + shortcut)."""
         return torch.relu(self.body(x) + self.same(x))
 
 
 def conv(before, filters, stride, kernel, groups=1):
-    """Return a convolution with batch norm and relu."""
+    """Return the layers of a convolution with batch norm and relu, as a list."""
     one = nn.Conv2d(before, filters, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [one, nn.BatchNorm2d(filters), nn.ReLU()]
 
 
 def mobilenet():
-    """As training_networks.mobilenet."""
+    """Return the network of training_networks.mobilenet."""
     layers, before = conv(3, 32, 2, 3), 32
     steps = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]
     for stride, filters in steps:
@@ -61,12 +61,12 @@ def mobilenet():
 
 
 def resnet18_224():
-    """As training_networks.resnet18_224."""
+    """Return the network of training_networks.resnet18_224."""
     return resnet18(large=True)
 
 
 def resnet18(large=False):
-    """As training_networks.resnet18."""
+    """Return the network of training_networks.resnet18; with ``large``, of resnet18_224."""
     layers, before = conv(3, 64, 2 if large else 1, 7 if large else 3), 64
     if large:
         layers.append(nn.MaxPool2d(3, 2, 1))
@@ -78,7 +78,7 @@ def resnet18(large=False):
 
 
 class Lstm(nn.Module):
-    """As training_networks.lstm."""
+    """The network of training_networks.lstm."""
 
     def __init__(self, words, hidden=200):
         super().__init__()
@@ -87,17 +87,17 @@ class Lstm(nn.Module):
         self.last = nn.Linear(hidden, words)
 
     def forward(self, x):
-        """Return a row of numbers for each word of each sample."""
+        """Return the scores of all words, one row for each word of each sample."""
         return self.last(self.lstm(self.embedding(x))[0].flatten(0, 1))
 
 
 def lstm():
-    """As training_networks.lstm."""
+    """Return the network of training_networks.lstm."""
     return Lstm(training_networks.WORDS)
 
 
 def main(network, steps, threads):
-    """Train on one random batch."""
+    """Train on one random batch, and print the medians."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = globals()[network]()

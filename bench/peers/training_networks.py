@@ -1,4 +1,4 @@
-"""The networks of bench_training.py over the symbol API that weftplan and MXNet 1.9.1 share."""
+"""The networks of bench_training.py, written with the symbol API that weftplan and MXNet 1.9.1 share."""
 
 import importlib
 
@@ -12,13 +12,13 @@ SIZES = {
     "mobilenet": (4, (3, 224, 224)),
     "lstm": (32, (35,)),
 }
-"""Batch size and shape of a sample."""
+"""Batch size and shape of a sample, by network."""
 WORDS = 10_000
-"""The vocabulary of the LSTM."""
+"""Size of the LSTM's vocabulary."""
 
 
 def batch(network):
-    """Return a random batch: (data, labels); of the LSTM words, and the words that follow."""
+    """Return random (data, labels) for one batch; for the LSTM these are words and the next words."""
     size, shape = SIZES[network]
     rng = np.random.RandomState(0)
     if network == "lstm":
@@ -28,7 +28,7 @@ def batch(network):
 
 
 def with_loss(sym, network):
-    """Return a network and its loss; of the LSTM at every step."""
+    """Return a network with its loss; the LSTM has a loss at every step."""
     label = sym.Variable("softmax_label")
     if network == "lstm":
         label = sym.Reshape(label, shape=(-1,))
@@ -36,7 +36,7 @@ def with_loss(sym, network):
 
 
 def mlp(sym):
-    """784-512-512-10."""
+    """Return an MLP 784-512-512-10."""
     net = sym.Variable("data")
     for i in (1, 2):
         net = sym.Activation(sym.FullyConnected(net, num_hidden=512, name=f"fc{i}"), act_type="relu", name=f"relu{i}")
@@ -57,7 +57,7 @@ def lenet(sym):
 
 
 def _layers(sym):
-    """Return a function that adds a convolution with batch norm and relu, numbered."""
+    """Return a function that adds a convolution with batch norm and an optional relu, and numbers their names."""
     count = [0]
 
     def conv(x, filters, stride=1, kernel=3, act=True, groups=1):
@@ -84,13 +84,12 @@ def mobilenet(sym):
 
 
 def resnet18_224(sym):
-    """Return the 18 layers for 224x224 images: 7x7 stem of stride 2 and max pooling."""
+    """Return ResNet-18 for 224x224 images: a 7x7 stem of stride 2, then max pooling."""
     return resnet18(sym, large=True)
 
 
 def resnet18(sym, large=False):
-    """Return the 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks
-    each."""
+    """Return ResNet-18 for 32x32 images: a 3x3 stem, then two basic blocks each of 64, 128, 256 and 512 filters."""
     conv = _layers(sym)
     net, before = conv(sym.Variable("data"), 64, 2 if large else 1, 7 if large else 3), 64
     if large:
@@ -106,7 +105,7 @@ def resnet18(sym, large=False):
 
 
 def lstm(sym):
-    """Return the words embedded in 200 numbers, two layers of 200 cells over 35 steps, and a layer over all words."""
+    """Return a language model: words embedded in 200 numbers, two layers of 200 cells over 35 steps, and scores."""
     rnn = importlib.import_module(sym.__name__.partition(".")[0]).rnn
     net = sym.Embedding(sym.Variable("data"), input_dim=WORDS, output_dim=200, name="embedding")
     cells = rnn.SequentialRNNCell()

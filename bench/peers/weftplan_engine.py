@@ -1,4 +1,4 @@
-"""weftplan's own side of the engine bench, one process per call so that peers are measured alike.
+"""weftplan's own side of the engine bench, in its own process like every peer.
 
 python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
 """
@@ -23,11 +23,11 @@ spec.loader.exec_module(programs)
 
 
 def nothing():
-    """The pushed function."""
+    """Do nothing: the pushed function."""
 
 
 def prepare(eng, num_vars, program):
-    """Return the vars of each operation as tuples, the form that costs a push least."""
+    """Return (variables read, variables written) of each operation, as tuples, which a push handles fastest."""
     result = [eng.new_variable() for _ in range(num_vars)]
     calls = [(tuple([result[i] for i in reads]), tuple([result[i] for i in writes])) for reads, writes in program]
     programs.settle()
@@ -43,13 +43,13 @@ def push_all(eng, calls, fn):
 
 
 def push_and_wait(eng, var):
-    """Push one operation and wait for it."""
+    """Push one operation, and wait for it."""
     eng.push(nothing, (), [var])
     eng.wait_for_var(var)
 
 
 def run(eng, num_vars, program, fn):
-    """Return the seconds from the first push until all are done."""
+    """Return the seconds from the first push of a program until all its operations are done."""
     calls = prepare(eng, num_vars, program)
     start = time.perf_counter()
     push_all(eng, calls, fn)
@@ -57,10 +57,10 @@ def run(eng, num_vars, program, fn):
 
 
 def no_ops(count, workers):
-    """Microseconds an operation for each shape, push + wait, and ``a += 1``.
+    """Return microseconds per operation of each program, of a push and its wait, and of ``a += 1`` here and in NumPy.
 
-    Push + wait is that of an operation which a waiting thread may run, as it may the package's own (``push_wait``), and
-    that of a user's function, which is left to a worker (``user_wait``).
+    ``push_wait`` is for an operation that the waiting thread may run, as it may run the package's own operations;
+    ``user_wait`` is for a user's function, which only a worker runs.
     """
     os.environ["WEFTPLAN_ENGINE_WAITERS_HELP"] = "all"
     programs.place()
@@ -102,7 +102,7 @@ def no_ops(count, workers):
 
 
 def worker_function(seconds):
-    """A NumPy call that takes about ``seconds`` and holds no lock meanwhile; (function, measured seconds)."""
+    """Return (function that makes one NumPy call of about ``seconds`` without the GIL, its measured seconds)."""
     size = 1000
     while True:
         a, b = np.full(size, 2.0, np.float32), np.empty(size, np.float32)
@@ -125,7 +125,7 @@ def worker_function(seconds):
 
 
 def side_by_side(fn, threads, count=2000):
-    """Seconds of one call of ``fn`` while as many threads, written by hand, do nothing but call it."""
+    """Return the seconds per call of ``fn`` while ``threads`` threads, each on a core, call it in a loop."""
 
     def loop():
         ready.wait()
@@ -145,12 +145,12 @@ def side_by_side(fn, threads, count=2000):
 
 
 def work(count, workers):
-    """Wall seconds, and the ideal schedule's, of each shape with 50 microseconds of NumPy in each operation."""
+    """Return wall and ideal seconds of each program, with 50 microseconds of NumPy per operation."""
     fn, _ = worker_function(50e-6)
     each = [side_by_side(fn, k + 1) for k in range(workers)]
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     together = threading.Barrier(workers)
-    run(eng, workers, programs.independent(workers)[1], together.wait)  # all workers exist now
+    run(eng, workers, programs.independent(workers)[1], together.wait)  # starts all workers
     programs.one_core_each("weftplan")
     result = {"work_us": [seconds * 1e6 for seconds in each]}
     for name, make in programs.SHAPES.items():
@@ -162,13 +162,13 @@ def work(count, workers):
 
 
 def resident():
-    """Resident bytes of this process."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory(count, workers):
-    """Return the bytes per pending operation, and bytes still held after they ran."""
+    """Return the bytes per pending operation, and the bytes per operation still held after all have run."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     gate = threading.Event()
     var = eng.new_variable()
@@ -187,7 +187,7 @@ def memory(count, workers):
 
 
 def latency(count, workers):
-    """Nanoseconds from the end of the last dependency's function to the next start: median and 99th percentile."""
+    """Return the nanoseconds from the end of an operation to the start of its dependent: median, 99th percentile."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     ends, starts = [], []
     clock = time.perf_counter_ns

@@ -1,16 +1,18 @@
-"""Peer of ``bench_zoo.py``: exports networks of MXNet's Gluon with random weights, and MXNet's values of them.
+"""Peer of ``bench_zoo.py``: exports networks of MXNet's Gluon with random weights, and the values that MXNet computes.
 
     MXNET_PYTHON bench/peers/zoo.py FOLDER NAME…
     MXNET_PYTHON bench/peers/zoo.py --files SHAPES FOLDER NAME…
     MXNET_PYTHON bench/peers/zoo.py --again FOLDER NAME…
 
-For each network the files ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` writes them, and
-``NAME.npz`` with the inputs, the outputs of inference without MXNet's fused operators (and the input of a softmax at
-the end, since it may hide differences), in float64, too, and the gradients of all parameters from a training step of
-the symbol, with dropout switched off. With ``--files`` the symbols are in FOLDER already, and parameters are
-drawn if there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
-``--again`` the files ``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, are run, and it is said whether
-the outputs have the same bits. ``--list`` prints the names.
+For each network it writes ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` does, and
+``NAME.npz``. The latter has the inputs; the outputs of inference without MXNet's fused operators, also in float64; the
+input of a final softmax, which may hide differences; and the gradients of all parameters from a training step without
+dropout.
+
+With ``--files`` the symbols are already in FOLDER, and parameters are drawn if there are none. ``SHAPES`` is a JSON
+file: ``{NAME: {"run": shapes of inputs, "plan": shapes of inputs}}``. With ``--again`` it runs
+``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, and reports whether the outputs have the same bits.
+``--list`` prints the names.
 """
 
 import contextlib
@@ -39,7 +41,7 @@ def _zoo():
 
 
 class _Recurrent(mx.gluon.HybridBlock):
-    """Words, a recurrent layer, scores of words."""
+    """A language model: embedded words, a recurrent layer, scores of words."""
 
     def __init__(self, layer):
         super().__init__()
@@ -132,8 +134,8 @@ OTHERS = {
 }
 
 
-def _made(name):
-    """Return (network, input)."""
+def _network_and_input(name):
+    """Return (network, random input for it)."""
     random = np.random.RandomState(3)
     if name in OTHERS:
         make, shape = OTHERS[name]
@@ -145,17 +147,17 @@ def _made(name):
 
 
 def _export(folder, name):
-    """Make the pair of files, and MXNet's values of it."""
+    """Write a network's pair of files, and the values that MXNet computes."""
     mx.random.seed(1)
-    np.random.seed(1)  # noqa: NPY002 - what MXNet draws from
-    net, x = _made(name)
+    np.random.seed(1)  # noqa: NPY002 - MXNet draws from this generator
+    net, x = _network_and_input(name)
     net.initialize(mx.init.Xavier(magnitude=2))
     net.hybridize()
     net(mx.nd.array(x))
     net.export(str(folder / name))
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     random = np.random.RandomState(5)
-    _draw_statistics(aux, random)  # those of a network that has never been trained hide mistakes
+    _draw_statistics(aux, random)  # the initial statistics would hide mistakes
     mx.model.save_checkpoint(str(folder / name), 0, symbol, args, aux)
     plan = None if name in OTHERS else {"data": (1, 3, *2 * (max(x.shape[2], 224),))}
     _compute(folder, name, {"data": x}, plan, random)
@@ -167,8 +169,8 @@ def _draw_statistics(aux, random):
         aux[key][:] = random.uniform(low, high, aux[key].shape)
 
 
-def _given(folder, name, shapes):
-    """Draw the parameters of a symbol if there are none, and inputs; compute."""
+def _compute_from_symbol(folder, name, shapes):
+    """Write the values that MXNet computes for a symbol in the folder; its parameters are drawn if there are none."""
     random = np.random.RandomState(5)
     symbol = mx.sym.load(str(folder / f"{name}-symbol.json"))
     run = {key: tuple(shape) for key, shape in shapes["run"].items()}
@@ -185,7 +187,7 @@ def _given(folder, name, shapes):
         _draw_statistics(aux, random)
         text = (folder / f"{name}-symbol.json").read_bytes()
         mx.model.save_checkpoint(str(folder / name), 0, symbol, args, aux)
-        (folder / f"{name}-symbol.json").write_bytes(text)  # as it was published
+        (folder / f"{name}-symbol.json").write_bytes(text)  # restore the published text
     _, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     inputs = {}
     for key, shape in sizes.items():
@@ -196,7 +198,7 @@ def _given(folder, name, shapes):
     _compute(folder, name, inputs, shapes["plan"], random)
 
 
-def _still(path):
+def _without_dropout(path):
     """Return the symbol in ``path`` with dropout switched off."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
@@ -206,7 +208,7 @@ def _still(path):
 
 
 def _slopes(path):
-    """Return the names of the slopes of PReLU."""
+    """Return the names of the PReLU slopes in a symbol file."""
     nodes = json.loads(path.read_text())["nodes"]
     return {
         nodes[node["inputs"][1][0]]["name"] for node in nodes if node["op"] == "LeakyReLU" and len(node["inputs"]) > 1
@@ -214,7 +216,7 @@ def _slopes(path):
 
 
 def _scores(symbol):
-    """Names of the inputs of a softmax at the end."""
+    """Return the output names of the inputs of final softmaxes."""
     graph = json.loads(symbol.tojson())
     nodes = graph["nodes"]
     ends = [nodes[head[0]] for head in graph["heads"]]
@@ -223,10 +225,10 @@ def _scores(symbol):
 
 
 def _infer(symbol, args, aux, inputs, *, fused=False, dtype="float32"):
-    """Outputs of inference, with MXNet's fused operators, as by default, or without."""
+    """Return the outputs of inference, and the scores, with or without MXNet's fused operators."""
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "MKLDNN" if fused else "NONE"
     inner = symbol.get_internals()
-    names = inner.list_outputs()[::-1]  # where a name stands twice, the later one is nearer to the end
+    names = inner.list_outputs()[::-1]  # of equal names take the last
     symbol = mx.sym.Group([symbol, *(inner[len(names) - 1 - names.index(key)] for key in _scores(symbol))])
     dtypes = dict.fromkeys([*symbol.list_arguments(), *symbol.list_auxiliary_states()], dtype)
     sizes = {key: value.shape for key, value in inputs.items()}
@@ -242,7 +244,10 @@ def _arrays(inputs, dtype="float32"):
 
 
 def _planned(symbol, shapes):
-    """Return the bytes a sample: MXNet says whole mebibytes, so at a batch at which these are exact to a thousandth."""
+    """Return MXNet's planned bytes per sample.
+
+    MXNet reports whole mebibytes, so the batch is enlarged until there are 1,000 of them or it is 4,096.
+    """
     for batch in (16, 64, 256, 1024, 4096):
         sizes = {key: (batch * shape[0], *shape[1:]) for key, shape in shapes.items()}
         executor = symbol.simple_bind(mx.cpu(), grad_req="null", **sizes)
@@ -253,17 +258,17 @@ def _planned(symbol, shapes):
 
 
 def _compute(folder, name, inputs, plan, random):
-    """Write MXNet's values of a pair of files into ``NAME.npz``."""
+    """Write the values that MXNet computes for a pair of files into ``NAME.npz``."""
     path = folder / f"{name}-symbol.json"
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     outputs = _infer(symbol, args, aux, inputs)
     for k, (own, fused) in enumerate(zip(outputs, _infer(symbol, args, aux, inputs, fused=True), strict=True)):
         apart = np.abs(own - fused).max(initial=0) / (np.abs(own).max(initial=0) or 1)
-        if not apart <= 1e-4:  # seen in MXNet 1.9.1 where a sum is fused into a convolution
+        if not apart <= 1e-4:  # MXNet 1.9.1 does so if it fuses a sum into a convolution
             print(f"{name}: fused operators change output {k} by {apart:.1e} of its largest value", flush=True)
     by_name = {f"input:{key}": value for key, value in inputs.items()}
     by_name.update({f"output{k}": out for k, out in enumerate(outputs)})
-    with contextlib.suppress(mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64
+    with contextlib.suppress(mx.base.MXNetError, RuntimeError):  # MXNet lacks an operator in float64
         precise = _infer(symbol, args, aux, inputs, dtype="float64")
         by_name.update({f"precise{k}": out for k, out in enumerate(precise)})
     by_name["scores"] = json.dumps(_scores(symbol))
@@ -272,12 +277,12 @@ def _compute(folder, name, inputs, plan, random):
     by_name["interface"] = json.dumps([names, [shapes[0], shapes[2], shapes[1]]])
     if plan is not None:
         by_name["planned"], by_name["planned_shapes"] = _planned(symbol, plan), json.dumps(plan)
-    symbol = _still(path)
+    symbol = _without_dropout(path)
     words = any(len(value.shape) == 2 for value in inputs.values()) and name in OTHERS
     requests = dict.fromkeys(symbol.list_arguments(), "write")
     requests.update({key: "null" for key in inputs if words or key.endswith("label")})
     sizes = {key: value.shape for key, value in inputs.items()}
-    slopes = _slopes(path)  # MXNet computes these from heads that it has overwritten: not what differences give
+    slopes = _slopes(path)  # MXNet computes wrong gradients of these, from overwritten heads
     for kind, dtype in (("grad", "float32"), ("exact", "float64")):
         dtypes = dict.fromkeys([*requests, *symbol.list_auxiliary_states()], dtype)
         try:
@@ -289,14 +294,14 @@ def _compute(folder, name, inputs, plan, random):
             executor.backward([mx.nd.array(by_name[f"head{k}"], dtype=dtype) for k in range(len(executor.outputs))])
             gradients = {key: grad.asnumpy() for key, grad in executor.grad_dict.items() if grad is not None}
             by_name.update({f"{kind}:{key}": value for key, value in gradients.items() if key not in slopes})
-        except (mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64, or no gradient
+        except (mx.base.MXNetError, RuntimeError):  # MXNet lacks an operator in float64, or its gradient
             if kind == "grad" and name in OTHERS:
                 raise
     np.savez(folder / f"{name}.npz", **by_name)
 
 
 def _again(folder, name):
-    """Whether the files that weftplan wrote give the same bits."""
+    """Compute the files that weftplan wrote; raise a ValueError if an output has other bits."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / f"{name}-again"), 0)
     inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}
@@ -318,7 +323,7 @@ def main(words):
         shapes, words = json.loads(Path(words[1]).read_text()), words[2:]
 
         def work(folder, name):
-            _given(folder, name, shapes[name])
+            _compute_from_symbol(folder, name, shapes[name])
 
     for name in words[1:]:
         try:

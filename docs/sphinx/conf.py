@@ -1,6 +1,6 @@
-"""Settings of Sphinx for the documentation site.
+"""Sphinx's settings for the documentation site.
 
-``docs/build_site.py`` copies the guides and writes the pages of the API reference; autodoc fills those from docstrings.
+``docs/build_site.py`` copies the guides and writes the pages of the API reference; autodoc fills these from docstrings.
 """
 
 from __future__ import annotations

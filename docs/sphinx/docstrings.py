@@ -1,8 +1,8 @@
-"""Docstrings of the package as autodoc reads them.
+"""A Sphinx extension that changes docstrings as autodoc reads them.
 
-* A short name in a reference becomes the full name of the object that the docstring means.
-* An override whose docstring has no ``Args:`` of its own gets those of the method that it overrides.
-* Documentation of operators is plain text; characters that mean something in reStructuredText are escaped.
+* A short name in a reference becomes the full name of the object that it means.
+* An override whose docstring has no ``Args:`` gets those of the method that it overrides.
+* The documentation of operators is plain text, so characters with a meaning in reStructuredText are escaped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARAMETER = re.compile(r"^    \w+ \(.*?\): ")
 
 
 def full_names(line: str, scopes: list[str]) -> str:
-    """Return a line whose references name objects in full: those in a class first, then those of its module."""
+    """Return a line whose references have full names: the first of ``scopes`` that contains the name is its prefix."""
 
     def full(match: re.Match[str]) -> str:
         for scope in scopes:
@@ -36,7 +36,7 @@ def full_names(line: str, scopes: list[str]) -> str:
 
 
 def plain(lines: list[str]) -> list[str]:
-    """Return the plain text of an operator's documentation as reStructuredText."""
+    """Return an operator's documentation, which is plain text, as reStructuredText."""
     found, example = [], False
     for line in lines:
         example = example or line.startswith("Example")
@@ -46,7 +46,7 @@ def plain(lines: list[str]) -> list[str]:
 
 
 def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Change the lines of a docstring in place."""
+    """Complete the references and ``Args:`` of a docstring that autodoc has read; ``lines`` changes in place."""
     wrapped = getattr(obj, "fget", None) or getattr(obj, "func", None) if what == "property" else obj
     function = inspect.unwrap(getattr(wrapped, "__func__", wrapped))
     owner = obj if what == "class" else owner_of(function)
@@ -66,14 +66,14 @@ def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
 def shorten(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
-    """Leave out the signature of a record with many fields: callers get such records, and the fields are listed."""
+    """Omit the signature of a dataclass with over ten fields: its fields are listed, and callers do not make it."""
     if what == "class" and is_dataclass(obj) and len(fields(obj)) > 10:
         return "", returned
     return None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the hooks; the first runs before napoleon's, which reads the lines that it adds."""
+    """Register the hooks; priority 400 precedes napoleon, which must read the lines that :func:`complete` adds."""
     app.connect("autodoc-process-docstring", complete, priority=400)
     app.connect("autodoc-process-signature", shorten)
     return {"parallel_read_safe": True}

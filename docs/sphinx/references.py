@@ -1,8 +1,8 @@
-"""References of docstrings: a name leads to the page that documents the object, under whatever name it is listed there.
+"""A Sphinx extension for references in docstrings: a name links to the page that documents its object.
 
-Docstrings name objects by their defining module; the reference documents them under their public names. A name that
-exists but has no page, such as an internal function or a class of another package, is shown without a link. A name that
-does not exist is a warning, and so an error of the build.
+Docstrings name objects by their defining module; the reference documents them under their public names. A name without
+a page, such as an internal function or a class of another package, is shown without a link. A name that does not exist
+is a warning, and so an error of the build.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sphinx.util.nodes import make_refnode
 
 
 def documented(env: BuildEnvironment) -> dict[Any, str]:
-    """Return the public name of every documented object, by its identity and by its last name if that is unique."""
+    """Return the public name of every documented object, by the object's identity and by its last name if unique."""
     names: dict[Any, str] | None = getattr(env, "names_of_objects", None)
     if names is None:
         names, short = {}, {}
@@ -35,7 +35,7 @@ def documented(env: BuildEnvironment) -> dict[Any, str]:
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: TextElement) -> Element | None:
-    """Return a link to the documented object, its text if the object has no page, None if there is no such object."""
+    """Return a link to the documented object, plain text if it has no page, or None if it does not exist."""
     if node["refdomain"] != "py":
         return None
     target = node["reftarget"]
@@ -43,7 +43,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: Te
         name = documented(env).get(id(look_up(target)))
     except LookupError:
         name = documented(env).get(target)
-        if not name and "refwarn" in node:  # written in a docstring, and not a type of a signature
+        if not name and "refwarn" in node:  # from a docstring, not from a signature's type
             return None
     if not name:
         return contnode
@@ -52,7 +52,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: Te
 
 
 def be_exact(app: Sphinx, tree: document) -> None:
-    """Do not take ``type`` for an attribute of that name in some class."""
+    """Remove ``refspecific`` from all references, so that ``type`` does not match an attribute of that name."""
     for node in tree.findall(pending_xref):
         if node.hasattr("refspecific"):
             del node["refspecific"]

@@ -1,4 +1,4 @@
-"""Atomic files: they appear whole or not at all, with every writer of the package."""
+"""Every writer of the package writes atomically: a file is complete or unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from weftplan.support.atomic_files import put, replacing
 from weftplan.training.optimizers import optimizer as optimizers
 
 
-def states(path: Path) -> None:
-    """The kvstore's writer."""
+def write_states(path: Path) -> None:
+    """Write the optimizer states of a kvstore."""
     kv = mx.kv.create()
     kv.init("w", mx.nd.zeros((2,)))
     kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
@@ -25,46 +25,47 @@ def states(path: Path) -> None:
     kv.save_optimizer_states(path)
 
 
-def trace(path: Path) -> None:
-    """The profiler's writer."""
+def write_empty_trace(path: Path) -> None:
+    """Write the profile of an empty recorder."""
     write_trace(Recorder(), path)
 
 
 WRITERS = {
     "arrays": lambda path: mx.nd.save(path, mx.nd.ones((2,))),
     "symbol": lambda path: mx.sym.Variable("x").save(path),
-    "states": states,
-    "trace": trace,
+    "states": write_states,
+    "trace": write_empty_trace,
 }
 
 
 @pytest.fixture(params=WRITERS)
 def write(request):
+    """Return a function that writes a file to a given path; parametrized over all writers."""
     return WRITERS[request.param]
 
 
 @pytest.fixture
 def umask():
-    """A umask that lets only the group read files."""
+    """Set the umask 0o027: the group may not write, others may do nothing."""
     before = os.umask(0o027)
     yield
     os.umask(before)
 
 
 def mode(path: Path) -> int:
-    """Return the permissions of a file."""
+    """Return the permission bits of a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_new_file_follows_the_umask(write, tmp_path, umask):
-    """Like files of any program, not only for their owner."""
+    """A new file has the permissions of the umask, and no other file remains."""
     write(tmp_path / "new")
     assert mode(tmp_path / "new") == 0o640
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_file_keeps_its_permissions(write, tmp_path):
-    """A second write changes only the contents."""
+    """Writing to an existing file keeps its permissions."""
     path = tmp_path / "old"
     path.write_text("before")
     path.chmod(0o604)
@@ -74,7 +75,7 @@ def test_a_file_keeps_its_permissions(write, tmp_path):
 
 
 def test_a_link_stays_a_link(write, tmp_path):
-    """Its target is replaced, or created if missing."""
+    """Writing to a symbolic link replaces or creates its target, and keeps the link."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "folder" / "real")
@@ -86,13 +87,13 @@ def test_a_link_stays_a_link(write, tmp_path):
 
 
 def test_the_longest_name(write, tmp_path):
-    """The longest name that the file system allows works."""
+    """A file name of 255 characters works."""
     write(tmp_path / ("n" * 255))
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_pipe_is_written_and_stays(write, tmp_path):
-    """As with ``open``; a rename would replace it by a file, even /dev/null."""
+    """Writing to a named pipe writes into it and does not replace it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read = []
@@ -106,7 +107,7 @@ def test_a_pipe_is_written_and_stays(write, tmp_path):
 
 @pytest.mark.parametrize(("where", "error"), [("absent/x", FileNotFoundError), (".", IsADirectoryError)])
 def test_errors_name_the_path(write, tmp_path, where, error):
-    """Not the name of a temporary file."""
+    """Errors have the requested path, not that of a temporary file, and no file remains."""
     with pytest.raises(error) as caught:
         write(tmp_path / where)
     assert caught.value.filename == str(tmp_path / where)
@@ -114,7 +115,7 @@ def test_errors_name_the_path(write, tmp_path, where, error):
 
 
 def test_read_only_file_is_not_replaced(write, tmp_path, monkeypatch):
-    """A missing write permission protects the contents, as it does with ``open``; root may always write."""
+    """Writing to a file without write permission raises and keeps its contents."""
     path = tmp_path / "kept"
     path.write_text("mine")
     monkeypatch.setattr(os, "access", lambda path, how: how != os.W_OK)
@@ -124,7 +125,7 @@ def test_read_only_file_is_not_replaced(write, tmp_path, monkeypatch):
 
 
 def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
-    """Nor does it leave another file."""
+    """If writing raises, the file keeps its contents, and no other file remains."""
     path = tmp_path / "x"
     path.write_text("before")
 
@@ -140,7 +141,7 @@ def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
 
 
 def test_concurrent_writers(tmp_path):
-    """Concurrent writers of one file: it is always the whole output of one of them."""
+    """With concurrent writers a file always has the complete output of one of them."""
     path, wrong = tmp_path / "x", []
 
     def work(number: int) -> None:
@@ -161,7 +162,7 @@ def test_concurrent_writers(tmp_path):
 
 
 def test_cached_file_is_private(tmp_path, umask, monkeypatch):
-    """No other user may read it, a symbolic link in its place is not followed, and a full disk leaves the old file."""
+    """``put`` writes a file that only its owner may read, replaces a symbolic link, and survives a short write."""
     path, second = tmp_path / "put", tmp_path / "other"
     second.write_bytes(b"not to be touched")
     path.symlink_to(second)

@@ -1,4 +1,4 @@
-"""The table of variables and its reader: every legal spelling, every kind of bad input, and all warnings."""
+"""The table of environment variables and its reader: legal values, bad values, aliases and warnings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 @functools.cache
 def named_by_modules() -> set[str]:
-    """Return variables named by a string in some module, whole or composed (f-string, or ``prefix + "REST"``)."""
+    """Return the variables whose names occur in modules of the package, as a string or composed of parts."""
     named = set()
     for path in Path(config.__file__).parent.rglob("*.py"):
         if path.name in {"config.py", "_variables.py"} or path.parent.name == "cli":
@@ -57,12 +57,12 @@ def named_by_modules() -> set[str]:
 
 
 class TestTable:
-    """The rows themselves."""
+    """The rows of the table."""
 
     @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_row_is_sound(self, variable: Variable, monkeypatch: pytest.MonkeyPatch):
-        """A default is legal for its row and survives a round trip through text; the row describes its effect."""
+        """A default is legal and survives conversion to text; the row has a meaning and an effect."""
         assert config.get(variable.name) == variable.default
         assert type(config.get(variable.name)) is variable.kind
         monkeypatch.setenv(variable.name, str(variable.default))
@@ -73,14 +73,14 @@ class TestTable:
         assert (variable.kind is str) == bool(variable.choices or variable.form)
 
     def test_names_are_unique(self):
-        """No name or alias is used twice, nor both declared and listed as unused."""
+        """No name or alias is used twice or is also listed as unused, and each unused name has a reason."""
         names = [name for variable in TABLE for name in (variable.name, *variable.aliases)]
         assert len(names) == len(set(names))
         assert not UNUSED_HERE.keys() & set(names)
         assert all(UNUSED_HERE.values())
 
     def test_documented_defaults(self):
-        """If MXNet's sources disagree on a default, the documented value wins."""
+        """The defaults are those of MXNet's documentation, also if its sources differ."""
         expected = {
             "MXNET_CPU_WORKER_NTHREADS": 1,
             "MXNET_CPU_PRIORITY_NTHREADS": 4,
@@ -101,7 +101,7 @@ class TestTable:
         assert {name: config.get(name) for name in expected} == expected
 
     def test_pool_variables_exist_for_each_device(self):
-        """MXNet's five pool variables exist for three devices, the page size in both spellings."""
+        """MXNet's five pool variables exist for three kinds of memory, the page size in two spellings."""
         for device in ("GPU", "CPU", "CPU_PINNED"):
             for remaining in ("POOL_TYPE", "POOL_RESERVE", "POOL_PAGE_SIZE", "LARGE_ALLOC_ROUND_SIZE"):
                 assert config.lookup(f"MXNET_{device}_MEM_{remaining}").variable.when is When.PROCESS
@@ -112,18 +112,18 @@ class TestTable:
     @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_effect_is_honest(self, variable: Variable):
-        """A module outside the table names a variable exactly if its row claims an effect."""
-        inputs = {second.default_from for second in TABLE}  # the default of a variable that is read
+        """A module of the package names a variable exactly if its row claims an effect."""
+        inputs = {second.default_from for second in TABLE}  # variables that give the default of others
         assert (variable.name in named_by_modules() | inputs) == variable.effective
 
     def test_thread_counts_shape_the_process(self):
-        """Settings of an engine are read once; settings of a plan are read at each bind."""
+        """Engine settings are read once in a process, plan settings at each bind."""
         assert BY_NAME["MXNET_CPU_WORKER_NTHREADS"].when is When.PROCESS
         assert BY_NAME["MXNET_EXEC_MATCH_RANGE"].when is When.BIND
 
 
 class TestGet:
-    """Reading the present environment."""
+    """Reading a variable."""
 
     @together()
     @pytest.mark.parametrize("name", BOOLS)
@@ -131,13 +131,13 @@ class TestGet:
         ("text", "value"), [("true", True), ("FALSE", False), ("1", True), ("0", False), (" True ", True)]
     )
     def test_bool(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: bool):
-        """Booleans are true, false, 1 or 0 in any case."""
+        """A boolean is true, false, 1 or 0, in any case and with spaces."""
         monkeypatch.setenv(name, text)
         assert config.get(name) is value
 
     @pytest.mark.parametrize("text", ["yes", "2", "on", "-1", "tru"])
     def test_bad_bool(self, monkeypatch: pytest.MonkeyPatch, text: str):
-        """Anything else is refused with variable, value and legal values."""
+        """A text that is no boolean raises with the variable, the value and the legal values."""
         monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", text)
         with pytest.raises(ConfigError, match=f"MXNET_BACKWARD_DO_MIRROR='{text}'.*expected true, false, 1 or 0"):
             config.get("MXNET_BACKWARD_DO_MIRROR")
@@ -146,7 +146,7 @@ class TestGet:
         ("text", "value"), [("1e6", 1_000_000), ("1E6", 1_000_000), ("2.5e+3", 2500), ("+1e0", 1), ("1.0e1", 10)]
     )
     def test_integers_with_exponents(self, monkeypatch: pytest.MonkeyPatch, text: str, value: int):
-        """MXNet's documents write the bound of large arrays as 1e6: that is a million, as an int."""
+        """Integers may have an exponent, as in MXNet's documents: 1e6 is the int 1000000."""
         monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", text)
         got = config.get("MXNET_KVSTORE_BIGARRAY_BOUND")
         assert (got, type(got)) == (value, int)
@@ -155,7 +155,7 @@ class TestGet:
     @pytest.mark.parametrize("name", THREAD_COUNTS)
     @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e-3", "1_000", "1025", "0x2", "٣"])
     def test_bad_thread_count(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-        """A count that is 0, negative or no decimal integer is refused with variable, value, range and default."""
+        """A thread count that is 0, negative, too large or no decimal integer raises with range and default."""
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError) as caught:
             config.get(name)
@@ -166,7 +166,7 @@ class TestGet:
     @together()
     @pytest.mark.parametrize("name", INTS)
     def test_int_limits(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """The bounds of a range are legal, the integers just outside are not."""
+        """The limits of a range are legal; the integers just outside raise."""
         variable = BY_NAME[name]
         for limit, step in ((variable.low, -1), (variable.high, 1)):
             if limit is not None:
@@ -180,7 +180,7 @@ class TestGet:
     @pytest.mark.parametrize("name", FLOATS)
     @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "half", "0,5"])
     def test_bad_float(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-        """A value that is no finite number is refused."""
+        """A value that is no finite number raises."""
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal: expected a number"):
             config.get(name)
@@ -188,14 +188,14 @@ class TestGet:
     @pytest.mark.parametrize("name", ["FLAGS_fraction_of_gpu_memory_to_use", "FLAGS_memory_fraction_of_eager_deletion"])
     @pytest.mark.parametrize("text", ["-0.1", "1.01"])
     def test_fraction_out_of_range(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-        """A fraction lies between 0 and 1."""
+        """A fraction outside 0 to 1 raises."""
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError, match="expected a number from 0 to 1 "):
             config.get(name)
 
     @pytest.mark.parametrize("name", CHOICES)
     def test_bad_choice(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """An unknown word is refused with every legal word."""
+        """A word that is no choice raises with all legal words."""
         monkeypatch.setenv(name, "nonsense")
         with pytest.raises(ConfigError) as caught:
             config.get(name)
@@ -204,44 +204,44 @@ class TestGet:
             assert choice in str(caught.value)
 
     def test_unknown_engine_type(self, monkeypatch: pytest.MonkeyPatch):
-        """A misspelt engine is refused with the nearest name, whatever its case."""
+        """A misspelt engine raises with the nearest name, whatever the case of its letters."""
         monkeypatch.setenv("MXNET_ENGINE_TYPE", "threadedengine")
         with pytest.raises(ConfigError, match=r"MXNET_ENGINE_TYPE='threadedengine'.*did you mean ThreadedEngine\?"):
             config.get("MXNET_ENGINE_TYPE")
 
     def test_page_size_is_a_power_of_two(self, monkeypatch: pytest.MonkeyPatch):
-        """MXNet's round pool needs a power of two; 4095 is refused under the name that was set."""
+        """A page size that is no power of two raises; the error has the alias that was set."""
         monkeypatch.setenv("MXNET_GPU_POOL_PAGE_SIZE", "4095")
         with pytest.raises(ConfigError, match=r"MXNET_GPU_POOL_PAGE_SIZE='4095'.*a power of two from 32"):
             config.get("MXNET_GPU_MEM_POOL_PAGE_SIZE")
 
     def test_empty_is_unset(self, monkeypatch: pytest.MonkeyPatch):
-        """An empty or blank text means the default."""
+        """An empty or blank value means the default."""
         for text in ("", "   "):
             monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", text)
             assert config.lookup("MXNET_EXEC_MATCH_RANGE").origin == "default"
 
     def test_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch):
-        """A bind-time variable follows the environment without a warning."""
+        """A bind-time variable is read from the environment at each call."""
         for text in ("1", "16", "0"):
             monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", text)
             assert config.get("MXNET_EXEC_MATCH_RANGE") == int(text)
 
     def test_unknown_name(self):
-        """Reading an unknown variable is a programming error, and names the nearest."""
+        """Reading an unknown variable raises with the nearest name."""
         with pytest.raises(
             ConfigError, match=r"no variable is named 'MXNET_ENGINE_TYP': did you mean MXNET_ENGINE_TYPE\?"
         ):
             config.get("MXNET_ENGINE_TYP")
 
     def test_error_classes(self):
-        """Old scripts catch MXNetError, Python readers expect ValueError."""
+        """ConfigError is an MXNetError and a ValueError."""
         assert issubclass(ConfigError, MXNetError)
         assert issubclass(ConfigError, ValueError)
 
     @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12))
     def test_any_text_is_legal_or_an_error(self, text: str):
-        """No text makes the reader fail in another way, and accepted values are in range."""
+        """Any text gives a value in the legal range or a ConfigError that names the variable."""
         for name in ("MXNET_CPU_WORKER_NTHREADS", "FLAGS_fraction_of_gpu_memory_to_use", "MXNET_ENGINE_TYPE"):
             os.environ[name] = text
             try:
@@ -256,7 +256,7 @@ class TestGet:
 
 
 class TestAliases:
-    """One variable under several names."""
+    """Variables with several names."""
 
     @pytest.mark.parametrize(
         ("alias", "name", "text", "value"),
@@ -268,13 +268,13 @@ class TestAliases:
         ],
     )
     def test_alias(self, monkeypatch: pytest.MonkeyPatch, alias: str, name: str, text: str, value: object):
-        """Setting the alias sets the variable, and the origin says so; both names return the same."""
+        """An alias sets the variable and can be used to read it; the origin names the alias."""
         monkeypatch.setenv(alias, text)
         assert config.get(name) == config.get(alias) == value
         assert config.lookup(name).origin == f"alias {alias}"
 
     def test_name_wins_over_alias(self, monkeypatch: pytest.MonkeyPatch):
-        """If both are set and differ, the variable's own name wins and the check warns."""
+        """If name and alias are set and differ, the name's value is used and the check warns."""
         monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", "16")
         monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", "2")
         assert config.get("MXNET_EXEC_MATCH_RANGE") == 2
@@ -282,7 +282,7 @@ class TestAliases:
             config.check_environment()
 
     def test_a_warning_names_the_line_of_the_import(self, tmp_path: Path):
-        """The line of the importing script, not a line of the package."""
+        """A warning at import has the line of the importing script."""
         script = tmp_path / "script.py"
         script.write_text("\nimport weftplan.config\n")
         environment = {**os.environ, "MXNET_ENGIN_TYPE": "NaiveEngine"}
@@ -290,7 +290,7 @@ class TestAliases:
         assert f"{script}:2: ConfigWarning: unknown environment variable MXNET_ENGIN_TYPE" in ended.stderr
 
     def test_default_from_another(self, monkeypatch: pytest.MonkeyPatch):
-        """The segment size per direction is the common size until it is set itself."""
+        """A variable may take its default from another variable, until it is set itself."""
         monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "7")
         assert config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD") == 7
         origin = config.lookup("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD").origin
@@ -301,10 +301,10 @@ class TestAliases:
 
 
 class TestProcess:
-    """Values that are fixed after their first use."""
+    """Variables that are fixed after their first use."""
 
     def test_late_change_warns_once_per_value(self, monkeypatch: pytest.MonkeyPatch):
-        """A change after the first reading keeps the first value and warns, once per new text."""
+        """A change after the first reading has no effect and warns once per new text."""
         assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
         monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "4")
         with pytest.warns(
@@ -318,8 +318,8 @@ class TestProcess:
         with pytest.warns(ConfigWarning, match="to 'nonsense' too late"):
             assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
 
-    def test_changed_back_is_silent(self, monkeypatch: pytest.MonkeyPatch):
-        """The text of the first reading never warns."""
+    def test_unchanged_value_is_silent(self, monkeypatch: pytest.MonkeyPatch):
+        """Repeated readings of an unchanged variable give no warning."""
         monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "2")
         for _ in range(3):
             assert config.process("MXNET_CPU_WORKER_NTHREADS") == 2
@@ -333,14 +333,14 @@ class TestProcess:
         assert config.process("MXNET_CPU_WORKER_NTHREADS") == 3
 
     def test_alias_counts_as_the_variable(self, monkeypatch: pytest.MonkeyPatch):
-        """Read first by one name and then by the other: one cached value."""
+        """Name and alias share one value: a later change by either name has no effect and warns."""
         assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
         monkeypatch.setenv("MXNET_GPU_MEM_POOL_PAGE_SIZE", "8192")
         with pytest.warns(ConfigWarning, match="MXNET_GPU_MEM_POOL_PAGE_SIZE changed"):
             assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
 
     def test_concurrent_first_readers_agree(self):
-        """Threads that read concurrently for the first time get one value."""
+        """Threads that read a variable for the first time at once get the same value."""
         barrier, seen = threading.Barrier(8), []
 
         def ask() -> None:
@@ -356,7 +356,7 @@ class TestProcess:
 
 
 def test_cache_follows_the_environment(monkeypatch):
-    """The cache is valid while the environment is unchanged, by whatever means it changes: also another mapping."""
+    """A cached value is used while the environment is unchanged; each way of changing it takes effect."""
     name, alias = "MXNET_EXEC_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
     monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(alias, raising=False)

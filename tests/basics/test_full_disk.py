@@ -1,4 +1,4 @@
-"""A full disk: results are printed first, errors name the file, and no file is truncated."""
+"""A full disk: results are printed before the error, errors name the file, and no partial file remains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with 64 KB of space, almost all of it used."""
+    """Mount a file system of 64 KiB with 4 KiB free, and return its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -45,16 +45,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def network() -> mx.sym.Symbol:
-    """A network whose weights are larger than the disk."""
+    """Return a network whose weights are larger than the disk."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=300), name="softmax")
 
 
-def plan() -> MemoryPlan:
-    """A plan whose page and text are larger than the disk."""
+def large_plan() -> MemoryPlan:
+    """Return a plan whose page and JSON are larger than the disk."""
     return mx.models.get("resnet18").plan(data=(1, 3, 224, 224))
 
 
-def trained() -> mx.mod.Module:
+def trained_module() -> mx.mod.Module:
     """Return a module with parameters and momenta larger than the disk."""
     module = mx.mod.Module(network())
     data = mx.io.NDArrayIter(np.zeros((4, 200), np.float32), np.zeros(4), 4)
@@ -62,16 +62,16 @@ def trained() -> mx.mod.Module:
     return module
 
 
-def deep() -> mx.sym.Symbol:
-    """A symbol whose text is larger than the disk."""
+def deep_symbol() -> mx.sym.Symbol:
+    """Return a symbol whose JSON is larger than the disk."""
     symbol = mx.sym.Variable("data")
     for number in range(2000):
         symbol = mx.sym.relu(symbol, name=f"relu{number}")
     return symbol
 
 
-def index(path: Path) -> None:
-    """Write records whose index is larger than the disk."""
+def write_index(path: Path) -> None:
+    """Write records whose index is larger than the disk; the records go to /dev/null."""
     record = mx.recordio.MXIndexedRecordIO(path, os.devnull, "w", key_type=str)
     for number in range(200):
         record.write_idx(f"{number:0400}", b"x")
@@ -82,13 +82,13 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "text": lambda path: write_text(path, "x" * ROOM),
     "put": lambda path: put(os.fspath(path), bytes(ROOM)),
     "nd.save": lambda path: mx.nd.save(path, mx.nd.zeros((ROOM,))),
-    "symbol": lambda path: deep().save(path),
-    "states": lambda path: trained().save_optimizer_states(path),
-    "parameters": lambda path: trained().save_params(path),
-    "safetensors": lambda path: save_safetensors(path, trained().get_params()[0], {}),
-    "plot_network": lambda path: mx.viz.plot_network(deep()).save(os.fspath(path)),
-    "index": index,
-    "plan picture": lambda path: plan().plot(path, title="a plan"),
+    "symbol": lambda path: deep_symbol().save(path),
+    "states": lambda path: trained_module().save_optimizer_states(path),
+    "parameters": lambda path: trained_module().save_params(path),
+    "safetensors": lambda path: save_safetensors(path, trained_module().get_params()[0], {}),
+    "plot_network": lambda path: mx.viz.plot_network(deep_symbol()).save(os.fspath(path)),
+    "index": write_index,
+    "plan picture": lambda path: large_plan().plot(path, title="a plan"),
     "snapshot page": lambda path: mx.storage.snapshot().to_html(path),
 }
 
@@ -96,7 +96,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("present", [False, True])
 @pytest.mark.parametrize("case", WRITERS)
 def test_a_file_is_whole_or_as_before(case: str, present: bool, disk: Path):
-    """The error names the file; an existing file keeps its content, a new file does not appear."""
+    """On a full disk a writer raises with the file's name; an existing file keeps its content, and no file is added."""
     path = disk / "target.svg"
     if present:
         path.write_bytes(b"as before")
@@ -108,7 +108,7 @@ def test_a_file_is_whole_or_as_before(case: str, present: bool, disk: Path):
 
 
 def test_errors_name_the_file():
-    """Also for special files; an error that names another file, or is not the system's, is unchanged."""
+    """An error in a special file gets the file's name; an error with another file or without errno is unchanged."""
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"), replacing("/dev/full") as file:
         file.write(b"x")
     for error in (FileNotFoundError(2, "gone", "other"), OSError("words alone")):
@@ -118,7 +118,7 @@ def test_errors_name_the_file():
 
 
 def test_every_writer_is_atomic():
-    """No module has a file writer of its own, except appending writers and the index of a record file."""
+    """Only the listed modules write files directly; other modules use the atomic writer."""
     appending = {
         "training/data/recordio.py",
         "training/fit/events.py",
@@ -136,8 +136,8 @@ def test_every_writer_is_atomic():
     assert writers == {*appending, "support/atomic_files.py", "compat/test_utils.py"}
 
 
-def command(*args: object) -> tuple[str, int]:
-    """Return a command's output on both streams, and its exit code."""
+def run_command(*args: object) -> tuple[str, int]:
+    """Run the command line; return (output of both streams, exit code)."""
     done = CliRunner().invoke(main, [str(arg) for arg in args])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output, done.exit_code
@@ -145,22 +145,22 @@ def command(*args: object) -> tuple[str, int]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> tuple[Path, Path]:
-    """A symbol and its parameters on another disk."""
-    trained().save_checkpoint(tmp_path / "net", 1)
+    """Save a checkpoint on another disk; return the paths of its symbol and parameters."""
+    trained_module().save_checkpoint(tmp_path / "net", 1)
     return tmp_path / "net-symbol.json", tmp_path / "net-0001.params"
 
 
 @pytest.mark.parametrize("option", ["--html", "--save", "--picture"])
 def test_a_plan_is_printed_first(option: str, disk: Path):
-    """The figures are printed, the error names the file, and no partial file remains."""
-    output, code = command("plan", "resnet18", option, disk / "plan.svg")
+    """The plan is printed, then an error with the file's name, and no partial file remains."""
+    output, code = run_command("plan", "resnet18", option, disk / "plan.svg")
     assert code == 1
     assert re.search(rf"planned.*\n[^$]*Error: cannot write {re.escape(str(disk))}/plan\.svg: No space left", output)
     assert os.listdir(disk) == ["filler"]
 
 
 def test_other_commands_print_first(disk: Path, tmp_path: Path, model: tuple[Path, Path]):
-    """inspect, run, convert and pack print the file's name after their results."""
+    """inspect, run, convert and pack print their results before the error with the file's name."""
     (tmp_path / "buffers.csv").write_text(
         "id,lower,upper,size\n" + "".join(f"{'b' * 100}{n},{n},{n + 2},8\n" for n in range(900))
     )
@@ -173,7 +173,7 @@ def test_other_commands_print_first(disk: Path, tmp_path: Path, model: tuple[Pat
         (("convert", *model, disk / "out.safetensors"), ""),
         (("pack", tmp_path / "buffers.csv", "--output", disk / "out"), "peak"),
     ):
-        output, code = command(*args)
+        output, code = run_command(*args)
         assert code == 1, output
         before, _, after = output.partition("Error: ")
         assert result in before
@@ -183,13 +183,13 @@ def test_other_commands_print_first(disk: Path, tmp_path: Path, model: tuple[Pat
 
 
 def test_training_continues_and_prints_its_result(disk: Path, caplog: pytest.LogCaptureFixture):
-    """Checkpoints and events without space are logged; the accuracy is printed before the final error."""
-    output, code = command("train", "--network", "mlp", "--epochs", 2, "--checkpoint", disk / "run", "--every", 20)
+    """Training continues without space for checkpoints or events, and prints its accuracy before the error."""
+    output, code = run_command("train", "--network", "mlp", "--epochs", 2, "--checkpoint", disk / "run", "--every", 20)
     before, _, after = output.partition("Error: ")
     assert code == 1
     assert "test accuracy" in before
     assert f"{disk}/run" in after
-    output, code = command("train", "--network", "mlp", "--epochs", 2, "--json", "--report", disk / "report")
+    output, code = run_command("train", "--network", "mlp", "--epochs", 2, "--json", "--report", disk / "report")
     before, _, after = output.partition("Error: ")
     assert code == 1
     assert '"test_accuracy"' in before
@@ -200,7 +200,7 @@ def test_training_continues_and_prints_its_result(disk: Path, caplog: pytest.Log
 
 
 def test_full_disk_of_standard_output():
-    """If standard output is on a full disk, the message says so."""
+    """A full disk for standard output gives exit code 1 and one line of error."""
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "weftplan", "plan", "lenet"], stdout=full, stderr=subprocess.PIPE,
                               text=True, timeout=200)  # fmt: skip
@@ -209,7 +209,7 @@ def test_full_disk_of_standard_output():
 
 
 def test_failed_close_is_reported_once(disk: Path):
-    """A record file that cannot be closed, and a profile that cannot be written at exit, print no second traceback."""
+    """A record file that fails to close, and a profile that fails at exit, give one line each and no traceback."""
     code = f"""
 import weftplan as mx
 second = mx.recordio.MXRecordIO({str(disk / "b.rec")!r}, "w")

@@ -1,4 +1,4 @@
-"""Pause of Python's cycle collector while graphs are loaded and bound, and only then."""
+"""Python's cyclic garbage collector is paused while a graph is loaded or bound, and only then."""
 
 import gc
 import os
@@ -14,8 +14,8 @@ from weftplan.support.gc_pause import resting
 from weftplan.symbol import json_io
 
 
-def chain(length):
-    """Return a chain of operators."""
+def activation_chain(length):
+    """Return a symbol of ``length`` activations, one after another."""
     x = mx.sym.Variable("data")
     for k in range(length):
         x = mx.sym.Activation(x, act_type="tanh", name=f"a{k}")
@@ -23,8 +23,8 @@ def chain(length):
 
 
 @pytest.fixture
-def eager():
-    """A collector that starts after every ten objects; yields the code objects interrupted by it."""
+def collector_frames():
+    """Make the collector run after every ten objects; return the set of code objects during which it ran."""
     interrupted = set()
 
     def started(phase, _):
@@ -41,35 +41,35 @@ def eager():
     gc.callbacks.remove(started)
 
 
-def test_no_collection_during_load_and_bind(eager):
-    """However many objects a file or a bind creates, the collector does not scan them meanwhile."""
-    text = chain(60).tojson()
+def test_no_collection_during_load_and_bind(collector_frames):
+    """The collector does not run during ``load_json`` and ``simple_bind``, although it runs elsewhere."""
+    text = activation_chain(60).tojson()
     mx.sym.load_json(text).simple_bind(mx.cpu(), data=(2, 3))
-    assert eager, "the collector starts elsewhere"
-    assert simple_bind.__wrapped__.__code__ not in eager
-    assert json_io.loads.__wrapped__.__code__ not in eager
+    assert collector_frames, "the collector starts elsewhere"
+    assert simple_bind.__wrapped__.__code__ not in collector_frames
+    assert json_io.loads.__wrapped__.__code__ not in collector_frames
     assert gc.isenabled()
 
 
 def test_collector_resumes_after_an_error():
-    """A failing bind leaves the collector enabled."""
+    """After a bind that raises, the collector is enabled."""
     with pytest.raises(mx.MXNetError):
-        chain(2).simple_bind(mx.cpu())
+        activation_chain(2).simple_bind(mx.cpu())
     assert gc.isenabled()
 
 
 def test_disabled_collector_stays_disabled():
-    """A collector disabled by the user is disabled after a bind."""
+    """A collector that the user has disabled stays disabled after a bind."""
     gc.disable()
     try:
-        chain(2).simple_bind(mx.cpu(), data=(2, 3))
+        activation_chain(2).simple_bind(mx.cpu(), data=(2, 3))
         assert not gc.isenabled()
     finally:
         gc.enable()
 
 
 def test_collector_resumes_after_concurrent_calls():
-    """The call that began first may end last, or first: the collector is enabled after both."""
+    """After two overlapping pauses the collector is enabled, whichever ends first."""
     for first_ends_first in (True, False):
         begun, may_end = threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ def test_collector_resumes_after_concurrent_calls():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_forked_child_has_the_collector_enabled():
-    """A thread forks while another binds: no thread in the child would enable it."""
+    """A child that is forked during a pause has the collector enabled."""
     script = (
         "import gc, os\n"
         "from weftplan.support.gc_pause import resting\n"

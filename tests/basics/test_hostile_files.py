@@ -1,7 +1,4 @@
-"""Hostile files: files that declare more than they contain, and folders in place of files.
-
-Each gives an error quickly.
-"""
+"""Hostile files raise FormatError before they use much memory, and so do folders in place of files."""
 
 from __future__ import annotations
 
@@ -37,12 +34,12 @@ Load = Callable[[Path], Any]
 
 
 def load_states(path: Path) -> None:
-    """Load optimizer states into an updater."""
+    """Load optimizer states from a file into an updater."""
     Updater(mx.optimizer.create("sgd", momentum=0.9)).set_states(path.read_bytes())
 
 
 def packed_zeros(head: bytes = b"") -> bytes:
-    """Write a gzip file with :data:`MUCH` zeros after its first bytes, using little memory."""
+    """Return gzip content that unpacks to ``head`` and :data:`MUCH` zeros."""
     held = io.BytesIO()
     with gzip.GzipFile(fileobj=held, mode="wb", compresslevel=1) as file:
         file.write(head)
@@ -51,8 +48,8 @@ def packed_zeros(head: bytes = b"") -> bytes:
     return held.getvalue()
 
 
-def states(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> bytes:
-    """Write an archive of optimizer states with a custom layout."""
+def states_archive(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> bytes:
+    """Return an archive of optimizer states with this layout and these arrays."""
     texts = {"__version__": 2, "__layout__": layout, "__counts__": []}
     held = io.BytesIO()
     save(held, **{name: np.frombuffer(json.dumps(text).encode(), np.uint8) for name, text in texts.items()}, **arrays)
@@ -60,28 +57,28 @@ def states(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> 
 
 
 def packed_npz() -> bytes:
-    """Write an npz file with one compressed array of :data:`MUCH` zeros."""
+    """Return an npz file with one compressed array of :data:`MUCH` zero bytes."""
     held = io.BytesIO()
     np.savez_compressed(held, x=np.broadcast_to(np.float32(0), (MUCH // 4,)))
     return held.getvalue()
 
 
 def npy_header() -> bytes:
-    """Write an npy file that declares 10**13 numbers and ends there."""
+    """Return an npy header that declares 10**13 numbers, without data."""
     held = io.BytesIO()
     np.lib.format.write_array_header_1_0(held, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
     return held.getvalue()
 
 
 def shared_bytes() -> bytes:
-    """Write a safetensors file with 600 arrays in the same half million bytes."""
+    """Return a safetensors file whose 600 arrays share the same 500,000 bytes."""
     entry = {"dtype": "U8", "shape": [500_000], "data_offsets": [0, 500_000]}
     header = json.dumps({f"a{k}": entry for k in range(600)}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(500_000)
 
 
 def shared_values(levels: int) -> bytes:
-    """Write a pickle of a pair of one pair twice, nested repeatedly."""
+    """Return a pickle of pairs whose two items are the same pair, nested ``levels`` deep."""
     value: Any = (None, None)
     for _ in range(levels):
         value = (value, value)
@@ -89,7 +86,7 @@ def shared_values(levels: int) -> bytes:
 
 
 def onnx_file(build: Callable[[Any], tuple[list[Any], list[Any]]]) -> bytes:
-    """Write an ONNX file with the nodes and initializers of ``build``, before a node that needs none of them."""
+    """Return an ONNX file with the nodes and initializers that ``build`` returns; its output uses none of them."""
     onnx = pytest.importorskip("onnx")
     nodes, initializers = build(onnx)
     one = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
@@ -99,35 +96,35 @@ def onnx_file(build: Callable[[Any], tuple[list[Any], list[Any]]]) -> bytes:
     return content
 
 
-def filled(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Eight arrays of zeros, each within the limit."""
+def filled_arrays(onnx: Any) -> tuple[list[Any], list[Any]]:
+    """Return (nodes, initializers) for eight arrays of zeros, each within the limit."""
     shape = onnx.helper.make_tensor("s", onnx.TensorProto.INT64, [1], [FREE // 8])
     return [onnx.helper.make_node("ConstantOfShape", ["s"], [f"c{k}"]) for k in range(8)], [shape]
 
 
-def ranged(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Return a range of a great many numbers."""
+def long_range(onnx: Any) -> tuple[list[Any], list[Any]]:
+    """Return (nodes, initializers) for a range of :data:`MUCH` numbers."""
     ends = [onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [], [value]) for name, value in
             (("a", 0), ("b", MUCH), ("c", 1))]  # fmt: skip
     return [onnx.helper.make_node("Range", ["a", "b", "c"], ["r"])], ends
 
 
-def outer(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Return the sum of a row and a column."""
+def broadcast_sum(onnx: Any) -> tuple[list[Any], list[Any]]:
+    """Return (nodes, initializers) for the sum of a column and a row of 9000 numbers."""
     ends = [onnx.numpy_helper.from_array(np.zeros(shape, "f4"), name) for name, shape in
             (("a", (9000, 1)), ("b", (1, 9000)))]  # fmt: skip
     return [onnx.helper.make_node("Add", ["a", "b"], ["c"])], ends
 
 
-def gathered(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Return one long row taken many times."""
+def repeated_rows(onnx: Any) -> tuple[list[Any], list[Any]]:
+    """Return (nodes, initializers) for a row of 9000 numbers gathered 9000 times."""
     inputs = [onnx.numpy_helper.from_array(values, name) for name, values in
               (("a", np.zeros((1, 9000), "f4")), ("i", np.zeros(9000, "i8")))]  # fmt: skip
     return [onnx.helper.make_node("Gather", ["a", "i"], ["c"])], inputs
 
 
-def doubled(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Return an array concatenated with itself repeatedly."""
+def repeated_concat(onnx: Any) -> tuple[list[Any], list[Any]]:
+    """Return (nodes, initializers) for an array whose size is doubled twenty times by concatenation."""
     names = ["a", *(f"c{k}" for k in range(20))]
     joins = [onnx.helper.make_node("Concat", [one, one], [two], axis=0)
              for one, two in itertools.pairwise(names)]  # fmt: skip
@@ -140,12 +137,14 @@ CASES: dict[str, tuple[str, Callable[[], bytes], Load]] = {
     "params, arrays without a shape": ("a.params", lambda: NO_SHAPE, mx.nd.load),
     "states, compressed": (
         "a.states",
-        lambda: states([[0, "int", "a0"]], np.savez_compressed, a0=np.broadcast_to(np.float32(0), (MUCH // 4,))),
+        lambda: states_archive(
+            [[0, "int", "a0"]], np.savez_compressed, a0=np.broadcast_to(np.float32(0), (MUCH // 4,))
+        ),
         load_states,
     ),
     "states, an array named often": (
         "a.states",
-        lambda: states([[0, "int", ["a0"] * 2000]], a0=np.zeros(250_000, np.float32)),
+        lambda: states_archive([[0, "int", ["a0"] * 2000]], a0=np.zeros(250_000, np.float32)),
         load_states,
     ),
     "states, pickled values named often": ("a.states", lambda: shared_values(24), load_states),
@@ -162,14 +161,14 @@ CASES: dict[str, tuple[str, Callable[[], bytes], Load]] = {
     "npy, a shape without data": ("a.npy", npy_header, lambda path: _read(path)),
     **{
         f"onnx, {build.__name__}": ("a.onnx", lambda build=build: onnx_file(build), mx.onnx.import_model)
-        for build in (filled, ranged, outer, gathered, doubled)
+        for build in (filled_arrays, long_range, broadcast_sum, repeated_rows, repeated_concat)
     },
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_declared_sizes_are_not_trusted(case: str, tmp_path: Path):
-    """A small file with large declared sizes is refused before that memory is allocated."""
+    """A small file that declares a large size raises before that memory is allocated."""
     name, make, load = CASES[case]
     path = tmp_path / name
     path.write_bytes(make())
@@ -185,7 +184,7 @@ def test_declared_sizes_are_not_trusted(case: str, tmp_path: Path):
 
 
 def test_large_images_are_refused(tmp_path: Path):
-    """The command that reads images refuses one beyond Pillow's warning limit."""
+    """``run`` refuses an image beyond Pillow's warning limit."""
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("1", (10_000, 9_500)).save(tmp_path / "a.png")
     with pytest.raises(FormatError, match="exceeds limit"):
@@ -193,7 +192,7 @@ def test_large_images_are_refused(tmp_path: Path):
 
 
 def test_compressible_data_is_read(tmp_path: Path):
-    """Data that compresses below a hundredth is read if small, and large data that compresses less."""
+    """Highly compressed data is read if it is small, as is larger data that is compressed less."""
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(1_000_000, np.float32))
     assert _read(tmp_path / "zeros.npz")["x"].shape == (1_000_000,)
     (tmp_path / "images").write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1000, 28, 28) + bytes(784_000)))
@@ -202,7 +201,7 @@ def test_compressible_data_is_read(tmp_path: Path):
 
 
 def record_file(path: Path) -> Path:
-    """Return a record file with one record."""
+    """Write a record file with one record; return its path."""
     record = mx.recordio.MXRecordIO(path, "w")
     record.write(b"one")
     record.close()
@@ -231,7 +230,7 @@ FOLDERS: dict[str, Load] = {
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_a_folder_is_no_file(case: str, tmp_path: Path):
-    """Every reader of files names the folder in its error."""
+    """Each reader raises FormatError with the folder's name if the path is a folder."""
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(FormatError, match=f"{tmp_path}.* is a folder|{tmp_path}.*[Ii]s a directory"):
         FOLDERS[case](tmp_path)
@@ -251,14 +250,14 @@ def test_a_folder_is_no_file(case: str, tmp_path: Path):
     ],
 )
 def test_hostile_indices(index: bytes, tmp_path: Path):
-    """A position beyond the records, or an invalid line, names the file and the line; the files are closed."""
+    """An invalid index line, or a position beyond the records, raises with the file and line."""
     (tmp_path / "a.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"a\.idx: line \d"):
         mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", record_file(tmp_path / "a.rec"), "r")
 
 
 def test_deep_nesting(tmp_path: Path):
-    """Text nested beyond a parser's limit is a FormatError in every JSON format and in a pickle."""
+    """Text or a pickle nested beyond the parser's limit raises FormatError."""
     deep = "[" * 200_000
     (tmp_path / "a.json").write_text(deep)
     for load in (mx.sym.load, lambda path: MemoryPlan.from_json(path.read_text())):

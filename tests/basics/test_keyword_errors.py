@@ -1,4 +1,4 @@
-"""Unknown keyword arguments: the error names the right keyword."""
+"""Unknown keyword arguments raise an error that names the right keyword."""
 
 from __future__ import annotations
 
@@ -17,41 +17,45 @@ from weftplan.support.keyword_errors import Constructed, known_keywords
 
 
 def network() -> Any:
+    """Return a classifier of one layer."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
 
 
-def batches(**settings: Any) -> Any:
+def make_iterator(**settings: Any) -> Any:
+    """Return an NDArrayIter with these keywords, by default with batches of two."""
     return mx.io.NDArrayIter(np.zeros((4, 2), np.float32), np.zeros(4), **(settings or {"batch_size": 2}))
 
 
-def module(**settings: Any) -> Any:
+def make_module(**settings: Any) -> Any:
+    """Return a Module with these keywords."""
     return mx.mod.Module(network(), **settings)
 
 
-def plan() -> Any:
+def make_plan() -> Any:
+    """Return a plan of the network."""
     return network().plan(data=(2, 4))
 
 
 NEAR: dict[str, tuple[Callable[[], object], str]] = {
-    "fit epochs": (lambda: module().fit(batches(), epochs=1), "num_epoch"),
-    "fit num_epochs": (lambda: module().fit(batches(), num_epochs=1), "num_epoch"),
-    "fit metric": (lambda: module().fit(batches(), metric="acc"), "eval_metric"),
-    "fit metrics": (lambda: module().fit(batches(), metrics=["acc"]), "eval_metric"),
-    "fit validation_data": (lambda: module().fit(batches(), validation_data=batches()), "eval_data"),
-    "fit budget": (lambda: module().fit(batches(), budget="1GB"), "memory_budget"),
-    "fit optim": (lambda: module().fit(batches(), optim="adam"), "optimizer"),
-    "fit callbacks": (lambda: module().fit(batches(), callbacks=[]), "batch_end_callback"),
-    "score": (lambda: module().score(batches(), metric="acc"), "eval_metric"),
-    "predict": (lambda: module().predict(batches(), num_batches=1), "num_batch"),
-    "Module ctx": (lambda: module(ctx=mx.cpu()), "context"),
-    "Module budget": (lambda: module(budget="1GB"), "memory_budget"),
-    "Module memory": (lambda: module(memory="1GB"), "memory_budget"),
-    "Module data_name": (lambda: module(data_name=["data"]), "data_names"),
-    "bind": (lambda: module().bind([("data", (4, 4))], training=True), "for_training"),
-    "init_params": (lambda: module().init_params(init=mx.init.Zero()), "initializer"),
-    "set_params": (lambda: module().set_params({}, {}, allow_misssing=True), "allow_missing"),
-    "init_optimizer": (lambda: module().init_optimizer(optim="sgd"), "optimizer"),
-    "NDArrayIter": (lambda: batches(batchsize=4), "batch_size"),
+    "fit epochs": (lambda: make_module().fit(make_iterator(), epochs=1), "num_epoch"),
+    "fit num_epochs": (lambda: make_module().fit(make_iterator(), num_epochs=1), "num_epoch"),
+    "fit metric": (lambda: make_module().fit(make_iterator(), metric="acc"), "eval_metric"),
+    "fit metrics": (lambda: make_module().fit(make_iterator(), metrics=["acc"]), "eval_metric"),
+    "fit validation_data": (lambda: make_module().fit(make_iterator(), validation_data=make_iterator()), "eval_data"),
+    "fit budget": (lambda: make_module().fit(make_iterator(), budget="1GB"), "memory_budget"),
+    "fit optim": (lambda: make_module().fit(make_iterator(), optim="adam"), "optimizer"),
+    "fit callbacks": (lambda: make_module().fit(make_iterator(), callbacks=[]), "batch_end_callback"),
+    "score": (lambda: make_module().score(make_iterator(), metric="acc"), "eval_metric"),
+    "predict": (lambda: make_module().predict(make_iterator(), num_batches=1), "num_batch"),
+    "Module ctx": (lambda: make_module(ctx=mx.cpu()), "context"),
+    "Module budget": (lambda: make_module(budget="1GB"), "memory_budget"),
+    "Module memory": (lambda: make_module(memory="1GB"), "memory_budget"),
+    "Module data_name": (lambda: make_module(data_name=["data"]), "data_names"),
+    "bind": (lambda: make_module().bind([("data", (4, 4))], training=True), "for_training"),
+    "init_params": (lambda: make_module().init_params(init=mx.init.Zero()), "initializer"),
+    "set_params": (lambda: make_module().set_params({}, {}, allow_misssing=True), "allow_missing"),
+    "init_optimizer": (lambda: make_module().init_optimizer(optim="sgd"), "optimizer"),
+    "NDArrayIter": (lambda: make_iterator(batchsize=4), "batch_size"),
     "SGD lr": (lambda: mx.optimizer.SGD(lr=0.1), "learning_rate"),
     "create lr": (lambda: mx.optimizer.create("adam", lr=0.1), "learning_rate"),
     "SGD weight_decay": (lambda: mx.optimizer.SGD(weight_decay=0.1), "wd"),
@@ -69,8 +73,8 @@ NEAR: dict[str, tuple[Callable[[], object], str]] = {
     "plan training": (lambda: network().plan(data=(2, 4), training=True), "train"),
     "simple_bind": (lambda: network().simple_bind(mx.cpu(), data=(2, 4), grad_reqs="null"), "grad_req"),
     "forward": (lambda: network().simple_bind(mx.cpu(), data=(2, 4)).forward(training=True), "is_train"),
-    "batch_max": (lambda: plan().batch_max(memory="1GB"), "budget"),
-    "to_html": (lambda: plan().to_html(titel="x"), "title"),
+    "batch_max": (lambda: make_plan().batch_max(memory="1GB"), "budget"),
+    "to_html": (lambda: make_plan().to_html(titel="x"), "title"),
     "task": (lambda: mx.engine.task(write=["a"]), "writes"),
     "tiles": (lambda: mx.engine.tiles(np.zeros(4), tile_shape=2), "tile"),
     "engine": (lambda: mx.engine.create("ThreadedEngine", workers=2), "task_workers"),
@@ -82,7 +86,7 @@ NEAR: dict[str, tuple[Callable[[], object], str]] = {
 @together()
 @pytest.mark.parametrize("case", NEAR)
 def test_error_names_the_right_keyword(case: str) -> None:
-    """A likely wrong name gets an error with the name used here."""
+    """A misspelt keyword, or another library's keyword, raises with the right keyword."""
     call, right = NEAR[case]
     with pytest.raises(MXNetError, match=f"did you mean '{right}'"):
         call()
@@ -93,21 +97,21 @@ def test_error_names_the_right_keyword(case: str) -> None:
     [("learning_rate", "optimizer_params"), ("batch_size", "NDArrayIter"), ("context", r"Module\(symbol, context=")],
 )
 def test_fit_redirects_foreign_keywords(name: str, told: str) -> None:
-    """An argument of the optimizer, the iterator or the module is redirected there."""
+    """A keyword of the optimizer, iterator or module that is passed to ``fit`` raises with its proper place."""
     with pytest.raises(KeywordError, match=told):
-        module().fit(batches(), num_epoch=1, **{name: 1})
+        make_module().fit(make_iterator(), num_epoch=1, **{name: 1})
 
 
 def test_unknown_keyword_is_a_type_error() -> None:
-    """Code that catches Python's own error keeps working, and the call has no effect."""
-    fitted = module()
+    """The error is a TypeError, and the call has no effect."""
+    fitted = make_module()
     with pytest.raises(TypeError):
-        fitted.fit(batches(), num_epoch=1, epochs=1)
+        fitted.fit(make_iterator(), num_epoch=1, epochs=1)
     assert not fitted.binded
 
 
 def test_signatures_and_types_are_those_of_the_function() -> None:
-    """Help and completion do not see the check."""
+    """Checked functions keep their signature and docstring, and their instances can be pickled."""
     assert "num_epoch" in inspect.signature(mx.mod.Module.fit).parameters
     assert list(inspect.signature(mx.init.Xavier).parameters) == ["rnd_type", "factor_type", "magnitude"]
     assert mx.mod.Module.fit.__doc__
@@ -115,7 +119,7 @@ def test_signatures_and_types_are_those_of_the_function() -> None:
 
 
 def test_user_classes_keep_working() -> None:
-    """A class that takes a setting out of its keywords and passes on the others is not refused."""
+    """A subclass may remove its own settings from the keywords and pass on the others."""
 
     class Mine(mx.optimizer.SGD):
         def __init__(self, **settings: Any) -> None:
@@ -128,7 +132,7 @@ def test_user_classes_keep_working() -> None:
 
 
 def test_function_with_any_keyword_is_unchecked() -> None:
-    """There is nothing to check, and no additional call."""
+    """A function that takes any keyword is returned unchanged."""
 
     def any_keyword(**options: int) -> dict[str, int]:
         return options
@@ -137,7 +141,7 @@ def test_function_with_any_keyword_is_unchecked() -> None:
 
 
 def test_class_without_constructor_uses_its_base() -> None:
-    """The message names the called class, and the keywords of its base."""
+    """The error names the class that was called, and lists the keywords of its base's constructor."""
 
     class Base(Constructed):
         def __init__(self, size: int = 0) -> None:
@@ -152,7 +156,7 @@ def test_class_without_constructor_uses_its_base() -> None:
 
 
 def test_names_that_other_libraries_use() -> None:
-    """They count only if the function has the argument."""
+    """Another library's name for an argument is recognized only if the function has the argument."""
     assert did_you_mean("lr", ["left", "learning_rate"]) == "did you mean 'learning_rate'? "
     assert did_you_mean("lr", ["left"]) == ""
     assert did_you_mean("init", ["x", "initializer"]) == "did you mean 'initializer'? "

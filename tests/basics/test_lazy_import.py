@@ -1,4 +1,4 @@
-"""Imports on first use are complete, whatever signals arrive meanwhile."""
+"""A lazy import completes even if a signal arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "weftplan"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package ``interrupted_`` whose module ``child`` gets Ctrl-C before its package has it."""
+    """Make a package ``interrupted_`` whose module raises SIGINT during its import; return its folder."""
     package = tmp_path / "interrupted_"
     package.mkdir()
     (package / "__init__.py").write_text("from interrupted_ import first\nassert first.child.value == 1\n")
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_interrupt_is_raised_after_the_import(folder: Path):
-    """Ctrl-C during the import is raised once, and the package is then complete."""
+    """Ctrl-C during a lazy import is raised after the import, which is complete."""
     with pytest.raises(KeyboardInterrupt):
         late_import("interrupted_")
     assert sys.modules["interrupted_"].child.value == 1
@@ -43,7 +43,7 @@ def test_interrupt_is_raised_after_the_import(folder: Path):
 
 
 def test_user_handler_is_called_once(folder: Path):
-    """A handler that raises nothing sees the signal, and the import succeeds."""
+    """A user's signal handler is called once, and the import succeeds."""
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     assert late_import("interrupted_").child.value == 1
@@ -51,7 +51,7 @@ def test_user_handler_is_called_once(folder: Path):
 
 
 def test_nested_lazy_import(folder: Path):
-    """An interrupt in the inner import waits for the end of the outer import."""
+    """Ctrl-C in a nested lazy import is raised after the outer import."""
     (folder / "outer.py").write_text(
         textwrap.dedent("""
         from weftplan.support.lazy_import import late_import
@@ -67,14 +67,14 @@ def test_nested_lazy_import(folder: Path):
 
 
 def test_a_handler_that_the_import_installs_stays(folder: Path):
-    """Signal handlers installed by the imported module stay."""
+    """A signal handler that the imported module installs is kept."""
     (folder / "__init__.py").write_text("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")
     late_import("interrupted_")
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_failed_import_leaves_the_handler(folder: Path):
-    """The error is the import's own, and the handler is restored."""
+    """A failing import raises its own error, and the signal handler is restored."""
     (folder / "__init__.py").write_text("raise ImportError('no such luck')\n")
     with pytest.raises(ImportError, match="no such luck"):
         late_import("interrupted_")
@@ -82,7 +82,7 @@ def test_a_failed_import_leaves_the_handler(folder: Path):
 
 
 def test_other_threads_do_not_touch_the_handler(folder: Path):
-    """Only the main thread may install handlers, so another thread imports as usual."""
+    """A lazy import works on another thread, which cannot install signal handlers."""
     (folder / "child.py").write_text("value = 1\n")
     handlers: list[int] = []
     thread = threading.Thread(target=lambda: handlers.append(late_import("interrupted_").child.value))
@@ -92,7 +92,7 @@ def test_other_threads_do_not_touch_the_handler(folder: Path):
 
 
 def test_parts_of_the_package_are_imported_wholly():
-    """Only the command line imports a part of the package by name in another way."""
+    """Only the command line imports modules of the package with import_module directly."""
     direct = re.compile(r"import_module\(\s*f?[\"']weftplan")
     files = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
     assert len(files) > 100

@@ -1,4 +1,4 @@
-"""Signal-safe locks: an interrupted thread leaves the lock free."""
+"""Locks of the package: an interrupt leaves them free, and a forked child finds them free."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from weftplan.locks import Lock, ReentrantLock, free_in_children, whole_in_child
 
 
 def test_lock_excludes_and_is_not_reentrant():
-    """Like a lock: taken by ``with`` or ``acquire``, free afterwards, also after an error."""
+    """A Lock is held between acquire and release or inside ``with``, also if an error ends it; it is not reentrant."""
     lock = Lock()
     with lock:
         assert lock.locked()
@@ -32,7 +32,7 @@ def test_lock_excludes_and_is_not_reentrant():
 
 
 def test_reentrant_lock_is_reentrant():
-    """Other threads get it after the same number of releases."""
+    """A thread can acquire its ReentrantLock repeatedly; other threads get it after the last release."""
     lock, got = ReentrantLock(), []
 
     def other():
@@ -57,7 +57,7 @@ def test_reentrant_lock_is_reentrant():
 
 @pytest.mark.parametrize("make", [Lock, ReentrantLock])
 def test_lock_excludes_threads(make):
-    """Four threads count to 20,000 together; each reads, yields, writes."""
+    """Four threads that each increment a counter 5,000 times under the lock lose no increment."""
     lock, count = make(), [0]
 
     def work():
@@ -137,14 +137,14 @@ for number in range(2000):
 @pytest.mark.parametrize("make", ["Lock", "ReentrantLock"])
 @pytest.mark.parametrize("work", WORK)
 def test_interrupt_leaves_the_lock_free(work, make):
-    """2,000 signals at any point of a loop that takes and releases the lock, in its own process."""
+    """After each of 2,000 signals in a loop that acquires and releases the lock, the lock is free."""
     command = [sys.executable, "-c", SCRIPT.replace("WORK", WORK[work]).replace("MAKE", make)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 def in_child(check):
-    """Return the result of ``check()`` in a forked child, a number below 128; None if the child hangs."""
+    """Return the result of ``check()``, a number below 128, in a forked child; None if the child hangs for a minute."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
         pid = os.fork()
@@ -156,7 +156,7 @@ def in_child(check):
 
 
 class Holder(threading.Thread):
-    """A thread in the middle of a two-step change under a lock, until notified."""
+    """A thread that holds a lock between the two steps of a change, until ``go`` is set."""
 
     def __init__(self, lock):
         super().__init__()
@@ -177,7 +177,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @needs_fork
 @pytest.mark.parametrize("make", [Lock, ReentrantLock])
 def test_a_fork_waits_for_the_holder(make):
-    """The child of a fork during a change sees the complete change and a free lock; so does the parent."""
+    """A fork waits for a thread that holds the lock: the child sees its complete change and a free lock."""
     holder = Holder(whole_in_children(make()))
     holder.start()
     assert holder.halfway.wait(60)
@@ -190,7 +190,7 @@ def test_a_fork_waits_for_the_holder(make):
 @needs_fork
 @pytest.mark.parametrize("keep", [free_in_children, whole_in_children])
 def test_endless_holder_does_not_hang_a_child(keep):
-    """It is waited for at most one second; the child has the lock free, the parent's stays taken."""
+    """If a thread holds a lock for long, a forked child still gets it free, and the parent's lock stays held."""
     holder = Holder(keep(Lock()))
     holder.start()
     assert holder.halfway.wait(60)
@@ -203,7 +203,7 @@ def test_endless_holder_does_not_hang_a_child(keep):
 
 @needs_fork
 def test_a_fork_under_its_own_lock():
-    """A thread may fork while it holds such locks, of any kind."""
+    """A thread that holds locks may fork; they are free in the child."""
     plain, repeated = whole_in_children(Lock()), whole_in_children(ReentrantLock())
     with plain, repeated:
         assert in_child(lambda: plain.acquire(blocking=False) and repeated.acquire(blocking=False)) == 1
@@ -213,7 +213,7 @@ def test_a_fork_under_its_own_lock():
 
 @needs_fork
 def test_fork_and_a_thread_with_two_locks():
-    """A thread holds one lock and wants the other, which the forking thread could hold: both finish."""
+    """Forking does not deadlock with a thread that acquires one lock while it holds another."""
     one, two = whole_in_children(Lock()), whole_in_children(Lock())
     stop, rounds = threading.Event(), [0]
 
@@ -241,7 +241,7 @@ def test_fork_and_a_thread_with_two_locks():
 
 @needs_fork
 def test_two_threads_fork_concurrently():
-    """Each releases only its own locks."""
+    """Two threads that fork at the same time both get children with a free lock."""
     lock, seen = whole_in_children(Lock()), []
     threads = [
         threading.Thread(target=lambda: seen.extend(in_child(lambda: lock.acquire(blocking=False)) for _ in range(10)))
@@ -256,7 +256,7 @@ def test_two_threads_fork_concurrently():
 
 
 def test_dropped_lock_is_forgotten():
-    """The work before a fork does not grow with resources that were dropped."""
+    """A lock that is deleted is removed from the set of locks that a fork acquires."""
     lock = whole_in_children(Lock())
     assert lock in locks._whole
     before = len(locks._whole)
@@ -265,7 +265,7 @@ def test_dropped_lock_is_forgotten():
 
 
 def test_members_of_a_set_that_another_thread_changes():
-    """A set that grows during iteration is read again."""
+    """``members`` of a set that grows during iteration reads the set again."""
 
     class Item:
         pass

@@ -1,4 +1,4 @@
-"""Error messages: one traceback per failure, question marks for unknown dimensions, and the next command."""
+"""Error messages: one traceback, question marks for unknown dimensions, and hints about shapes and variables."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from weftplan.errors import BudgetError, ConfigWarning, MXNetError
 
 
 def network() -> Any:
+    """Return a network with a convolution, whose input must have four dimensions."""
     data = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="conv")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
 
@@ -36,14 +37,14 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_traceback(name: str) -> None:
-    """An error that repeats the message of another does not show that traceback."""
+    """An error that repeats the message of its cause shows one traceback."""
     with pytest.raises(MXNetError) as caught:
         MISTAKES[name]()
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_traceback_of_a_user_rule_is_shown() -> None:
-    """If the fault is in foreign code, its traceback is shown."""
+    """``own`` returns None for the package's own error and keeps another exception, whose traceback is shown."""
     from weftplan.errors import own
 
     assert own(BudgetError("ours")) is None
@@ -52,7 +53,7 @@ def test_traceback_of_a_user_rule_is_shown() -> None:
 
 
 def test_unknown_dimensions_are_question_marks() -> None:
-    """Zero is never used for an unknown dimension."""
+    """An error shows unknown dimensions as question marks."""
     with pytest.raises(MXNetError, match=r"shapes \(\?, \?, \?, \?\) and \(3, 4\) differ in rank"):
         network().plan(data=(3, 4))
     with pytest.raises(MXNetError, match=r"shape of argument 'data' is \(\?, 3, 8, 8\)"):
@@ -61,7 +62,7 @@ def test_unknown_dimensions_are_question_marks() -> None:
 
 @pytest.mark.parametrize(("name", "advice"), [("lenet", "--shape data=N,C,H,W"), ("mlp", "--shape data=N,FEATURES")])
 def test_command_spells_out_the_shape_option(name: str, advice: str, tmp_path: Any) -> None:
-    """For a symbol file without shapes the message spells out the option."""
+    """For a symbol file without shapes the error has an example of --shape."""
     path = tmp_path / "net-symbol.json"
     models.get(name).save(path)
     result = CliRunner().invoke(main, ["plan", str(path)])
@@ -70,7 +71,7 @@ def test_command_spells_out_the_shape_option(name: str, advice: str, tmp_path: A
 
 
 def test_a_variable_without_effect_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set, it warns at the import of weftplan; unset or empty, it does not."""
+    """A variable that has no effect yet warns if it is set to a value."""
     known = next(variable for variable in TABLE if variable.default is False)
     variable = dataclasses.replace(known, name="MXNET_PLANNED_FOR_LATER", effect="no effect yet", aliases=())
     monkeypatch.setattr(config, "TABLE", (*TABLE, variable))

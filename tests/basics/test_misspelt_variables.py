@@ -1,4 +1,4 @@
-"""Misspelt environment variables: a warning with the nearest name."""
+"""Misspelt environment variables cause a warning with the nearest name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
     ],
 )
 def test_names_the_nearest(monkeypatch: pytest.MonkeyPatch, wrong: str, right: str):
-    """The warning contains the wrong and the nearest right spelling."""
+    """The warning has the wrong name and the nearest variable."""
     monkeypatch.setenv(wrong, "1")
     with pytest.warns(ConfigWarning, match=rf"{wrong}, which is ignored: did you mean {right}\?"):
         config.check_environment()
@@ -39,7 +39,7 @@ def test_names_the_nearest(monkeypatch: pytest.MonkeyPatch, wrong: str, right: s
     ["MXNET_ENGINE_INFO", "MXNET_GPU_WORKER_NSTREAMS", "FLAGS_logtostderr", "PATHS", "MXNET_EXEC_MATCH_RANGE"],
 )
 def test_silent(monkeypatch: pytest.MonkeyPatch, name: str):
-    """Other variables of MXNet, flags of other programs and our own names do not warn."""
+    """Other variables of MXNet, other programs' variables and correct names cause no warning."""
     monkeypatch.setenv(name, "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -47,14 +47,14 @@ def test_silent(monkeypatch: pytest.MonkeyPatch, name: str):
 
 
 def test_our_own_prefix_always_warns(monkeypatch: pytest.MonkeyPatch):
-    """The prefix WEFTPLAN_ is ours, so an unknown name always warns."""
+    """An unknown name with the prefix WEFTPLAN_ always warns."""
     monkeypatch.setenv("WEFTPLAN_XYZ", "1")
     with pytest.warns(ConfigWarning, match="unknown environment variable WEFTPLAN_XYZ"):
         config.check_environment()
 
 
 def test_at_import():
-    """`import weftplan` checks, and a bad value does not prevent it."""
+    """``import weftplan`` warns about a misspelt variable and succeeds despite a bad value."""
     environment = os.environ | {"MXNET_CPU_WORKER_NTHREAD": "2", "MXNET_CPU_WORKER_NTHREADS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=100

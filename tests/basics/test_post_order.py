@@ -1,4 +1,4 @@
-"""Depth-first order, deepest input first, and its effect on the gradient pass."""
+"""Depth-first order that visits the deepest input first, and the order of gradient sums that follows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.support.post_order import deepest_first
 
 
-def recurrent(steps):
-    """h = tanh(W x_t + U h) from separate inputs, the projected input first."""
+def recurrent_network(steps):
+    """Return (symbol, shapes) of h = tanh(W x_t + U h) over ``steps`` inputs, with W x_t as the first summand."""
     h = mx.sym.Variable("h")
     w, u, b = (mx.sym.Variable(name) for name in ("w", "u", "b"))
     for t in range(steps):
@@ -22,14 +22,14 @@ def recurrent(steps):
 
 
 def test_inputs_come_directly_before_their_reader():
-    """0 1 2 feed 4 5 6 (a chain from 3), one each: they run next to their readers, not before all."""
+    """Inputs 0, 1 and 2 of a chain come directly before the chain's nodes that read them, not all at first."""
     before = [[], [], [], [], [0, 3], [1, 4], [2, 5]]
     assert deepest_first(range(7), before) == [0, 3, 4, 1, 5, 2, 6]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_order_is_legal_and_complete(seed):
-    """Each node appears once and after its inputs, in any graph."""
+    """In a random graph each node appears once, after its inputs."""
     rng = random.Random(seed)
     count = rng.randint(1, 60)
     before = [[rng.randrange(n) for _ in range(rng.randint(0, 3))] if n else [] for n in range(count)]
@@ -40,23 +40,23 @@ def test_every_order_is_legal_and_complete(seed):
 
 
 def test_outside_nodes_are_skipped():
-    """Sorting part of a graph omits inputs from outside."""
+    """Inputs outside the sorted part of the graph are left out."""
     assert deepest_first([5, 6, 9], {5: [1], 6: [5, 2], 9: [6, 5]}) == [5, 6, 9]
 
 
 def test_a_deep_chain_does_not_recurse():
-    """100,000 nodes in a row."""
+    """A chain of 100,000 nodes is sorted without recursion."""
     count = 100_000
     assert deepest_first(range(count), [[n - 1] if n else [] for n in range(count)]) == list(range(count))
 
 
 def test_sums_of_shared_weights_follow_the_steps_backwards():
-    """The gradient of an input's weight is accumulated from the last step to the first, as its terms become available.
+    """The gradient of a shared weight is summed from the last step to the first, as its terms are computed.
 
-    In the order in which depth-first search meets the projections (last step first) the first term would come from step
-    0, whose gradient is known last: the gradients of all other steps would wait for it.
+    If the sum began with step 0, whose gradient is computed last, the gradients of all other steps would have to be
+    kept.
     """
-    symbol, shapes = recurrent(12)
+    symbol, shapes = recurrent_network(12)
     planned = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions())
     names = [planned.graph.nodes[nid].name for nid in planned.order]
     steps = [int(name[3:].split("_")[0]) for name in names if name.startswith("fed") and name.endswith("_backward")]

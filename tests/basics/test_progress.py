@@ -1,4 +1,4 @@
-"""Progress of long loops: on a terminal, in a notebook, in a pipe, and switched off."""
+"""Progress of long loops on a terminal, in a notebook and in a pipe, and how it is switched off."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from weftplan.training.fit.display import Display
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Cell(io.StringIO):
-    """A stream like that of a Jupyter kernel."""
+    """A text stream whose module is that of a Jupyter kernel's stream."""
 
 
 Cell.__module__ = "ipykernel.iostream"
@@ -41,7 +41,7 @@ Cell.__module__ = "ipykernel.iostream"
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock controlled by the test; progress is shown as outside tests."""
+    """Return the time of a clock that the test controls; progress is enabled."""
     seconds = [1000.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: seconds[0])
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
@@ -50,7 +50,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def run(stream: Any, now: list[float], monkeypatch: pytest.MonkeyPatch, steps: int = 40, **settings: Any) -> str:
-    """Return the output of a loop with half-second steps."""
+    """Run a loop of ``steps`` steps of half a second each with progress on ``stream``; return the output."""
     monkeypatch.setattr(sys, "stderr", stream)
     with progress.Progress("score", steps, **settings) as shown:
         for _ in range(steps):
@@ -61,7 +61,7 @@ def run(stream: Any, now: list[float], monkeypatch: pytest.MonkeyPatch, steps: i
 
 
 def test_a_terminal_has_a_live_line(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It appears after a second, shows the remaining time, fits the width, and is wiped at the end."""
+    """A live line appears after a second, shows the remaining time, fits the width, and is erased at the end."""
     text = run(Terminal(), now, monkeypatch)
     lines = text.split("\r\x1b[K")
     assert lines[0] == "score: 2 of 40 batches, 2.0/s, 19 s left"
@@ -71,7 +71,7 @@ def test_a_terminal_has_a_live_line(now: list[float], monkeypatch: pytest.Monkey
 
 
 def test_a_notebook_has_a_live_line(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell supports carriage returns but no terminal codes."""
+    """A notebook gets a live line without terminal codes; spaces erase it."""
     text = run(Cell(), now, monkeypatch)
     assert "\x1b" not in text
     lines = [line for line in text.split("\r") if line.strip()]
@@ -80,7 +80,7 @@ def test_a_notebook_has_a_live_line(now: list[float], monkeypatch: pytest.Monkey
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain lines, none for a shorter loop."""
+    """A pipe gets a line every ten seconds, and none in a shorter loop."""
     assert run(io.StringIO(), now, monkeypatch, 50).splitlines() == [
         "score: 20 of 50 batches, 2.0/s, 15 s left",
         "score: 40 of 50 batches, 2.0/s, 5 s left",
@@ -95,7 +95,7 @@ def test_a_short_loop_shows_nothing(now: list[float], monkeypatch: pytest.Monkey
 
 @pytest.mark.shows("WEFTPLAN_PROGRESS")
 def test_switches(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable, the call and the process disable it; the call overrides the variable, the process both."""
+    """``turn_off`` disables progress; otherwise ``show`` overrides WEFTPLAN_PROGRESS; ranks above 0 show none."""
     assert run(Terminal(), now, monkeypatch, show=False) == ""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # among several processes only the first prints
     assert run(Terminal(), now, monkeypatch) == ""
@@ -112,7 +112,7 @@ def test_switches(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_on_the_screen_replaces_progress(now: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Log messages would break a live line; a log file does not."""
+    """Log messages at level INFO on a screen disable the live line; a log file does not."""
     monkeypatch.setattr(log, "propagate", False)
     before = log.level
     log.setLevel(logging.INFO)
@@ -133,7 +133,7 @@ def test_log_on_the_screen_replaces_progress(now: list[float], monkeypatch: pyte
 
 
 def test_one_line_at_a_time(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An inner loop prints nothing, also if the outer loop is left early."""
+    """An inner loop shows no line of its own; after the outer loop is closed, another loop shows its line."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
 
@@ -151,7 +151,7 @@ def test_one_line_at_a_time(now: list[float], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_closed_stream_does_not_end_a_loop(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop continues after its output stream is closed."""
+    """A loop continues if its output stream is closed."""
     stream = Terminal()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -161,13 +161,13 @@ def test_closed_stream_does_not_end_a_loop(now: list[float], monkeypatch: pytest
             shown.step()
 
 
-def batches() -> mx.io.NDArrayIter:
-    """Six batches of four."""
+def six_batches() -> mx.io.NDArrayIter:
+    """Return an iterator over six batches of four samples."""
     return mx.io.NDArrayIter(np.zeros((24, 3), np.float32), np.zeros(24), 4)
 
 
-def module() -> mx.mod.Module:
-    """Return a bound module with one layer."""
+def bound_module() -> mx.mod.Module:
+    """Return a bound, initialized module of one layer."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
     bound_module = mx.mod.Module(net)
     bound_module.bind([("data", (4, 3))], [("softmax_label", (4,))])
@@ -176,16 +176,16 @@ def module() -> mx.mod.Module:
 
 
 LOOPS: dict[str, tuple[Callable[..., Any], str]] = {
-    "fit": (lambda **more: module().fit(batches(), num_epoch=1, **more), "epoch 1/1"),
-    "score": (lambda **more: module().score(batches(), "acc", **more), "score: "),
-    "predict": (lambda **more: module().predict(batches(), **more), "predict: "),
-    "iter_predict": (lambda **more: list(module().iter_predict(batches(), **more)), "predict: "),
+    "fit": (lambda **more: bound_module().fit(six_batches(), num_epoch=1, **more), "epoch 1/1"),
+    "score": (lambda **more: bound_module().score(six_batches(), "acc", **more), "score: "),
+    "predict": (lambda **more: bound_module().predict(six_batches(), **more), "predict: "),
+    "iter_predict": (lambda **more: list(bound_module().iter_predict(six_batches(), **more)), "predict: "),
 }
 
 
 @pytest.mark.parametrize("case", LOOPS)
 def test_loops_of_a_module(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fit, score and predict show a line by default, wipe it, and accept progress=False."""
+    """fit, score and predict show a live line, erase it at the end, and show none with progress=False."""
     loop, begins = LOOPS[case]
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
     monkeypatch.setenv("COLUMNS", "100")
@@ -202,7 +202,7 @@ def test_loops_of_a_module(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_in_a_pipe(now: list[float]) -> None:
-    """By default a line every ten seconds with epoch, batch and metric, and none per epoch."""
+    """In a pipe ``fit`` shows a line every ten seconds with epoch, batch and metric."""
     stream = io.StringIO()
     shown = Display(2, 30, stream=stream, passing=True)
     for epoch in range(2):
@@ -220,7 +220,7 @@ def test_training_in_a_pipe(now: list[float]) -> None:
 
 
 def on_a_terminal(*args: str) -> tuple[str, str]:
-    """Return (standard output, terminal output on stderr) of a command."""
+    """Run a command with stderr on a pseudo-terminal; return (standard output, terminal output)."""
     leader, follower = pty.openpty()
     env = {**os.environ, "WEFTPLAN_PROGRESS": "1", "COLUMNS": "90", "TERM": "xterm"}
     done = subprocess.Popen(
@@ -245,7 +245,7 @@ def on_a_terminal(*args: str) -> tuple[str, str]:
 
 
 def test_quiet_commands() -> None:
-    """A search of several seconds shows a line on a terminal, none with -q; the result is the same."""
+    """A search shows a live line on a terminal, and none with -q; the result is the same."""
     args = ("plan", "resnet101", "--batch", "64", "--budget", "3GB")
     output, shown = on_a_terminal(*args)
     assert re.match(r"fitting resnet101 .* … \d+ s\r", shown)
@@ -256,7 +256,7 @@ def test_quiet_commands() -> None:
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_every_command_has_the_options(name: str) -> None:
-    """-v, -q and --log-file, once each, however often a command is created."""
+    """Each command has the options -v, -q and --log-file exactly once."""
     for _ in range(2):
         done = CliRunner().invoke(main, [name, "--help"])
         assert done.exit_code == 0
@@ -265,7 +265,7 @@ def test_every_command_has_the_options(name: str) -> None:
 
 
 def test_log_of_a_command(tmp_path: Path) -> None:
-    """-v shows events, --log-file stores them, -q shows less; the effect ends with the command."""
+    """-v shows log messages, --log-file stores them, -q hides progress; the logger is restored after the command."""
     level = log.level
     train = ["train", "--network", "mlp", "--epochs", "1"]
     for more, on_screen in (([], False), (["-v"], True), (["-q"], False), (["-v", "--log-file"], True),

@@ -1,4 +1,4 @@
-"""Files in the user's cache folder: loaded again, but never trusted if other users could have written them."""
+"""Files in the user's cache folder are not loaded or written if other users can write to their path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
 @posix
 def test_folders_that_others_can_write_are_refused(tmp_path: Path):
-    """Permissions of the folder, a link in its place, and a writable parent folder are each a reason."""
+    """Permissions for others, a link in place of the folder, and a writable parent refuse the folder."""
     place = tmp_path.resolve() / "above" / "kernels"
     place.mkdir(parents=True, mode=0o700)
     assert user_cache.refusal(place) is None
@@ -30,7 +30,7 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
     place.parent.chmod(0o777)
     assert "can be written by others" in str(user_cache.refusal(place))
     assert user_cache.load(place, "one") is None
-    place.parent.chmod(0o1777)  # as /tmp: others cannot rename files of this user
+    place.parent.chmod(0o1777)  # like /tmp: others cannot rename this user's files
     assert user_cache.load(place, "one") == b"content"
     place.parent.chmod(0o755)
     link = place.parent / "link"
@@ -43,7 +43,7 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
 
 @posix
 def test_targets_of_links_are_checked(tmp_path: Path):
-    """A link's target is checked like the path itself, and a pipe does not block."""
+    """The target of a link in the path is checked, too; a named pipe in the cache is not read."""
     real = tmp_path.resolve() / "shared" / "real"
     real.mkdir(parents=True)
     link = tmp_path.resolve() / "link"
@@ -61,7 +61,7 @@ def test_targets_of_links_are_checked(tmp_path: Path):
 
 @posix
 def test_reason_is_known_before_the_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file in the path, no write permission, a refused folder; a folder that can be created is no reason."""
+    """``obstacle`` returns the reason why a folder cannot be created or used, or None."""
     place = tmp_path.resolve() / "home" / "weftplan" / "kernels"
     assert user_cache.obstacle(place) is None
     place.parent.parent.write_text("a file")
@@ -80,7 +80,7 @@ def test_reason_is_known_before_the_folder_exists(tmp_path: Path, monkeypatch: p
 @posix
 @pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
 def test_folders_of_other_users_are_refused(tmp_path: Path):
-    """A folder or object of another user is not loaded, whatever its permissions."""
+    """A folder or file of another user is not loaded."""
     place = tmp_path.resolve() / "kernels"
     place.mkdir(mode=0o700)
     assert user_cache.keep(place, "one", b"content")
@@ -94,7 +94,7 @@ def test_folders_of_other_users_are_refused(tmp_path: Path):
 
 @posix
 def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch):
-    """XDG's cache folder if it is absolute, else the home folder's, else none."""
+    """The cache is in XDG_CACHE_HOME if absolute, else in the home folder, else absent."""
     monkeypatch.setattr(sys, "platform", "linux")
     assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
     assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
@@ -107,7 +107,7 @@ def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch):
 @posix
 @pytest.mark.parametrize("limit", ["MOST", "MOST_FILES"])
 def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every sub-folder keeps its latest files within the limits; files directly in the folder stay."""
+    """Beyond the limit the oldest files of a sub-folder are removed, and files of an earlier release."""
     for kind in user_cache.KINDS:
         place = tmp_path.resolve() / kind
         for k in range(6):
@@ -130,7 +130,7 @@ def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
 @pytest.mark.parametrize("present", [None, 0o775, 0o755, 0o700])
 def test_files_are_cached_under_every_umask(umask: int, present: int | None, tmp_path: Path):
-    """New folders belong to this user alone; an open folder of ours, created by an earlier release, is closed."""
+    """New folders are private under any umask; the package's own open folders are made private."""
     place = tmp_path.resolve() / "caches" / "weftplan" / "plans"
     if present is not None:
         place.parent.parent.mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def test_files_are_cached_under_every_umask(umask: int, present: int | None, tmp
 
 @posix
 def test_a_refused_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """If nothing can be cached because others could write there, one log message names the folder."""
+    """If others can write to the cache's path, one log message names the folder and the reason."""
     shared = tmp_path.resolve() / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -161,7 +161,7 @@ def test_a_refused_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
 
 @posix
 def test_every_folder_and_link_on_the_way_counts(tmp_path: Path):
-    """A link in a folder that others can write is refused anywhere in the path: it can be redirected."""
+    """A link anywhere in the path refuses the cache if others can write to the link's folder."""
     base = tmp_path.resolve()
     (base / "real").mkdir()
     (base / "open").mkdir()

@@ -1,4 +1,4 @@
-"""The doctor's warning about a BLAS that does not use the processor's vector instructions."""
+"""The doctor's warning about an OpenBLAS that does not use the processor's vector instructions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AVX2 = {"AVX2": True, "FMA3": True}
 AVX512 = {**AVX2, "AVX512F": True, "AVX512VL": True, "AVX512BW": True, "AVX512DQ": True}
 
 
-def pool(architecture: str | None, api: str = "openblas"):
-    """Return one library as threadpoolctl describes it."""
+def blas_library(architecture: str | None, api: str = "openblas"):
+    """Return a library in the form that threadpoolctl gives."""
     return {"user_api": "blas", "internal_api": api, "version": "0.3.31", "architecture": architecture}
 
 
@@ -38,8 +38,8 @@ def pool(architecture: str | None, api: str = "openblas"):
     ],
 )
 def test_what_is_below_the_processor(architecture: str | None, features: dict[str, bool], offered: str | None):
-    """The warning names the architectures of BLAS and processor; a library that uses all instructions gives none."""
-    actual = blas_speed.warnings([pool(architecture)], features, {})
+    """A library built for older instructions than the processor has gives a warning; other libraries give none."""
+    actual = blas_speed.warnings([blas_library(architecture)], features, {})
     if offered is None:
         assert actual == []
     else:
@@ -48,22 +48,22 @@ def test_what_is_below_the_processor(architecture: str | None, features: dict[st
 
 
 def test_other_libraries_are_left_alone():
-    """MKL's architecture names are not compared with OpenBLAS's."""
-    assert blas_speed.warnings([pool("Haswell", "mkl")], AVX512, {}) == []
+    """MKL gives no warning, since its architecture names are not OpenBLAS's."""
+    assert blas_speed.warnings([blas_library("Haswell", "mkl")], AVX512, {}) == []
 
 
 def test_variables_are_named():
-    """A variable that pins OpenBLAS is named, whether or not it does harm on this processor."""
-    (only,) = blas_speed.warnings([pool("Haswell")], AVX2, {"OPENBLAS_CORETYPE": "Haswell"})
+    """A variable that fixes OpenBLAS's kernels is named, whether or not it slows this processor."""
+    (only,) = blas_speed.warnings([blas_library("Haswell")], AVX2, {"OPENBLAS_CORETYPE": "Haswell"})
     assert only == ("OPENBLAS_CORETYPE=Haswell is set, which holds OpenBLAS back on newer processors: unset it")
     both = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}
-    slow, pinned = blas_speed.warnings([pool("Haswell")], AVX512, both)
+    slow, pinned = blas_speed.warnings([blas_library("Haswell")], AVX512, both)
     assert "AVX-512" in slow
     assert pinned == "OPENBLAS_CORETYPE=Haswell and OPENBLAS_L2_SIZE=512 are set, which makes it so: unset it"
 
 
 def test_doctor_prints_them():
-    """The warning reaches the reader, and is no failure."""
+    """doctor prints the warning and exits with 0."""
     code = "from weftplan.cli import main; main(['doctor'])"
     environment = {"OPENBLAS_CORETYPE": "Haswell", "PATH": "", "COLUMNS": "200"}
     environment["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -1,4 +1,4 @@
-"""``weftplan cache``: the cache's contents, and clearing it."""
+"""``weftplan cache``: list and clear the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.support import user_cache
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder with three plans and no kernels."""
+    """Make a cache folder with three plans and no kernels; return its path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.resolve()))
     place = user_cache.folder("plans")
     for name in ("01", "02", "a3"):
@@ -24,14 +24,14 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str) -> str:
-    """Return the command's output."""
+    """Run ``weftplan cache`` and return its output."""
     done = CliRunner().invoke(main, ["cache", *args])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_size_and_place(caches: Path):
-    """Each kind of files with its number, size and folder."""
+    """Each kind of file is listed with its number, size and folder, in text and JSON."""
     lines = run().splitlines()
     assert lines[0] == f"compiled kernels and measured times: 0 files, 0 B, in {caches}/weftplan/kernels"
     assert lines[1].startswith("plans of networks: 3 files, 3.07 KiB, in ")
@@ -42,7 +42,7 @@ def test_size_and_place(caches: Path):
 
 
 def test_clear(caches: Path):
-    """It reports the removed files; afterwards the cache is empty, and a second call does nothing."""
+    """``--clear`` removes all files and prints their number; the cache can be used afterwards."""
     assert "removed 3 files" in run("--clear")
     assert not (caches / "weftplan" / "plans").exists()
     assert "removed 0 files" in run("--clear")
@@ -50,7 +50,7 @@ def test_clear(caches: Path):
 
 
 def test_clear_while_another_process_stores(caches: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file that appears in a folder being removed is removed, too."""
+    """A file that is stored during ``--clear`` is removed, too."""
     place, rmdir, stored = user_cache.folder("plans"), os.rmdir, []
     assert place is not None
 
@@ -66,6 +66,6 @@ def test_clear_while_another_process_stores(caches: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_is_refused(caches: Path):
-    """The reason stands below the folder."""
+    """If others may write to a cache folder, the listing gives the reason why it is not used."""
     (caches / "weftplan" / "plans").chmod(0o777)
     assert "nothing can be kept there: " in run()

@@ -1,4 +1,4 @@
-"""Completion in a real bash, by the line that README.md has for ``~/.bashrc``."""
+"""Completion in bash with the line that README.md gives for ``~/.bashrc``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ASKED = {
     "weftplan plan nothing-of-this-na": [],
 }
 IN_BASH = ("weftplan plan resnet1", "weftplan plan nothing-of-this-na")
-"""Each is a process of the command; one is completed to names, one to files."""
+"""Lines for bash, which starts a process for each: the first completes to networks, the second to files."""
 SCRIPT = """
-compopt() { printf "%s %s\\n" "$1" "$2" >&2; }  # which a shell without a line to complete refuses
+compopt() { printf "%s %s\\n" "$1" "$2" >&2; }  # a shell outside of completion has no compopt
 while read -r -a COMP_WORDS; do
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
     _weftplan_completion weftplan
@@ -35,7 +35,7 @@ done
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_each_line_is_completed_to_what_fits(asked: str) -> None:
-    """The command answers bash with values or, for a MODEL that is no network, with a request for file names."""
+    """The command answers with the matching values or, for a MODEL that is no network, a request for files."""
     command, *words = asked.split()
     answers = BashComplete(main, {}, command, "_WEFTPLAN_COMPLETE").get_completions(words[:-1], words[-1])
     assert [answer.value for answer in answers if answer.type == "plain"] == ASKED[asked]
@@ -43,7 +43,7 @@ def test_each_line_is_completed_to_what_fits(asked: str) -> None:
 
 
 def test_bash_completes_networks_and_files(tmp_path: Path) -> None:
-    """A shell completes each line to the matching values, and a MODEL that is no network to files."""
+    """bash completes a line to the matching networks, and a MODEL that is no network to files."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")

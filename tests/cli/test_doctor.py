@@ -1,4 +1,4 @@
-"""`weftplan doctor` and the group of commands around it."""
+"""``weftplan doctor`` and the command group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environment: str | None):
-    """Run the command line in this process."""
+    """Run the command line in this process with these environment variables; return click's result."""
     return CliRunner().invoke(cli.main, arguments, env=environment, prog_name="weftplan")
 
 
@@ -32,7 +32,7 @@ class TestDoctor:
     """The doctor's report."""
 
     def test_json_holds_every_variable(self):
-        """One JSON object with each variable's value, origin and effect, and nothing else on stdout."""
+        """``--json`` prints one object with the value, origin and effect of each variable, and nothing else."""
         result = run("doctor", "--json")
         assert result.exit_code == 0, result.output
         report = json.loads(result.stdout)
@@ -44,7 +44,7 @@ class TestDoctor:
         assert report["weftplan"] == weftplan.__version__
 
     def test_origin(self):
-        """A value's origin is the default, the environment or the alias that it was set by."""
+        """A value's origin is the default, the environment or the alias that set it."""
         result = run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="3", NNVM_EXEC_NUM_TEMP="2")
         rows = {row["name"]: row for row in json.loads(result.stdout)["variables"]}
         assert (rows["MXNET_CPU_WORKER_NTHREADS"]["value"], rows["MXNET_CPU_WORKER_NTHREADS"]["origin"]) == (
@@ -58,7 +58,7 @@ class TestDoctor:
         assert rows["MXNET_GPU_COPY_NTHREADS"]["origin"] == "default"
 
     def test_bad_values_are_all_reported(self):
-        """Two bad values: both are told, everything else is still shown, and the exit code is 1."""
+        """Each bad value is reported, the others are shown, and the exit code is 1."""
         result = run(
             "doctor", MXNET_CPU_WORKER_NTHREADS="0", MXNET_ENGINE_TYPE="Fast", COLUMNS="200", WEFTPLAN_PROGRESS=None
         )
@@ -73,19 +73,19 @@ class TestDoctor:
         assert report["load"]["threads_per_context"] is None
 
     def test_misspelt_names(self):
-        """A stranger in the environment is named with the nearest variable, and is not a failure."""
+        """An unknown variable is reported with the nearest name; the exit code is 0."""
         result = run("doctor", MXNET_EXEC_NUM_TMP="2", COLUMNS="200")
         assert result.exit_code == 0, result.output
         assert "unknown variable MXNET_EXEC_NUM_TMP, ignored: did you mean MXNET_EXEC_NUM_TEMP?" in result.output
 
     def test_extras_are_named_in_full(self, monkeypatch: pytest.MonkeyPatch):
-        """Without CuPy the text says which extras bring it; the brackets must not be taken for markup."""
+        """Without CuPy the text names the extras to install, with their brackets."""
         monkeypatch.setitem(sys.modules, "cupy", None)
         result = run("doctor", COLUMNS="200")
         assert "pip install 'weftplan[cuda12]' or 'weftplan[cuda13]'" in result.output
 
     def test_libraries_of_a_gpu(self):
-        """Each of CUDA's libraries is tried, and GPUs that reach each other are shown; a driver alone is not enough."""
+        """The report shows CUDA libraries, also missing ones, and peer access between GPUs."""
         with standin_cupy.installed():
             report = json.loads(run("doctor", "--json").stdout)["cupy"]
             assert (report["gpus"], report["libraries"]["NVRTC"], report["note"]) == (4, "12.9", "")
@@ -102,7 +102,7 @@ class TestDoctor:
         assert "cuBLAS, cuRAND, NVRTC cannot be used, so kernels will not run: pip install 'weftplan[cuda12]'" in text
 
     def test_who_has_how_many_threads(self):
-        """BLAS, engine pools and kvstore are listed; more workers than CPUs show as contexts that do not fit."""
+        """The report counts the threads of BLAS, engine and store, and the contexts that the CPUs can serve."""
         report = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="1000").stdout)
         owners = {row["who"]: row["count"] for row in report["threads"]}
         assert owners["engine: CPU workers"] == 1000
@@ -112,37 +112,37 @@ class TestDoctor:
         assert report["load"]["threads_per_context"] % 1000 == 0
 
     def test_names_are_never_broken(self):
-        """On 80 columns every variable stands there whole, and nothing is wider."""
+        """On 80 columns no line is wider and no variable name is broken."""
         lines = _lines(diagnose(), 80, every=True)
         assert max(map(len, lines)) <= 80
         text = "\n".join(lines)
         assert all(variable.name in text for variable in config.table())
 
     def test_contexts(self):
-        """The host can be used; a context that cannot says why."""
+        """cpu(0) is usable and has its memory; a context that is not usable has a reason."""
         rows = {row["context"]: row for row in json.loads(run("doctor", "--json").stdout)["contexts"]}
         assert rows["cpu(0)"]["usable"]
         assert 0 < rows["cpu(0)"]["free_bytes"] <= rows["cpu(0)"]["total_bytes"]
         assert rows["gpu(0)"]["usable"] or rows["gpu(0)"]["note"]
 
     def test_usable_cpus(self):
-        """At least one processor is usable."""
+        """At least one CPU is usable."""
         assert blas_threads.usable_cpus() >= 1
 
     def test_page_of_variables_is_current(self):
-        """`python -m weftplan.cli.doctor --markdown` prints the page docs/environment.md."""
+        """``doctor --markdown`` prints the page docs/environment.md."""
         assert run("doctor", "--markdown").stdout == environment_markdown()
 
 
 class TestGroup:
-    """The group loads subcommands lazily."""
+    """The command group, which imports subcommands on first use."""
 
     def test_version(self):
-        """`--version` prints the package's version."""
+        """``--version`` prints the package's version."""
         assert run("--version").output.strip() == f"weftplan, version {weftplan.__version__}"
 
     def test_help_lists_without_importing(self, monkeypatch: pytest.MonkeyPatch):
-        """Help names the subcommands and imports none of them."""
+        """``--help`` lists the subcommands without importing them."""
         monkeypatch.delitem(sys.modules, "weftplan.cli.doctor.command", raising=False)
         result = run("--help")
         assert result.exit_code == 0
@@ -150,19 +150,19 @@ class TestGroup:
         assert "weftplan.cli.doctor.command" not in sys.modules
 
     def test_unknown_command(self):
-        """A misspelt subcommand names the nearest; a usage error exits with 2."""
+        """A misspelt subcommand exits with 2; the error suggests the nearest name."""
         result = run("docter")
         assert result.exit_code == 2
         assert "no command 'docter': did you mean 'doctor'?" in result.output
 
     def test_absent_module_is_an_absent_command(self, monkeypatch: pytest.MonkeyPatch):
-        """A subcommand whose module is not there is not offered."""
+        """A subcommand without a module is not listed and exits with 2."""
         monkeypatch.setitem(cli._COMMANDS, "frobnicate", "Not written.")
         assert "frobnicate" not in run("--help").output
         assert run("frobnicate").exit_code == 2
 
     def test_missing_package_breaks_only_its_command(self, monkeypatch: pytest.MonkeyPatch):
-        """A subcommand whose import fails says why, whatever its arguments; the others still work."""
+        """A subcommand whose import fails exits with 1 and the reason; other subcommands work."""
         monkeypatch.setitem(cli._COMMANDS, "broken", "Needs a package that is not there.")
         find_spec, import_module = cli.importlib.util.find_spec, cli.importlib.import_module
         monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name.endswith("broken") or find_spec(name))
@@ -179,7 +179,7 @@ class TestGroup:
         assert run("doctor", "--markdown").exit_code == 0
 
     def test_errors_of_weftplan_are_messages(self, monkeypatch: pytest.MonkeyPatch):
-        """An MXNetError in a subcommand ends it with its message and exit code 1, without a traceback."""
+        """An MXNetError in a subcommand prints its message and exits with 1, without a traceback."""
 
         @click.command("doctor")
         def command() -> None:

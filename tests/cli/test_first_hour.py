@@ -1,7 +1,6 @@
-"""The first hour at the command line, with its mistakes, on a real pseudo-terminal of 80 columns.
+"""Typical first commands, right and wrong, on a pseudo-terminal of 80 columns.
 
-A user with a leftover model, or with the question whether a network fits, types these lines. No answer is broken within
-a word or a number, and each names the next command.
+Each answer has the expected exit code and words, is no wider than the terminal, and has no traceback.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ TYPED = {
 
 @pytest.fixture(scope="module")
 def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str]]]:
-    """Typed line -> exit code and the lines that it shows; one child process types all of them."""
+    """Return {typed line: (exit code, lines shown)}; one child process runs all lines."""
     folder = tmp_path_factory.mktemp("model")
-    leftover(folder)
+    write_checkpoint(folder)
     text = on_a_terminal(CHILD, folder, json.dumps([line.split() for line in TYPED]))
     screens = {}
     for typed, screen in zip(TYPED, text.split("@\n")[1:], strict=True):
@@ -76,8 +75,8 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, li
     return screens
 
 
-def leftover(folder: Path) -> None:
-    """A model as MXNet leaves it, and arrays to run it on."""
+def write_checkpoint(folder: Path) -> None:
+    """Write an MXNet checkpoint called ``old`` with epoch 7, and input arrays with a right and a wrong shape."""
     net = mx.models.digits("lenet")
     shapes, _, states = net.infer_shape(data=(1, 1, 8, 8))
     weights = {
@@ -93,7 +92,7 @@ def leftover(folder: Path) -> None:
 
 @pytest.mark.parametrize("typed", TYPED)
 def test_what_is_typed_in_the_first_hour(screens: dict[str, tuple[int, list[str]]], typed: str) -> None:
-    """It ends with the code and the words that it should, and the terminal breaks none of its lines."""
+    """A command has the expected exit code and words, in lines that fit the terminal."""
     code, lines = screens[typed]
     expected, words = TYPED[typed]
     assert code == expected, "\n".join(lines)

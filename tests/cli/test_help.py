@@ -1,4 +1,4 @@
-"""Help texts: whole sentences, at 80 columns."""
+"""Help texts are whole sentences and fit the terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ NO_SENTENCE = re.compile(
     |[^A-Z] | .*;\srepeat""",
     re.VERBOSE,
 )
-"""Beginnings of telegram style: a noun without an article, a participle without a subject, or no capital. A sentence of
-help defines a thing, or states its effect on the command."""
+"""Beginnings of a text that is no sentence: a noun without an article, a participle without a subject, no capital."""
 
 
-def sentences() -> list[tuple[str, str]]:
-    """Return every option of every command with its help, and the first lines of commands."""
+def help_texts() -> list[tuple[str, str]]:
+    """Return (command and option, help) of every option, and the first paragraph of every command's help."""
     results = []
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
@@ -37,23 +36,23 @@ def sentences() -> list[tuple[str, str]]:
 
 
 @together()
-@pytest.mark.parametrize(("where", "text"), sentences(), ids=lambda value: value if value.count(" ") < 2 else "")
+@pytest.mark.parametrize(("where", "text"), help_texts(), ids=lambda value: value if value.count(" ") < 2 else "")
 def test_help_is_a_sentence(where: str, text: str) -> None:
-    """It has a beginning that tells the subject, and an end."""
+    """A help text begins like a sentence and ends with a full stop or an ellipsis."""
     assert not NO_SENTENCE.match(text), f"{where}: {text!r} begins like no sentence"
     assert text.rstrip().endswith((".", "…")), f"{where}: {text!r} has no end"
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_fits_80_columns(name: str) -> None:
-    """Nothing in it is wider, verbatim blocks included."""
+    """No line of a help page is wider than 80 columns."""
     done = CliRunner().invoke(main, [*([name] if name else []), "--help"], terminal_width=80, max_content_width=80)
     assert done.exit_code == 0
     assert max(map(len, done.output.splitlines())) <= 80, done.output
 
 
 def test_help_fits_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prose and tables are wrapped to a narrow terminal; only verbatim blocks and choices in brackets are wider."""
+    """On 40 columns only verbatim blocks and lists of choices are wider."""
     monkeypatch.setenv("COLUMNS", "40")
     wide = []
     for name in ("", *COMMANDS):
@@ -66,5 +65,5 @@ def test_help_fits_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["Of all offsets.", "Subtracted from the pixels.", "Number of processes.", "of it."])
 def test_a_telegram_is_found(text: str) -> None:
-    """Phrases of earlier help texts are refused."""
+    """The pattern matches texts that are no sentences."""
     assert NO_SENTENCE.match(text)

@@ -1,4 +1,4 @@
-"""``weftplan inspect`` and ``weftplan run``: real checkpoints, errors for damaged checkpoints, and the output."""
+"""``weftplan inspect`` and ``weftplan run``: output for checkpoints, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from weftplan.training.fit.parameter_files import save_checkpoint
 
 
 def call(*args: object) -> Result:
-    """Run a command; an exception that is no message fails the test."""
+    """Run a command and return click's result; an unexpected exception fails the test."""
     return CliRunner().invoke(main, list(map(str, args)), catch_exceptions=False)
 
 
 def network() -> mx.sym.Symbol:
-    """data (3 channels) - conv - bn - relu - pool - fc (5 classes) - softmax."""
+    """Return a network for 3 channels: convolution, batch normalization, relu, pooling, and softmax over 5 classes."""
     result = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
     result = mx.sym.Activation(mx.sym.BatchNorm(result, name="bn"), act_type="relu", name="relu")
     result = mx.sym.Pooling(result, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
@@ -32,7 +32,7 @@ def network() -> mx.sym.Symbol:
 
 
 def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arguments, states) of the network, the same each time."""
+    """Return (arguments, auxiliary states) of the network, the same at each call."""
     random = np.random.RandomState(3)
     symbol = network()
     shapes, _, states = symbol.infer_shape(data=(1, 3, 8, 8))
@@ -51,13 +51,13 @@ def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    """A checkpoint's prefix; there is epoch 7."""
+    """Save the network as epoch 7 and return the checkpoint's prefix."""
     save_checkpoint(tmp_path / "net", 7, network(), *parameters())
     return tmp_path / "net"
 
 
 def test_inspect_counts_what_there_is(prefix: Path) -> None:
-    """Shapes, parameters, operations and bytes are those of the network, its planned sizes those of the planner."""
+    """Inspect reports the network's shapes, parameters, operations and bytes, and the planner's total."""
     result = call("inspect", prefix, 7, "--shape", "data=2,3,8,8", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -76,7 +76,7 @@ def test_inspect_counts_what_there_is(prefix: Path) -> None:
 
 
 def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
-    """Without --shape, the first convolution tells layout and channels, and the verdict what to type."""
+    """Without --shape the stored convolution gives layout and channels, and the verdict an example of --shape."""
     result = call("inspect", prefix, 7)
     assert "data: ? x 3 x ? x ? (NCHW with 3 channels)" in result.output
     assert "--shape data=1,3,224,224" in result.output
@@ -84,7 +84,7 @@ def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
 
 
 def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path) -> None:
-    """The verdict names the usual image size that the stored weights fit; so does the error for another rank."""
+    """The first fully connected layer's weights give the image size, in inspect and in errors about --shape."""
     symbol = mx.models.get("lenet")
     shapes, _, _ = symbol.infer_shape(data=(1, 1, 28, 28))
     known = dict(zip(symbol.list_arguments(), shapes, strict=True))
@@ -104,12 +104,12 @@ def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path
 
 
 def words(result: Result) -> str:
-    """Return the output's words, independent of the width."""
+    """Return the output with line breaks and runs of spaces replaced by single spaces."""
     return " ".join(result.output.split())
 
 
 def test_built_in_networks_have_usual_shapes() -> None:
-    """Without shapes, one sample of the usual size is shown; a shape that does not fit is told the usual one."""
+    """A built-in network without --shape has its usual shape; an error about --shape suggests it."""
     report = json.loads(call("inspect", "lenet", "--json").stdout)
     assert report["inputs"][0]["shape"] == [1, 1, 28, 28]
     assert report["inference_bytes"] == mx.models.get("lenet").plan({"data": (1, 1, 28, 28)}, train=False).total
@@ -120,8 +120,7 @@ def test_built_in_networks_have_usual_shapes() -> None:
 
 
 def test_shapes_that_an_onnx_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are those of inspect and plan, unless others are given; no message names a line of the commands' library,
-    and the file is parsed once."""
+    """An ONNX file's input shape is used unless --shape or --batch is given; the file is parsed once."""
     onnx = pytest.importorskip("onnx")
     parse, parsed = onnx.load_model_from_string, []
     monkeypatch.setattr(onnx, "load_model_from_string", lambda content: parsed.append(1) or parse(content))
@@ -145,7 +144,7 @@ def test_shapes_that_an_onnx_file_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str) -> None:
-    """A shape for an unknown argument is an error that suggests the nearest name."""
+    """--shape for an unknown input exits with 2 and suggests the nearest name."""
     tail = (tmp_path / "net.onnx",) if command == "convert" else ()
     result = call(command, prefix, 7, *tail, "--shape", "dta=1,3,8,8")
     assert result.exit_code == 2
@@ -161,7 +160,7 @@ def test_features_tell_it_all() -> None:
 
 
 def test_what_is_strange_about_a_checkpoint() -> None:
-    """A gamma without effect, missing statistics, values that are none, names of another network, wrong shapes."""
+    """Inspect reports an ignored gamma, missing statistics, NaN, another network's names and wrong shapes."""
     args, aux = parameters()
     args["bn_gamma"][:] = 2
     args["fc_bias"][:] = np.nan
@@ -181,7 +180,7 @@ def test_what_is_strange_about_a_checkpoint() -> None:
 
 
 def test_parameters_of_another_network_with_the_same_names() -> None:
-    """Stored shapes that cannot be the network's are listed, and so are those that contradict each other."""
+    """Inspect lists stored shapes that contradict the network or each other."""
     args, aux = parameters()
     args["fc_weight"] = mx.nd.ones((7, 4))
     report = inspect(network(), args=args, aux=aux)
@@ -201,7 +200,7 @@ def test_parameters_of_another_network_with_the_same_names() -> None:
 
 
 def test_unknown_operators_are_listed(prefix: Path) -> None:
-    """A file with an operator that weftplan does not have is shown all the same."""
+    """Inspect shows a network with an unsupported operator and names its nodes."""
     path = Path(f"{prefix}-symbol.json")
     path.write_text(path.read_text().replace('"op": "Pooling"', '"op": "Mystery"'))
     result = call("inspect", path)
@@ -211,7 +210,7 @@ def test_unknown_operators_are_listed(prefix: Path) -> None:
 
 
 def test_a_page(prefix: Path, tmp_path: Path) -> None:
-    """--html writes a page that holds every layer and the verdict, and nothing from elsewhere."""
+    """--html writes a page with every layer and the verdict, and no link to another site."""
     result = call("inspect", prefix, 7, "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert f"wrote {tmp_path / 'page.html'}" in result.output
@@ -220,15 +219,15 @@ def test_a_page(prefix: Path, tmp_path: Path) -> None:
     assert text.count("<svg") == 1
 
 
-def expected(data: Any) -> Any:
-    """Return the network's outputs, computed by an executor."""
+def executor_outputs(data: Any) -> Any:
+    """Return the network's output for ``data``, computed by an executor."""
     executor = network().simple_bind(mx.cpu(), data=data.shape, grad_req="null")
     executor.copy_params_from(*parameters())
     return executor.forward(data=mx.nd.array(data))[0].asnumpy()
 
 
 def test_run_gives_what_an_executor_gives(prefix: Path, tmp_path: Path) -> None:
-    """An array from a file, by itself or by name; the outputs are written, and the best classes printed with names."""
+    """``run`` on .npy and .npz files writes an executor's outputs, and prints the best class by name."""
     data = np.random.RandomState(1).uniform(-1, 1, (2, 3, 8, 8)).astype(np.float32)
     np.save(tmp_path / "x.npy", data)
     np.savez(tmp_path / "x.npz", data=data)
@@ -239,13 +238,13 @@ def test_run_gives_what_an_executor_gives(prefix: Path, tmp_path: Path) -> None:
         result = call("run", prefix, 7, "--input", tmp_path / inputs, *options)
         assert result.exit_code == 0, result.output
         written = np.load(out)["softmax_output"]
-        np.testing.assert_array_equal(written, expected(data))
+        np.testing.assert_array_equal(written, executor_outputs(data))
         assert f"class{written[0].argmax()}" in result.output
         assert result.output.count("class") == 2
 
 
 def test_run_on_an_image(prefix: Path, tmp_path: Path) -> None:
-    """Pixels are resized, the mean taken off and the rest divided; channels come first, red first."""
+    """``run`` resizes an image, subtracts --mean, divides by --std, and puts the channels first in RGB order."""
     image_module = pytest.importorskip("PIL.Image")
     pixels = np.zeros((4, 6, 3), np.uint8)
     pixels[..., 0], pixels[..., 1], pixels[..., 2] = 10, 20, 30
@@ -256,11 +255,11 @@ def test_run_on_an_image(prefix: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     data = np.empty((1, 3, 8, 8), np.float32)
     data[0] = np.float32([4.5, 9, 13.5])[:, None, None]
-    np.testing.assert_array_equal(np.load(out)["softmax_output"], expected(data))
+    np.testing.assert_array_equal(np.load(out)["softmax_output"], executor_outputs(data))
 
 
 def test_a_label_needs_no_name_and_pixels_no_dtype(tmp_path: Path) -> None:
-    """An input that only losses read is a label; bytes are cast to the network's dtype, indices stay integers."""
+    """An input that only a loss reads is a label and not required; uint8 pixels and indices are accepted."""
     user, score = mx.sym.Variable("user"), mx.sym.Variable("score")
     pixels = mx.sym.FullyConnected(mx.sym.Variable("pixels"), num_hidden=2, name="fc")
     rated = mx.sym.Embedding(user, input_dim=9, output_dim=2, name="users") * pixels
@@ -282,7 +281,7 @@ def test_a_label_needs_no_name_and_pixels_no_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None:
-    """A wrong epoch, files given the wrong way round, a pointer of Git LFS, text, a broken image and a pickle."""
+    """A missing epoch, swapped files, a Git LFS pointer and a missing file give errors with the reason."""
     np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8)))
     tail = ("--input", tmp_path / "x.npy") if command == "run" else ()
     symbol, params = f"{prefix}-symbol.json", f"{prefix}-0007.params"
@@ -301,7 +300,7 @@ def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None
 
 
 def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
-    """All missing parameters at once; an input of a wrong shape; files that hold no array."""
+    """``run`` lists all missing parameters, and gives the reason why an input cannot be used."""
     np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8), np.float32))
     np.save(tmp_path / "none.npy", np.ones((0, 3, 8, 8), np.float32))
     np.save(tmp_path / "four.npy", np.ones((1, 4, 8, 8), np.float32))
@@ -331,7 +330,7 @@ def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_label_that_passes_a_reshape(tmp_path: Path) -> None:
-    """A recurrent network of MXNet's examples is run without its label, and converted with or without its shape."""
+    """A recurrent network whose label passes a Reshape runs and converts without a label shape."""
     pytest.importorskip("onnxruntime")
     cell = mx.rnn.LSTMCell(4, prefix="l0_")
     embedded = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=5, name="embed")
@@ -355,8 +354,8 @@ def test_label_that_passes_a_reshape(tmp_path: Path) -> None:
         assert "checked with onnxruntime" in result.output
 
 
-def embedding(tmp_path: Path) -> Path:
-    """Return the prefix of a network that reads 6 indices of 5 rows; its label passes a Reshape."""
+def save_embedding_network(tmp_path: Path) -> Path:
+    """Save a network with an embedding of 5 rows, whose label passes a Reshape; return its prefix."""
     rows = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=5, output_dim=3, name="embed")
     flat = mx.sym.FullyConnected(mx.sym.Reshape(rows, shape=(-1, 3)), num_hidden=4, name="fc")
     label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
@@ -369,8 +368,8 @@ def embedding(tmp_path: Path) -> Path:
 
 
 def test_inspect_gives_sizes_if_a_label_passes_a_reshape(tmp_path: Path) -> None:
-    """The label gets the leading axes of data, so that all sizes are known from the shape of data alone."""
-    result = call("inspect", embedding(tmp_path), 1, "--shape", "data=2,3", "--json")
+    """A label that passes a Reshape gets the shape of data, so all sizes are known from data."""
+    result = call("inspect", save_embedding_network(tmp_path), 1, "--shape", "data=2,3", "--json")
     found = json.loads(result.output)
     assert {one["name"]: one["shape"] for one in found["inputs"]} == {"data": [2, 3], "softmax_label": [2, 3]}
     assert found["inference_bytes"] > 0
@@ -378,8 +377,8 @@ def test_inspect_gives_sizes_if_a_label_passes_a_reshape(tmp_path: Path) -> None
 
 
 def test_run_warns_about_indices_outside_and_nan(tmp_path: Path, prefix: Path) -> None:
-    """Both run, as in MXNet, and the values are said to be odd."""
-    words_prefix = embedding(tmp_path)
+    """Indices out of range are clipped, as in MXNet, with a warning; NaN in the input gives a warning, too."""
+    words_prefix = save_embedding_network(tmp_path)
     outputs = []
     for name, indices in (("inside", [[0, 4, 4]]), ("outside", [[-3, 4, 9]])):
         np.save(tmp_path / "indices.npy", np.array(indices))
@@ -398,7 +397,7 @@ def test_run_warns_about_indices_outside_and_nan(tmp_path: Path, prefix: Path) -
 
 @pytest.mark.parametrize("head", ["", "left,right\n", "\ufeff"])
 def test_run_on_a_table(tmp_path: Path, head: str) -> None:
-    """A row is a sample; a first row of words, and a byte order mark, are skipped."""
+    """Each CSV row is a sample; a header row and a byte order mark are skipped; a bad table raises."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     args = {"fc_weight": mx.nd.array([[1, 0], [0, 1], [1e-9, 0]]), "fc_bias": mx.nd.zeros((3,))}
     save_checkpoint(tmp_path / "net", 0, symbol, args, {})
@@ -418,7 +417,7 @@ def test_run_on_a_table(tmp_path: Path, head: str) -> None:
 def test_a_terminal_shows_the_first_samples(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipe gets all samples; a terminal the first hundred, and how to get the others."""
+    """A pipe gets all samples; a terminal gets the first hundred, and the option that writes all."""
     values, names = np.ones((102, 2), np.float32), [str(k) for k in range(102)]
     run_results.show("out", values, 1, None, names)
     assert len(capsys.readouterr().out.splitlines()) == 103

@@ -1,4 +1,4 @@
-"""Ctrl-C while ``weftplan plan --budget`` searches: the best that was found so far, and exit code 130."""
+"""Ctrl-C during the search of ``weftplan plan --budget`` prints the best plan so far and exits with 130."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NETWORK = ["plan", "resnet18", "--batch", "2"]
 
 @pytest.fixture
 def ctrl_c(monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C at the given price of the search; the list holds how many prices there were."""
+    """Return ``install(*presses)``, which raises SIGINT at these evaluations of a plan's price.
+
+    ``install`` returns a list that has an item for each evaluation so far.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     prices: list[int] = []
     look = Ladder.look
@@ -39,7 +42,7 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_best_so_far_is_printed(ctrl_c) -> None:
-    """A plan that fits was found before: it is printed, as JSON too, and nothing is searched any more."""
+    """After Ctrl-C the best plan that fits is printed, and the search ends within ten evaluations."""
     budget = int(models.get("resnet18").plan(models.input_shapes("resnet18", 2), optimizer="sgd").total * 0.97)
     prices = ctrl_c(80)
     done = CliRunner().invoke(main, [*NETWORK, "--optimizer", "sgd", "--budget", str(budget), "--json"])
@@ -52,7 +55,7 @@ def test_the_best_so_far_is_printed(ctrl_c) -> None:
 
 
 def test_nothing_that_fits_was_found(ctrl_c) -> None:
-    """The exit code is that of an interrupt; a sentence reports the interrupt and the smallest need so far."""
+    """If no plan fits so far, the command exits with 130 and reports the smallest need so far."""
     ctrl_c(1)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
     assert (done.exit_code, done.stdout) == (130, "")
@@ -61,7 +64,7 @@ def test_nothing_that_fits_was_found(ctrl_c) -> None:
 
 
 def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
-    """A second Ctrl-C ends the search without waiting for the current step."""
+    """A second Ctrl-C ends the search at once."""
     ctrl_c(5, 6)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
     assert (done.exit_code, done.stdout) == (130, "")
@@ -70,7 +73,7 @@ def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
 
 
 def test_stopping_outside_of_a_block_stops_nothing() -> None:
-    """Outside of the block the search runs to its end, and an inner block does not affect the outer block."""
+    """``stop`` has no effect outside of ``stoppable``; leaving an inner block does not end an outer block."""
     stopping.stop()
     assert not stopping.asked()
     with stopping.stoppable():

@@ -1,4 +1,4 @@
-"""`weftplan launch`: the command that it makes, and digits trained over processes."""
+"""``weftplan launch``: the mpiexec command line, and training over several processes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Scripts, modules and weftplan run in this Python; options after the program belong to it; hosts are passed on."""
+    """Programs run in this Python; options after the program are the program's; a host file is passed on."""
     need_mpi()
     hosts = tmp_path / "hosts"
     hosts.write_text("one\ntwo\n")
     result = mpiexec_command(3, hosts, ("train.py", "-n", "7"))
     rank = [sys.executable, "-m", "weftplan.cli.launch.rank", "-", "recovers"]
     assert result[-10:] == ["-n", "3", *rank, "train.py", "-n", "7"]
-    assert "btl" not in result  # hosts reach each other by TCP
+    assert "btl" not in result  # no restriction to shared memory
     assert result[result.index("--hostfile") + 1] == str(hosts)
     alone = mpiexec_command(1, None, ("weftplan", "doctor"))
     assert alone[-8:] == [*rank, "-m", "weftplan", "doctor"]
@@ -44,8 +44,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize("own", [None, "put"])
-def test_messages_that_pass_each_other_do_not_take_turns(monkeypatch: pytest.MonkeyPatch, own: str | None):
-    """Open MPI sends by TCP in pieces, unless the user has said otherwise."""
+def test_tcp_flags(monkeypatch: pytest.MonkeyPatch, own: str | None):
+    """Open MPI's btl_tcp_flags is set to send by TCP in pieces, unless the user has set it."""
     need_mpi()
     monkeypatch.delenv(TCP, raising=False)
     if own is not None:
@@ -57,7 +57,7 @@ def test_messages_that_pass_each_other_do_not_take_turns(monkeypatch: pytest.Mon
 
 
 def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The error names the package to install; a missing number of workers is a usage error."""
+    """Without mpiexec the error names the package to install; a missing -n is a usage error."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     failed = CliRunner().invoke(command, ["-n", "2", "x.py"])
@@ -68,7 +68,7 @@ def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["missing.py", "no-such-program"])
 def test_a_program_that_is_not_there_is_named_once(name: str):
-    """Before any process starts, and without mpiexec's own words."""
+    """A missing program exits with 2 before any process starts; the error names it once."""
     need_mpi()
     failed = CliRunner().invoke(command, ["-n", "2", name])
     assert failed.exit_code == 2
@@ -76,7 +76,7 @@ def test_a_program_that_is_not_there_is_named_once(name: str):
 
 
 def test_a_pipe_gets_plain_lines_and_a_store_of_one_process_a_warning():
-    """mpiexec gives the processes terminals; into a pipe goes no escape all the same. `device` joins no processes."""
+    """Output to a pipe has no escape sequences; the store ``device`` in two processes gives one warning."""
     need_mpi()
     options = ("train", "--network", "mlp", "--epochs", "1", "--devices", "1", "--kvstore", "device")
     job = [sys.executable, "-m", "weftplan", "launch", "-n", "2", "weftplan", *options]
@@ -87,15 +87,15 @@ def test_a_pipe_gets_plain_lines_and_a_store_of_one_process_a_warning():
     assert (ran.stdout + ran.stderr).count("exchanges nothing between the 2 processes of this job") == 1
 
 
-def here(*arguments: str) -> dict[str, object]:
-    """Return the JSON that a command prints, without a process of its own."""
+def json_in_process(*arguments: str) -> dict[str, object]:
+    """Run a command in this process and return its JSON."""
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Return a successful command with its output."""
+def run_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a subprocess, check that it succeeds, and return it with its output."""
     done = subprocess.run(
         [sys.executable, "-m", "weftplan", *arguments],
         cwd=ROOT,
@@ -108,30 +108,29 @@ def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_process_that_nobody_launched_says_so():
-    """`dist_sync` without `weftplan launch` trains; the first line says that it is alone, and names the command."""
+def test_dist_sync_without_launch():
+    """``dist_sync`` without ``weftplan launch`` trains alone; a line says so and names the command."""
     need_mpi()
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("needs scikit-learn")
-    told = finished("train", "--network", "mlp", "--epochs", "1", "--kvstore", "dist_sync").stdout
+    told = run_command("train", "--network", "mlp", "--epochs", "1", "--kvstore", "dist_sync").stdout
     assert "kvstore dist_sync of this process alone (weftplan launch starts several)" in " ".join(told.split())
 
 
 def test_digits_over_processes_and_over_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Four processes end with the bits of four devices, and those with the bits of one that sums over four pieces of
-    each batch: same pieces, same order of sums."""
+    """Four processes, four devices, and one device with four micro-batches give the same weight bits."""
     need_mpi()
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("needs scikit-learn")
     arguments = ("train", "--network", "mlp", "--epochs", "1", "--json")
-    monkeypatch.setattr(train_tasks, "load_digits", train_tasks.load_digits)  # as it was, afterwards
+    monkeypatch.setattr(train_tasks, "load_digits", train_tasks.load_digits)  # restored after the test
     exec(FEW, {})
-    devices = here(*arguments, "--devices", "4", "--kvstore", "device")
-    pieces = here(*arguments, "--devices", "1", "--micro-batches", "4")
+    devices = json_in_process(*arguments, "--devices", "4", "--kvstore", "device")
+    pieces = json_in_process(*arguments, "--devices", "1", "--micro-batches", "4")
     script = tmp_path / "few.py"
     script.write_text(f"{FEW}\nfrom weftplan.cli import main\n\nmain()\n")
     processes = json.loads(
-        finished("launch", "-n", "4", script, *arguments, "--devices", "1", "--kvstore", "dist_sync").stdout
+        run_command("launch", "-n", "4", script, *arguments, "--devices", "1", "--kvstore", "dist_sync").stdout
     )
     assert processes["workers"] == 4
     assert processes["weights_sha256"] == devices["weights_sha256"] == pieces["weights_sha256"]
@@ -171,11 +170,11 @@ print("same bits")
 
 
 def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
-    """A process is killed in the middle: all restart from the newest checkpoint, with the bits of an unbroken run."""
+    """If a process is killed, all restart from the newest checkpoint and end with the bits of an unbroken run."""
     need_mpi()
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    done = finished("launch", "-n", "2", "--restarts", "1", script, tmp_path)
+    done = run_command("launch", "-n", "2", "--restarts", "1", script, tmp_path)
     assert done.stderr.count("restart 1 of 1") == 1
     assert done.stdout.count("same bits") == 2
     assert len(list(tmp_path.glob("run-step*.safetensors"))) == 3
@@ -183,7 +182,7 @@ def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_no_process_outlives_the_command(tmp_path: Path):
-    """Open MPI's mpiexec may exit before a running process if another process exits with a nonzero status."""
+    """If a process fails, ``launch`` ends the others before it exits with the process's code."""
     need_mpi()
     script, mark = tmp_path / "uneven.py", tmp_path / "process"
     script.write_text(

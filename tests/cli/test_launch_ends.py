@@ -1,4 +1,4 @@
-"""Exits of jobs and the reports of `weftplan launch`: killed launchers, stores that share nothing."""
+"""Killed launchers, stores of one process, and scripts under ``weftplan launch``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process is there, and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -30,7 +30,7 @@ def is_running(process: int) -> bool:
 @pytest.mark.parametrize("killed", ["launch", "mpiexec"])
 @pytest.mark.parametrize("store", ["local", "dist_sync"])
 def test_ranks_end_with_what_has_started_them(tmp_path: Path, store: str, killed: str):
-    """SIGKILL of `weftplan launch`, or of its mpiexec: no rank is left."""
+    """After SIGKILL of ``weftplan launch`` or of its mpiexec, every rank exits."""
     need_mpi()
     script = tmp_path / "script.py"
     script.write_text(f"""
@@ -92,20 +92,20 @@ def test_next_launch_removes_folders_of_killed_launchers(tmp_path: Path):
     assert list(tmp_path.glob("weftplan-job-*")) == []
 
 
-@pytest.mark.parametrize(("store", "says"), [("local", True), ("dist_sync", False)])
-def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, says: bool):
-    """Several processes that each did all the work alone, in silence, would write the same checkpoint."""
+@pytest.mark.parametrize(("store", "reported"), [("local", True), ("dist_sync", False)])
+def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, reported: bool):
+    """A job of two processes without a distributed store is reported."""
     script = tmp_path / "script.py"
     script.write_text(f"import weftplan as mx\nkv = mx.kv.create({store!r})\n")
     done = launched(tmp_path, "-n", "2", str(script))
     assert done.returncode == 0
-    assert ("no process has created a store of several processes" in done.stderr) is says, done.stderr
+    assert ("no process has created a store of several processes" in done.stderr) is reported, done.stderr
 
 
 @pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
 @pytest.mark.parametrize("store", ["dist_sync", "dist_async", "dist_device_sync"])
 def test_a_process_of_the_launcher_of_mxnet_is_refused(monkeypatch: pytest.MonkeyPatch, store: str, role: str):
-    """It would train alone as rank 0 of 1; the error has the command to use."""
+    """A process started by MXNet's launcher raises; the error has the command to use."""
     monkeypatch.setenv("DMLC_ROLE", role)
     monkeypatch.setenv("DMLC_NUM_WORKER", "4")
     with pytest.raises(KVStoreError, match=r"weftplan launch -n 4 script\.py"):
@@ -113,7 +113,7 @@ def test_a_process_of_the_launcher_of_mxnet_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_script_runs_as_under_python(tmp_path: Path):
-    """Arguments, the path of modules, `__main__`, pickles of its classes, and the traceback are those of `python`."""
+    """A script has the arguments, module path, ``__main__``, pickles and traceback that it has under python."""
     (tmp_path / "beside.py").write_text("number = 7\n")
     script = tmp_path / "script.py"
     script.write_text("""
@@ -134,7 +134,7 @@ if __name__ == "__main__":
 
 
 def test_on_one_host_no_rank_listens_on_the_network(tmp_path: Path):
-    """Messages go through memory: the ranks have no socket that others could connect to by TCP."""
+    """Ranks on one host have no listening TCP socket."""
     run_ranks(
         tmp_path,
         2,

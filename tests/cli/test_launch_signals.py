@@ -1,4 +1,4 @@
-"""A signal that ends `weftplan launch` ends its job, once; a stand-in for mpiexec records the signals."""
+"""A signal to ``weftplan launch`` ends its job. A stand-in for mpiexec prints the signals that it gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 print("ready", os.getpid(), flush=True)
 number = signal.sigwait(ends)
 print("got", int(number), flush=True)
-print("again", int(bool(signal.sigtimedwait(ends, 0.3))), flush=True)  # mpiexec would leave its processes running
+print("again", int(bool(signal.sigtimedwait(ends, 0.3))), flush=True)  # a second signal would orphan the ranks
 sys.exit(7)
 """
 COMMAND = """
@@ -32,8 +32,8 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals of POSIX")
 
 
-def launched(stdin: int = subprocess.DEVNULL, first: str = "") -> subprocess.Popen[str]:
-    """Return the command in a session of its own, with the stand-in, which may be started three times."""
+def start_launch(stdin: int = subprocess.DEVNULL, first: str = "") -> subprocess.Popen[str]:
+    """Start the command with the stand-in in a new session; ``first`` is code that runs before it."""
     return subprocess.Popen(
         [sys.executable, "-c", first + COMMAND, MPIEXEC],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -48,8 +48,8 @@ def launched(stdin: int = subprocess.DEVNULL, first: str = "") -> subprocess.Pop
 @pytest.mark.parametrize("whole", [False, True], ids=["alone", "group"])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_job(number: signal.Signals, whole: bool):
-    """Whether this command gets it alone or its group does: mpiexec gets it once, is waited for, and not restarted."""
-    with launched() as process:
+    """A signal to the command, or to its process group, reaches mpiexec once; the job is not restarted."""
+    with start_launch() as process:
         assert process.stdout is not None
         ready = process.stdout.readline().split()
         (os.killpg if whole else os.kill)(process.pid, number)
@@ -61,9 +61,9 @@ def test_a_signal_ends_the_job(number: signal.Signals, whole: bool):
 
 
 def test_ctrl_c_on_a_terminal():
-    """The terminal itself sends it to both, so mpiexec gets it once there, too, and may read what is typed."""
+    """Ctrl-C on a terminal, which signals mpiexec, too, reaches mpiexec once."""
     terminal, ours = os.openpty()
-    with launched(ours, "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n") as process:
+    with start_launch(ours, "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n") as process:
         os.close(ours)
         assert process.stdout is not None
         process.stdout.readline()
@@ -75,8 +75,8 @@ def test_ctrl_c_on_a_terminal():
 
 
 def test_a_job_that_ends_by_itself_is_started_again():
-    """Its status is not a signal's: it is started as often as was asked for, and the last status is the command's."""
-    with launched() as process:
+    """A job that fails by itself is restarted as often as requested; the exit code is the last job's."""
+    with start_launch() as process:
         for _ in range(3):
             assert process.stdout is not None
             mpiexec = int(process.stdout.readline().split()[1])

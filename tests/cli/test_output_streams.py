@@ -1,4 +1,4 @@
-"""What a command's environment may do to it: a narrow encoding, a full disk, Ctrl-C at any time."""
+"""Commands under a narrow output encoding, a full disk, and Ctrl-C while loading."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FULL = Path("/dev/full")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def weftplan(*arguments: str, stdout: int, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run the command with its output in ``stdout``."""
+def run_weftplan(*arguments: str, stdout: int, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command in a subprocess with its output in the descriptor ``stdout`` and extra environment variables."""
     return subprocess.run(
         [sys.executable, "-m", "weftplan", *arguments],
         stdout=stdout,
@@ -34,27 +34,27 @@ def weftplan(*arguments: str, stdout: int, **variables: str) -> subprocess.Compl
 
 
 def test_characters_that_an_encoding_lacks() -> None:
-    """Latin-1 has no ellipsis: the help is printed with question marks instead."""
+    """Characters that the output encoding lacks, such as the ellipsis in Latin-1, are printed as question marks."""
     arguments = ["plan", "--help"]
-    done = weftplan(*arguments, stdout=subprocess.PIPE, PYTHONIOENCODING="latin-1")
+    done = run_weftplan(*arguments, stdout=subprocess.PIPE, PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, b"")
-    utf8 = weftplan(*arguments, stdout=subprocess.PIPE, PYTHONIOENCODING="utf-8").stdout.decode()
+    utf8 = run_weftplan(*arguments, stdout=subprocess.PIPE, PYTHONIOENCODING="utf-8").stdout.decode()
     assert done.stdout.decode("latin-1") == utf8.encode("latin-1", "replace").decode("latin-1") != utf8
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], NETWORK], ids=" ".join)
 def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
-    """Output that cannot be written is reported without a traceback, the help of the whole command included."""
+    """If the output cannot be written, the command exits with 1 and one line of error."""
     with FULL.open("wb") as file:
-        done = weftplan(*arguments, stdout=file.fileno())
+        done = run_weftplan(*arguments, stdout=file.fileno())
     assert done.returncode == 1
     assert done.stderr.decode() == "Error: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_while_a_command_is_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit code is that of a shell, and no traceback is printed."""
+    """Ctrl-C while a subcommand is imported exits with the code for interrupts, without a traceback."""
 
     def press(name: str) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The command ``weftplan pack``."""
+"""``weftplan pack``: peak, bound and offsets of a trace, exit codes, and errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weftplan.cli.pack import command
 
 @pytest.fixture
 def csv(tmp_path: Path) -> Path:
-    """Three buffers: a and b live together, c after both. Least peak: 30."""
+    """Write a trace of three buffers: a and b overlap in time, c comes later. The lower bound of the peak is 30."""
     path = tmp_path / "trace.csv"
     path.write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\nc,3,5,25\n", encoding="utf-8")
     return path
 
 
 def test_prints_peak_and_bound(csv: Path) -> None:
-    """The table names peak, bound and whether the capacity holds."""
+    """The output has the peak and says that it fits the capacity."""
     result = CliRunner().invoke(command, [str(csv), "--capacity", "30"])
     assert result.exit_code == 0
     assert "peak        30" in result.output
@@ -32,14 +32,14 @@ def test_prints_peak_and_bound(csv: Path) -> None:
 
 
 def test_exit_code_when_it_does_not_fit(csv: Path) -> None:
-    """A capacity below the bound gives exit code 1 and reports the missing bytes."""
+    """A capacity below the bound gives exit code 1 and the number of missing bytes."""
     result = CliRunner().invoke(command, [str(csv), "--capacity", "29"])
     assert result.exit_code == 1
     assert "exceeded by 1 bytes" in result.output
 
 
 def test_an_output_that_cannot_be_written(csv: Path) -> None:
-    """The packing is printed, then a message with the reason, no traceback."""
+    """If --output cannot be written, the packing is still printed, then the reason, and the exit code is 1."""
     result = CliRunner().invoke(main, ["pack", str(csv), "--output", "/nowhere/at/all.csv"])
     assert result.exit_code == 1
     assert "peak" in result.output
@@ -48,7 +48,7 @@ def test_an_output_that_cannot_be_written(csv: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"\xc9\x00\xff" * 20, b"id,lower,upper,size\n" + b"x" * 200_000])
 def test_a_file_that_is_no_table(content: bytes, tmp_path: Path) -> None:
-    """Binary data and a cell beyond the limit of the csv module are named as such."""
+    """A file that is no CSV gives exit code 1; the error names the expected columns."""
     path = tmp_path / "weights.params"
     path.write_bytes(content)
     result = CliRunner().invoke(main, ["pack", str(path)])
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_table(content: bytes, tmp_path: Path) -> None:
 
 
 def test_an_id_that_is_given_twice(tmp_path: Path) -> None:
-    """Of two buffers with one id a dictionary would keep one: refused, and named."""
+    """A repeated id gives exit code 1 and is named."""
     path = tmp_path / "twice.csv"
     path.write_text("id,lower,upper,size\na,0,2,10\na,1,3,5\nb,1,3,5\n")
     result = CliRunner().invoke(main, ["pack", str(path), "--json"])
@@ -66,8 +66,8 @@ def test_an_id_that_is_given_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
-def test_a_full_disk_behind_the_output(csv: Path) -> None:
-    """A message with the reason, no traceback; a reader that has gone away ends it quietly."""
+def test_output_that_cannot_be_printed(csv: Path) -> None:
+    """If stdout is full, the error has the reason; if its reader has gone, the command exits with 1 silently."""
     command_line = [sys.executable, "-m", "weftplan", "pack", str(csv), "--json"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
@@ -83,7 +83,7 @@ def test_a_full_disk_behind_the_output(csv: Path) -> None:
 
 
 def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:
-    """--json prints offsets by id; --output writes them as CSV."""
+    """--json prints the offsets by id, and --output writes the same offsets as CSV."""
     out = tmp_path / "offsets.csv"
     result = CliRunner().invoke(command, [str(csv), "--json", "--output", str(out)])
     facts = json.loads(result.output)

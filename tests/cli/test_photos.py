@@ -1,4 +1,4 @@
-"""Models of one's own from a shell: training on a folder of images, and running a model over one."""
+"""``weftplan train`` and ``weftplan run`` on folders of images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Image = pytest.importorskip("PIL.Image")
 PIXELS = ["--mean", "127.5", "--std", "127.5"]
 
 
-def photos(folder: Path, classes: tuple[str, ...] = ("hell", "dünkel"), each: int = 10) -> Path:
-    """Return a folder of bright and dark images."""
+def write_photos(folder: Path, classes: tuple[str, ...] = ("hell", "dünkel"), each: int = 10) -> Path:
+    """Write dark and bright images, a folder for each class; return ``folder``."""
     random = np.random.RandomState(0)
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -30,15 +30,15 @@ def photos(folder: Path, classes: tuple[str, ...] = ("hell", "dünkel"), each: i
 
 
 def run(*args: Any) -> Result:
-    """Return the result of a command."""
+    """Run the command line and return click's result."""
     return CliRunner().invoke(main, [str(one) for one in args])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """Images, the prefix of a network trained on them, and the output of training."""
+def trained_network(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """Train a network on images; return (image folder, prefix, output)."""
     folder = tmp_path_factory.mktemp("photos")
-    images = photos(folder / "images")
+    images = write_photos(folder / "images")
     result = run(
         "train", "--data", images, "--network", "lenet", "--epochs", 6, "--batch-size", 4, "--devices", 1,
         "--checkpoint", folder / "net",
@@ -47,9 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     return images, folder / "net", result.output
 
 
-def test_train_tells_classes_and_how_to_use_the_network(trained: tuple[Path, Path, str]) -> None:
-    """The images are split by class, the network learns them, and its classes are stored next to it."""
-    _, prefix, printed = trained
+def test_train_tells_classes_and_how_to_use_the_network(trained_network: tuple[Path, Path, str]) -> None:
+    """Training splits the images by class, learns them, stores the class names, and prints a command to run."""
+    _, prefix, printed = trained_network
     words = " ".join(printed.split())
     assert "16 training and 4 test images of 2 classes, 28x28 pixels; lenet, all layers new" in words
     assert "test accuracy │ 1.0000" in words
@@ -57,9 +57,9 @@ def test_train_tells_classes_and_how_to_use_the_network(trained: tuple[Path, Pat
     assert prefix.with_name("net-classes.txt").read_text(encoding="utf-8") == "dünkel\nhell\n"
 
 
-def test_run_over_a_folder_writes_tables(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
-    """A row for each image and rank, with the name of the class, as CSV and as JSON; batches do not matter."""
-    images, prefix, _ = trained
+def test_run_over_a_folder_writes_tables(trained_network: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """``run`` writes a row per image and rank, with class names; CSV and JSON agree for different batch sizes."""
+    images, prefix, _ = trained_network
     settings = [prefix, 6, "--input", images, "--resize", "28", *PIXELS]
     for batch, name in ((3, "a.csv"), (32, "a.json")):
         result = run("run", *settings, "--batch", batch, "--top", 2, "-o", tmp_path / name)
@@ -76,10 +76,10 @@ def test_run_over_a_folder_writes_tables(trained: tuple[Path, Path, str], tmp_pa
         assert float(left["value"]) == pytest.approx(right["value"], rel=1e-5)
 
 
-def test_broken_images_are_left_out(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
-    """Results of all others are there; the file is named, and the exit code is 1."""
-    _, prefix, _ = trained
-    images = photos(tmp_path / "images", each=2)
+def test_broken_images_are_left_out(trained_network: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """A broken image is named and left out, the others have results, and the exit code is 1."""
+    _, prefix, _ = trained_network
+    images = write_photos(tmp_path / "images", each=2)
     (images / "hell" / "kaputt.jpg").write_bytes(b"no image")
     result = run("run", prefix, 6, "--input", images, "--resize", 28, *PIXELS, "-o", tmp_path / "a.npz")
     assert result.exit_code == 1
@@ -89,10 +89,10 @@ def test_broken_images_are_left_out(trained: tuple[Path, Path, str], tmp_path: P
         assert actual["softmax_output"].shape == (4, 2)
 
 
-def test_fine_tuning_replaces_the_last_layer(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
-    """``--from`` with another number of classes makes a new last layer; ``--freeze`` trains nothing else."""
-    _, prefix, _ = trained
-    images = photos(tmp_path / "images", ("a", "b", "c"))
+def test_fine_tuning_replaces_the_last_layer(trained_network: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """--from with another number of classes makes a new last layer; with --freeze only this layer changes."""
+    _, prefix, _ = trained_network
+    images = write_photos(tmp_path / "images", ("a", "b", "c"))
     result = run(
         "train", "--data", images, "--from", prefix, 6, "--freeze", "--epochs", 1, "--batch-size", 8, "--devices", 1,
         "--checkpoint", tmp_path / "more",
@@ -105,11 +105,11 @@ def test_fine_tuning_replaces_the_last_layer(trained: tuple[Path, Path, str], tm
         np.testing.assert_array_equal(before[name].asnumpy(), after[name].asnumpy())
 
 
-def test_fine_tuning_goes_on_where_the_classes_fit(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
-    """The layers stay, all are trained, and a folder with train and val is not split."""
-    _, prefix, _ = trained
+def test_fine_tuning_keeps_all_layers(trained_network: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """--from with the same number of classes keeps all layers; folders train and val are not split."""
+    _, prefix, _ = trained_network
     for part, each in (("train", 8), ("val", 3)):
-        photos(tmp_path / "images" / part, each=each)
+        write_photos(tmp_path / "images" / part, each=each)
     command = ["train", "--data", tmp_path / "images", "--from", prefix, 6, "--epochs", 1, "--batch-size", 4]
     result = run(*command, "--json")
     assert result.exit_code == 0, result.output
@@ -134,11 +134,11 @@ def test_fine_tuning_goes_on_where_the_classes_fit(trained: tuple[Path, Path, st
     ],
 )
 def test_wrong_options_of_training(
-    trained: tuple[Path, Path, str], tmp_path: Path, args: list[str], words: str
+    trained_network: tuple[Path, Path, str], tmp_path: Path, args: list[str], words: str
 ) -> None:
-    """Each is an error before training, which names the missing part."""
-    images, prefix, _ = trained
-    photos(tmp_path / "one", ("x",))
+    """A wrong combination of options gives an error before training."""
+    images, prefix, _ = trained_network
+    write_photos(tmp_path / "one", ("x",))
     places = {"IMAGES": images, "NET": prefix, "ONE": tmp_path / "one"}
     result = run("train", *[places.get(one, one) for one in args])
     assert result.exit_code in (1, 2), result.output
@@ -146,7 +146,7 @@ def test_wrong_options_of_training(
 
 
 def test_run_needs_a_network_of_images(tmp_path: Path) -> None:
-    """A folder for a network of other inputs, an empty folder, and a table of an output without classes are refused."""
+    """An empty folder, and a table of an output without classes, give an error and write no file."""
     net = mx.sym.identity(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2, name="c"))
     module = mx.mod.Module(net, label_names=None)
     module.bind([("data", (1, 3, 8, 8))], for_training=False)
@@ -154,7 +154,7 @@ def test_run_needs_a_network_of_images(tmp_path: Path) -> None:
     module.save_checkpoint(tmp_path / "conv", 0)
     (tmp_path / "empty").mkdir()
     assert "no image is in this folder" in run("run", tmp_path / "conv", 0, "--input", tmp_path / "empty").output
-    images = photos(tmp_path / "images", each=1)
+    images = write_photos(tmp_path / "images", each=1)
     result = run("run", tmp_path / "conv", 0, "--input", images, "--resize", 8, "-o", tmp_path / "x.csv")
     assert result.exit_code == 1
     assert "has no row of classes for each sample" in " ".join(result.output.split())
@@ -162,8 +162,8 @@ def test_run_needs_a_network_of_images(tmp_path: Path) -> None:
 
 
 def test_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """A second run under the prefix is refused with the option to type; with it, the bits are those of one run."""
-    images = photos(tmp_path / "images")
+    """A second run under the prefix is refused; with --resume it ends with the bits of one run."""
+    images = write_photos(tmp_path / "images")
     command = ["train", "--data", images, "--network", "lenet", "--batch-size", 4, "--devices", 1, "--json"]
     whole = run(*command, "--epochs", 2, "--checkpoint", tmp_path / "a")
     assert run(*command, "--epochs", 1, "--checkpoint", tmp_path / "b").exit_code == 0
@@ -176,8 +176,8 @@ def test_interrupted_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_train_names_all_unreadable_images(tmp_path: Path) -> None:
-    """Training ends with one message that names every damaged image."""
-    images = photos(tmp_path / "images")
+    """Training on damaged images exits with 1 and names all of them."""
+    images = write_photos(tmp_path / "images")
     broken = [images / "hell" / "bild 0.png", images / "dünkel" / "bild 1.jpg"]
     for path in broken:
         path.write_bytes(path.read_bytes()[:100])
@@ -188,8 +188,8 @@ def test_train_names_all_unreadable_images(tmp_path: Path) -> None:
 
 
 def test_report_records_epochs_of_unequal_length(tmp_path: Path) -> None:
-    """The last epoch is recorded when its predecessor has fewer batches than the first; without a prefix, a hint."""
-    images = photos(tmp_path / "images", each=9)  # 14 images in batches of 4: 4, 3 and 4 batches
+    """The report has the last epoch, although epochs differ in length; the output recommends --checkpoint."""
+    images = write_photos(tmp_path / "images", each=9)  # 14 images in batches of 4: 4, 3 and 4 batches
     result = run(
         "train", "--data", images, "--network", "lenet", "--epochs", 3, "--batch-size", 4, "--devices", 1,
         "--report", tmp_path / "report",
@@ -202,17 +202,17 @@ def test_report_records_epochs_of_unequal_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["20", "2"])
-def test_another_size_than_the_checkpoint_takes(trained: tuple[Path, Path, str], size: str) -> None:
-    """The message names the option, the size that fits, and the parameter."""
-    images, prefix, _ = trained
+def test_another_size_than_the_checkpoint_takes(trained_network: tuple[Path, Path, str], size: str) -> None:
+    """A --resize that does not fit the checkpoint gives an error with the size that fits."""
+    images, prefix, _ = trained_network
     result = run("train", "--data", images, "--from", prefix, 6, "--resize", size, "--epochs", 1)
     assert result.exit_code == 1
     assert f"--resize {size}x{size} does not fit; the checkpoint takes 28x28 pixels" in result.output
 
 
 @pytest.mark.parametrize(("numbers", "said"), [("0", "no number may be 0"), ("1,0,1", "may be 0"), ("nan", "finite")])
-def test_std_that_divides_by_nothing(numbers: str, said: str, tmp_path: Path) -> None:
-    """Refused before any work, by training and by running."""
+def test_std_of_zero_or_nan(numbers: str, said: str, tmp_path: Path) -> None:
+    """A --std of 0 or NaN is a usage error of ``train`` and ``run``."""
     for command in (["train", "--data", tmp_path], ["run", "net", "1", "--input", tmp_path]):
         result = run(*command, "--std", numbers)
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""``weftplan plan``: figures, budgets and exit codes, the largest batch, comparison, files, bad input."""
+"""``weftplan plan``: figures, budgets, exit codes, the largest batch, comparison, files, and bad input."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from weftplan.planner.batch import largest_batch
 
 
 def plan(*args: object) -> Result:
-    """Run the command; an exception that is no message fails the test."""
+    """Run ``weftplan plan`` and return click's result; an unexpected exception fails the test."""
     return CliRunner().invoke(main, ["plan", *map(str, args)], catch_exceptions=False)
 
 
-def figures(*args: object) -> dict[str, Any]:
-    """Return the command's JSON."""
+def plan_json(*args: object) -> dict[str, Any]:
+    """Run ``weftplan plan --json``, check that it succeeds, and return its figures."""
     result = plan(*args, "--json")
     assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.stdout)
@@ -35,8 +35,8 @@ def figures(*args: object) -> dict[str, Any]:
 
 
 def test_a_built_in_network_has_usual_shapes() -> None:
-    """The figures of the command are those of the call."""
-    actual = figures("lenet", "--batch", 64)
+    """The command's figures equal those of ``Symbol.plan`` with the network's usual shapes."""
+    actual = plan_json("lenet", "--batch", 64)
     expected = models.get("lenet").plan(models.input_shapes("lenet", 64))
     assert actual["peak"] == expected.peak
     assert actual["lower_bound"] == expected.lower_bound
@@ -46,26 +46,26 @@ def test_a_built_in_network_has_usual_shapes() -> None:
 
 
 def test_parameters_only_by_default() -> None:
-    """Training with Module has no gradients of data and labels."""
-    actual, every = (figures("mlp", *more) for more in ((), ("--input-grads",)))
+    """By default only parameters have gradients; --input-grads adds the inputs, --inference has none."""
+    actual, every = (plan_json("mlp", *more) for more in ((), ("--input-grads",)))
     inputs = 4 * (32 * 784 + 32)
     assert every["external"]["gradients"] - actual["external"]["gradients"] == inputs
-    assert figures("mlp", "--inference")["external"]["gradients"] == 0
+    assert plan_json("mlp", "--inference")["external"]["gradients"] == 0
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_symbol_file(tmp_path: Path, packed: bool) -> None:
-    """A saved symbol gives the plan of the built-in network; gzipped files are read too."""
+    """A symbol file, also gzipped, gives the plan of the built-in network."""
     text = models.get("lenet").tojson()
     path = tmp_path / ("net-symbol.json.gz" if packed else "net-symbol.json")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    actual = figures(path, "--shape", "data=32,1,28,28")
-    built_in = figures("lenet")
+    actual = plan_json(path, "--shape", "data=32,1,28,28")
+    built_in = plan_json("lenet")
     assert {k: v for k, v in actual.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
 
 
 def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
-    """An error inside a symbol file begins with the file's name."""
+    """The error for a damaged symbol file begins with its name."""
     path = tmp_path / "torn-symbol.json"
     path.write_text(models.get("lenet").tojson()[:200])
     result = plan(path, "--shape", "data=32,1,28,28")
@@ -74,10 +74,10 @@ def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
 
 
 def test_text_for_people() -> None:
-    """The text has the peak, its parts, and the memory outside the plan; the first line is the answer."""
+    """The text has the figures of the JSON; its first line has the total."""
     result = plan("lenet", "--optimizer", "adam")
     assert result.exit_code == 0
-    actual = figures("lenet", "--optimizer", "adam")
+    actual = plan_json("lenet", "--optimizer", "adam")
     assert f"{actual['peak']:,}" in result.stdout
     assert f"{actual['external']['optimizer_states']:,}" in result.stdout
     for item in actual["alive_at_peak"][:5]:
@@ -92,19 +92,19 @@ def test_text_for_people() -> None:
 
 
 def test_a_budget_that_cannot_be_met_exits_with_1_and_names_one_that_works() -> None:
-    """The number in the message works; one byte less does not."""
+    """The error names the smallest budget that works; one byte less gives exit code 1 again."""
     refused = plan("lenet", "--budget", "1MB")
     assert refused.exit_code == 1
     smallest = int(re.search(r"smallest budget found that works is (\d+)", refused.output).group(1))  # type: ignore[union-attr]
-    assert figures("lenet", "--budget", smallest)["total"] <= smallest
+    assert plan_json("lenet", "--budget", smallest)["total"] <= smallest
     assert plan("lenet", "--budget", smallest - 1).exit_code == 1
 
 
 def test_a_budget_is_met_by_recomputation() -> None:
-    """A note states the cost; an explicit policy is kept, even if it does not fit."""
-    plain = figures("resnet", "--batch", 32)
+    """A budget is met by recomputation, whose cost is noted; with --recompute off it is refused."""
+    plain = plan_json("resnet", "--batch", 32)
     budget = int(plain["total"] * 0.95)
-    actual = figures("resnet", "--batch", 32, "--budget", budget)
+    actual = plan_json("resnet", "--batch", 32, "--budget", budget)
     assert actual["total"] <= budget < plain["total"]
     assert any("run twice" in note for note in actual["notes"])
     refused = plan("resnet", "--batch", 32, "--budget", budget, "--recompute", "off")
@@ -114,31 +114,31 @@ def test_a_budget_is_met_by_recomputation() -> None:
 
 @pytest.mark.parametrize("recompute", ["off", "budget"])
 def test_the_largest_batch(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fits and the next one does not; with recomputation it is larger."""
-    monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")  # the same scratch on every machine
+    """--batch-max finds the largest batch that fits, which is larger with recomputation."""
+    monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")  # so that scratch memory is the same on every machine
     arguments = ("lenet", "--recompute", recompute, "--budget", "6MB")
-    actual = figures(*arguments, "--batch-max")
+    actual = plan_json(*arguments, "--batch-max")
     batch = actual["batch_max"]
     assert actual["total"] <= 6_000_000
     assert plan(*arguments, "--batch", batch).exit_code == 0
     assert plan(*arguments, "--batch", batch + 1).exit_code == 1
     if recompute == "budget":
-        assert batch > figures("lenet", "--budget", "6MB", "--batch-max")["batch_max"]
+        assert batch > plan_json("lenet", "--budget", "6MB", "--batch-max")["batch_max"]
 
 
 def test_the_largest_batch_of_a_file(tmp_path: Path) -> None:
-    """The batch is the first dimension of the first shape, wherever another begins with it."""
+    """The batch size is the first dimension of the first shape, and of each other shape that begins with it."""
     path = tmp_path / "net.json"
     path.write_text(models.get("mlp").tojson())
     shapes = ("--shape", "data=8,784", "--shape", "softmax_label=8")
-    batch = figures(path, *shapes, "--budget", "2MB", "--batch-max")["batch_max"]
-    assert figures(path, "--shape", f"data={batch},784", "--shape", f"softmax_label={batch}")["total"] <= 2_000_000
-    assert figures(path, "--shape", f"data={batch + 1},784")["total"] > 2_000_000
+    batch = plan_json(path, *shapes, "--budget", "2MB", "--batch-max")["batch_max"]
+    assert plan_json(path, "--shape", f"data={batch},784", "--shape", f"softmax_label={batch}")["total"] <= 2_000_000
+    assert plan_json(path, "--shape", f"data={batch + 1},784")["total"] > 2_000_000
 
 
 def test_micro_batches_for_a_budget() -> None:
-    """A batch that does not fit is cut into the fewest equal pieces that do; fit allocates what was planned."""
-    actual = figures("lenet", "--batch", 48, "--budget", "6MB", "--batch-max")
+    """A batch that does not fit is split into the fewest equal micro-batches that do; ``fit`` agrees."""
+    actual = plan_json("lenet", "--batch", 48, "--budget", "6MB", "--batch-max")
     pieces = actual["micro_batches"]
     assert pieces > 1
     assert actual["micro_batch"] * pieces == 48
@@ -154,19 +154,19 @@ def test_micro_batches_for_a_budget() -> None:
     bound = mx.mod.Module(models.get("lenet"))
     bound.bind([("data", (48 // fewer, 1, 28, 28))], [("softmax_label", (48 // fewer,))], grad_req="add")
     assert bound.group.executors[0].memory_plan.counted > 6_000_000
-    assert figures("lenet", "--batch", 8, "--budget", "60MB", "--batch-max")["micro_batches"] == 1
+    assert plan_json("lenet", "--batch", 8, "--budget", "60MB", "--batch-max")["micro_batches"] == 1
 
 
 def test_not_even_one_sample() -> None:
-    """The message states the need of one sample."""
+    """If a single sample does not fit, the error has the bytes that a single sample needs."""
     refused = plan("mlp", "--budget", "1KB", "--batch-max")
     assert refused.exit_code == 1
-    assert f"smallest budget that works is {figures('mlp', '--batch', 1)['total']}" in refused.output
+    assert f"smallest budget that works is {plan_json('mlp', '--batch', 1)['total']}" in refused.output
 
 
 @pytest.mark.parametrize("budget", [107, 108, 1000, 12345, 10**9])
 def test_the_search_is_exact_and_short(budget: int) -> None:
-    """Straight lines, steps and curves: the result is the largest that fits, in few plans."""
+    """For linear, stepped and quadratic sizes the search finds the largest batch that fits, within 30 plans."""
     for total in (lambda b: 100 + 7 * b, lambda b: 100 + 7 * b + 50 * (b // 16), lambda b: 100 + 7 * b + b * b // 9):
         asked: list[int] = []
 
@@ -183,7 +183,7 @@ def test_the_search_is_exact_and_short(budget: int) -> None:
 
 @pytest.mark.parametrize("budget", [5_000, 54_321, 10**6, 10**7])
 def test_nearly_straight_lines_take_few_plans(budget: int) -> None:
-    """Plans of real networks may cost seconds each: with steps of an alignment the search asks for at most eight."""
+    """For a linear size rounded to an alignment the search needs at most eight plans, which may take seconds each."""
     asked: list[int] = []
 
     def total(batch: int) -> int:
@@ -196,7 +196,7 @@ def test_nearly_straight_lines_take_few_plans(budget: int) -> None:
 
 
 def test_a_cliff_does_not_stall_the_search() -> None:
-    """Where straight lines are useless, halving ends the search."""
+    """If the size jumps, which makes extrapolation useless, bisection ends the search within 75 plans."""
     asked: list[int] = []
 
     def total(batch: int) -> int:
@@ -208,14 +208,14 @@ def test_a_cliff_does_not_stall_the_search() -> None:
 
 
 def test_the_search_refuses() -> None:
-    """One sample too large: the number that works is in the error."""
+    """If one sample is too large, the error has the bytes that it needs."""
     with pytest.raises(BudgetError, match="not even a batch of 1") as refused:
         largest_batch(lambda batch: 10 * batch, 9)
     assert refused.value.smallest == 10
 
 
 def test_compare_lists_every_strategy_and_policy() -> None:
-    """One row each; sharing needs less than none."""
+    """--compare lists each strategy and recomputation policy; the automatic strategy has the smallest peak."""
     result = plan("lenet", "--compare")
     assert result.exit_code == 0
     peaks = {}
@@ -228,14 +228,14 @@ def test_compare_lists_every_strategy_and_policy() -> None:
         assert f"recompute {policy}" in result.stdout
     assert "budget 75% of it" in result.stdout
     assert "recompute" not in plan("lenet", "--inference", "--compare").stdout
-    rows = figures("mlp", "--compare")["compare"]
-    assert {row["plan"]: row.get("total") for row in rows}["strategy auto"] == figures("mlp")["total"]
+    rows = plan_json("mlp", "--compare")["compare"]
+    assert {row["plan"]: row.get("total") for row in rows}["strategy auto"] == plan_json("mlp")["total"]
     assert all("more_time" in row or "error" in row for row in rows)
 
 
 def test_the_curve_trades_time_for_memory() -> None:
-    """From the fastest plan to the smallest: memory falls, time does not; bars are drawn for people."""
-    points = figures("resnet", "--batch", 8, "--curve")["curve"]
+    """--curve lists plans from the fastest to the smallest; memory falls as time rises."""
+    points = plan_json("resnet", "--batch", 8, "--curve")["curve"]
     totals, times = ([point[name] for point in points] for name in ("total", "more_time"))
     assert len(points) >= 3
     assert totals == sorted(totals, reverse=True)
@@ -259,12 +259,12 @@ def test_the_page_has_what_is_printed_beside_the_plan(tmp_path: Path) -> None:
 
 
 def test_devices() -> None:
-    """On a device with memory of its own results wait on the host under a budget; several add what they hold."""
-    plain = figures("resnet", "--batch", 16, "--device", "sim0")
+    """Under a budget a device with its own memory may offload to the host; several devices add external memory."""
+    plain = plan_json("resnet", "--batch", 16, "--device", "sim0")
     assert plain["per_device"] == {"sim(0)": plain["peak"]}
-    tight = figures("resnet", "--batch", 16, "--device", "sim0", "--budget", plain["total"] * 3 // 4)
+    tight = plan_json("resnet", "--batch", 16, "--device", "sim0", "--budget", plain["total"] * 3 // 4)
     assert any("wait on the host" in note for note in tight["notes"])
-    two = figures("resnet", "--batch", 16, "--device", "cpu0,cpu1", "--optimizer", "adam")
+    two = plan_json("resnet", "--batch", 16, "--device", "cpu0,cpu1", "--optimizer", "adam")
     assert {"other_devices", "kvstore_stored", "kvstore_merged", "host_copies", "optimizer_states"} <= set(
         two["external"]
     )
@@ -275,8 +275,8 @@ def test_devices() -> None:
 
 
 def test_a_share_of_the_memory() -> None:
-    """A budget in percent is one of the device's memory."""
-    assert figures("lenet", "--device", "sim0", "--budget", "100%")["total"] <= 4 << 30
+    """A budget in percent refers to the device's memory; more than 100% is a usage error."""
+    assert plan_json("lenet", "--device", "sim0", "--budget", "100%")["total"] <= 4 << 30
     refused = plan("lenet", "--device", "sim0", "--budget", "0.001%")
     assert refused.exit_code == 1
     assert f"the budget is {int((4 << 30) * 0.00001):,} bytes" in refused.output
@@ -284,7 +284,7 @@ def test_a_share_of_the_memory() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """Page, picture and plan; stdout stays JSON."""
+    """--html, --picture and --save write files, and stdout is still JSON."""
     page, picture, saved = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.json"))
     result = plan("lenet", "--html", page, "--picture", picture, "--save", saved, "--json")
     assert result.exit_code == 0
@@ -297,11 +297,13 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_options_reach_the_planner() -> None:
-    """Strategy, order, dtype and scratch."""
-    assert figures("lenet", "--strategy", "match_range")["strategy"] == "match_range"
-    assert figures("mlp", "--dtype", "float16")["external"]["arguments"] * 2 == figures("mlp")["external"]["arguments"]
-    assert figures("lenet", "--no-workspaces")["workspaces"] is False
-    assert figures("lenet", "--order", "best")["peak"] <= figures("lenet", "--order", "given")["peak"]
+    """Strategy, dtype, workspaces and order change the plan."""
+    assert plan_json("lenet", "--strategy", "match_range")["strategy"] == "match_range"
+    assert (
+        plan_json("mlp", "--dtype", "float16")["external"]["arguments"] * 2 == plan_json("mlp")["external"]["arguments"]
+    )
+    assert plan_json("lenet", "--no-workspaces")["workspaces"] is False
+    assert plan_json("lenet", "--order", "best")["peak"] <= plan_json("lenet", "--order", "given")["peak"]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_options_reach_the_planner() -> None:
     ],
 )
 def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """Usage errors exit with 2, networks that cannot be planned with 1; both are one message, never a traceback."""
+    """Usage errors exit with 2, failed plans with 1, both with one message."""
     monkeypatch.chdir(tmp_path)
     result = plan(*arguments)
     assert result.exit_code == code, result.output
@@ -341,8 +343,8 @@ def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path
     assert not message.endswith("\n") or result.output.endswith(message)
 
 
-def test_a_built_in_network_is_nobodys_line() -> None:
-    """A shape that does not fit is blamed on its operator, not on a line of the library that runs the command."""
+def test_error_without_source_line() -> None:
+    """An error in a built-in network names its node and no source line."""
     result = plan("resnet50", "--shape", "data=32,3,224")
     assert result.exit_code == 1
     assert "node 'convolution0'" in result.output
@@ -350,7 +352,7 @@ def test_a_built_in_network_is_nobodys_line() -> None:
 
 
 def test_a_saved_plan_is_no_network(tmp_path: Path) -> None:
-    """What --save wrote is told from a symbol file."""
+    """A file written by --save is recognized as a plan and refused as a network."""
     saved = tmp_path / "plan.json"
     assert plan("mlp", "--save", saved).exit_code == 0
     result = plan(saved)
@@ -360,7 +362,7 @@ def test_a_saved_plan_is_no_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "binary", "cyclic", "unknown operator", "needs shapes"])
 def test_bad_files(damage: str, tmp_path: Path) -> None:
-    """Whatever a file holds, the answer is a message that names the problem, and exit code 1."""
+    """A damaged or incomplete symbol file gives exit code 1 and a message."""
     text = models.get("mlp").tojson()
     if damage == "cyclic":
         document = json.loads(text)
@@ -384,7 +386,7 @@ def test_bad_files(damage: str, tmp_path: Path) -> None:
 
 
 def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--kernels` says which kernel computes the nodes that have several, and why; so do the figures as JSON."""
+    """--kernels lists the chosen kernel and the reason, in text and JSON."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")
     result = plan("lenet", "--kernels")
     assert result.exit_code == 0, result.output
@@ -392,11 +394,11 @@ def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [line for line in table.splitlines() if "Convolution" in line]
     assert len(rows) == 2
     assert all("numpy (chosen by the user)" in row for row in rows)
-    assert set(figures("lenet", "--kernels")["kernels"].values()) == {"numpy (chosen by the user)"}
+    assert set(plan_json("lenet", "--kernels")["kernels"].values()) == {"numpy (chosen by the user)"}
 
 
 def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
-    """Initial states in a file have the batch of the export; the message says so, and not which weight to reshape."""
+    """An ONNX file with initial states for another batch size gives an error with the exported shape."""
     pytest.importorskip("onnx")
     cell = mx.rnn.FusedRNNCell(8, mode="lstm", prefix="r_")
     steps = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=20, output_dim=6, name="embed")
@@ -417,19 +419,19 @@ def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_fits_is_said_to_fit() -> None:
-    """The second line has the bytes to spare and the price of recomputation."""
+    """The second line has the bytes to spare, and the modelled cost of recomputation."""
     lines = plan("lenet", "--optimizer", "adam", "--budget", "8GB").output.splitlines()
-    total = figures("lenet", "--optimizer", "adam")["total"]
+    total = plan_json("lenet", "--optimizer", "adam")["total"]
     assert lines[1].startswith("fits the budget of 7.45 GiB (8,000,000,000 bytes): ")
     assert lines[1].endswith(f"{amount(8_000_000_000 - total)} to spare")
     small = ("resnet", "--batch", 4)
-    tight = plan(*small, "--budget", figures(*small)["total"] * 19 // 20)
+    tight = plan(*small, "--budget", plan_json(*small)["total"] * 19 // 20)
     assert " more modelled time" in " ".join(tight.output.splitlines()[1:3])
 
 
 @pytest.mark.parametrize(("batch", "helps"), [(64, True), (1, False)])
 def test_advice_on_a_smaller_batch_only_if_it_helps(batch: int, helps: bool) -> None:
-    """If parameters, gradients and states alone exceed the budget, no batch is suggested."""
+    """A smaller batch is recommended only if parameters, gradients and states alone fit the budget."""
     budget = 9_000_000 if helps else 2_000_000
     refused = plan("lenet", "--optimizer", "adam", "--batch", batch, "--budget", budget)
     assert refused.exit_code == 1
@@ -443,14 +445,14 @@ def test_advice_on_a_smaller_batch_only_if_it_helps(batch: int, helps: bool) -> 
     "options", [("--batch", 4), ("--optimizer", "adam"), ("--device", "gpu0"), ("--recompute", "sqrt"), ("--compare",)]
 )
 def test_options_that_a_torch_step_decides(options: tuple[object, ...]) -> None:
-    """They are refused instead of ignored, before any module is imported."""
+    """With --torch, options that the step decides are usage errors, before the program is imported."""
     refused = plan("--torch", "nowhere:step", *options)
     assert refused.exit_code == 2
     assert f"{options[0]} does not go with --torch" in refused.output
 
 
 def test_a_card_without_a_unit() -> None:
-    """A bare number is bytes; the message says how to write gigabytes."""
+    """--card with a bare number is a usage error; the message gives an example with a unit."""
     refused = plan("mlp", "--card", "8")
     assert refused.exit_code == 2
     assert "such as 8GB" in " ".join(refused.output.split())

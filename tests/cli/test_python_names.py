@@ -1,4 +1,4 @@
-"""Networks of Python programs by name: ``weftplan plan FILE.py:NAME`` and ``MODULE:NAME``."""
+"""Networks in Python programs: ``weftplan plan FILE.py:NAME`` and ``MODULE:NAME``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ five = 5
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program next to a module that it imports, in the working folder."""
+    """Write a program and a module that it imports, and change to their folder; return the program's path."""
     (tmp_path / "sizes.py").write_text("HIDDEN = 3\n")
     (tmp_path / "lacking.py").write_text("import torch_of_old\n")
     path = tmp_path / "mynet.py"
@@ -54,14 +54,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["mynet.py:net", "mynet.py:make", "mynet.py:generate", "mynet.py:module", "mynet:net"])
 def test_symbols_of_programs_are_planned(program: Path, name: str) -> None:
-    """A symbol, a function that returns one, a tuple that begins with one, a module."""
+    """The name may be a symbol, a Module, or a function that returns a symbol or a tuple that begins with it."""
     result = CliRunner().invoke(main, ["plan", name, "--shape", "data=4,5"])
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"training {name}, batch 4, float32: ")
 
 
 def test_inspect_takes_the_name_too(program: Path) -> None:
-    """All commands that take a model take the name of one."""
+    """``inspect`` accepts such a name, too."""
     result = CliRunner().invoke(main, ["inspect", "mynet.py:net", "--shape", "data=4,5"])
     assert result.exit_code == 0, result.output
     assert "All its operators are supported" in result.output
@@ -90,7 +90,7 @@ def test_inspect_takes_the_name_too(program: Path) -> None:
     ],
 )
 def test_names_that_are_no_networks(program: Path, name: str, words: str) -> None:
-    """The message lists the names; an error of the program has its own line."""
+    """A wrong name gives an error with the reason; an exception in the program has its source line."""
     result = CliRunner().invoke(main, ["plan", name, "--shape", "data=4,5"])
     assert result.exit_code in (1, 2)
     assert words in " ".join(result.output.split())

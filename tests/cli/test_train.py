@@ -1,4 +1,4 @@
-"""``weftplan train``: the whole path through every layer, its report, and its bad input."""
+"""``weftplan train``: accuracy, equal weights on all engines, reports, checkpoints and bad options."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from weftplan.cli.train import tasks as train_tasks
 from weftplan.training.fit.events import read_events
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
-"""Looked for and not imported: every process collects this file, and one of them runs it."""
+"""``find_spec`` does not import scikit-learn, since every test process collects this file and only one runs it."""
 
 KEYS = {
     "test_accuracy",
@@ -33,14 +33,14 @@ KEYS = {
 
 
 def train(*args):
-    """Return the command's result object."""
+    """Run ``weftplan train --json``, check that it succeeds, and return its result."""
     result = CliRunner().invoke(main, ["train", "--json", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_defaults_reach_the_accuracy():
-    """Lenet on two CPU contexts: 0.97 test accuracy, bytes allocated are bytes planned."""
+    """The defaults, lenet on two CPU contexts, reach accuracy 0.97 and allocate the planned bytes."""
     result = train()
     assert set(result) >= KEYS
     assert result["devices"] == ["cpu(0)", "cpu(1)"]
@@ -52,7 +52,7 @@ def test_defaults_reach_the_accuracy():
 
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 def test_devices_with_streams_train_as_cpu_contexts_do(kvstore):
-    """One epoch on two simulated devices, whose work is enqueued, gives the weights of two CPU contexts."""
+    """One epoch on two simulated devices gives the weights of two CPU contexts."""
     arguments = ("--network", "mlp", "--epochs", "1", "--kvstore", kvstore)
     simulated = train(*arguments, "--devices", "sim(0),sim(1)")
     assert simulated["weights_sha256"] == train(*arguments)["weights_sha256"]
@@ -70,13 +70,13 @@ def few(**how):
 
 train_tasks.load_digits = few
 """
-"""Trains and tests with 320 images each."""
+"""Code that reduces training and test data to 320 images each."""
 NETWORKS = ["mlp", "lenet", "resnet"]
 
 
 @pytest.fixture(scope="module")
 def four_workers():
-    """Network -> digest of all weights after one epoch, of one process with four workers for each device."""
+    """Return {network: digest of its weights after one epoch with four workers per device}."""
     code = f"""{FEW}
 from weftplan.cli import main
 
@@ -90,8 +90,8 @@ for network in {NETWORKS}:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_same_bits_on_every_engine(network, monkeypatch, four_workers):
-    """One epoch: the digest of all weights is the same on every engine and with one or four workers."""
-    monkeypatch.setattr(train_tasks, "load_digits", train_tasks.load_digits)  # as it was, afterwards
+    """One epoch gives the same weight bits on every engine with one and four workers."""
+    monkeypatch.setattr(train_tasks, "load_digits", train_tasks.load_digits)  # restored after the test
     exec(FEW, {})
     digests = {
         engine: train("--network", network, "--epochs", "1", "--engine", engine)["weights_sha256"]
@@ -99,12 +99,12 @@ def test_same_bits_on_every_engine(network, monkeypatch, four_workers):
     }
     assert len(set(digests.values())) == 1, digests
     assert four_workers[network] == digests["NaiveEngine"]
-    if network == "mlp":  # the seed comes in where weights are drawn, which is the same for all
+    if network == "mlp":  # the seed affects only the drawing of weights, which is the same in all networks
         assert train("--network", network, "--epochs", "1", "--seed", "1")["weights_sha256"] != digests["NaiveEngine"]
 
 
 def test_report_and_checkpoint(tmp_path):
-    """--report writes a picture and the result; --checkpoint a file pair that loads again."""
+    """--report writes the plan's picture, the result, events and pages; --checkpoint writes files that load."""
     from weftplan.training.fit.parameter_files import load_checkpoint
 
     report, prefix = tmp_path / "new" / "report", tmp_path / "digits"
@@ -126,7 +126,7 @@ def test_report_and_checkpoint(tmp_path):
 
 
 def test_text_output():
-    """Without --json: accuracy, memory next to its bounds, and operations per queue."""
+    """Without --json the text has accuracy, speed, memory with its bounds, and each device's operations."""
     result = CliRunner().invoke(main, ["train", "--epochs", "1", "--network", "mlp"], catch_exceptions=False)
     assert result.exit_code == 0
     for words in ("test accuracy", "images/s", "planned peak", "without sharing", "lower bound", "what the engine did"):
@@ -151,21 +151,21 @@ def test_text_output():
     ],
 )
 def test_bad_options(args, words):
-    """A bad option is named, with the legal values, before anything runs."""
+    """A bad option is a usage error that names the legal values."""
     result = CliRunner().invoke(main, ["train", *args])
     assert result.exit_code == 2
     assert words in result.output
 
 
 def test_batch_larger_than_the_data():
-    """A clear message instead of an empty epoch."""
+    """A batch larger than the training data gives an error with the legal range."""
     result = CliRunner().invoke(main, ["train", "--batch-size", "100000"])
     assert result.exit_code == 1
     assert "batch_size must be an integer in [1, 1438]" in result.output
 
 
 def test_no_permission_for_the_report(tmp_path):
-    """A folder that cannot be written is refused before training, and no file remains."""
+    """A report folder that cannot be written is a usage error before training."""
     blocker = tmp_path / "file"
     blocker.write_text("in the way")
     result = CliRunner().invoke(main, ["train", "--report", str(blocker / "report")])
@@ -175,7 +175,7 @@ def test_no_permission_for_the_report(tmp_path):
 
 
 def test_gpu_without_a_gpu():
-    """The error for a missing device names the missing part and the package to install."""
+    """Without a GPU, --devices gpu0 exits with 1 and names the package to install."""
     result = CliRunner().invoke(main, ["train", "--devices", "gpu0", "--epochs", "1"])
     if result.exit_code == 0:
         pytest.skip("this machine has a GPU")
@@ -184,7 +184,7 @@ def test_gpu_without_a_gpu():
 
 
 def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
-    """Ctrl-C, from the first line on: exit code 130, a message, and a checkpoint that predicts."""
+    """Ctrl-C exits with 130 and saves a checkpoint, which loads, trains and predicts."""
     from weftplan.training.fit.parameter_files import load_checkpoint
 
     process = subprocess.Popen(
@@ -216,7 +216,7 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
 
 
 def test_a_budget_that_cannot_be_met():
-    """The message names one that works; nothing is trained."""
+    """A budget that is too small gives an error with a budget that works."""
     arguments = ["train", "--network", "mlp", "--devices", "1", "--epochs", "1"]
     refused = CliRunner().invoke(main, [*arguments, "--budget", "10KB"])
     assert refused.exit_code == 1

@@ -1,4 +1,4 @@
-"""``weftplan train`` in long runs: micro-batches, checkpoints, going on, early stopping, and text."""
+"""``weftplan train``: micro-batches, mixed precision, resuming, early stopping, and text."""
 
 import json
 import os
@@ -19,28 +19,28 @@ MLP = ("--network", "mlp", "--devices", "1")
 
 
 def train(*args):
-    """Return the command's result object."""
+    """Run ``weftplan train --json``, check that it succeeds, and return its result."""
     result = CliRunner().invoke(main, ["train", "--json", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_micro_batches_take_the_memory_of_a_piece():
-    """A quarter of the batch at a time: less memory, as planned, and still the same images in a step."""
+    """With four micro-batches training allocates less memory, as planned, and reaches a similar accuracy."""
     whole, pieces = train(*MLP, "--epochs", "1"), train(*MLP, "--epochs", "1", "--micro-batches", "4")
     assert pieces["allocated_bytes"] == pieces["planned_peak_bytes"] < whole["allocated_bytes"]
     assert abs(pieces["test_accuracy"] - whole["test_accuracy"]) < 0.05
 
 
 def test_mixed_precision():
-    """Digits are learnt in float16, too; bytes allocated are still those planned."""
+    """In float16 the digits are learnt, and the allocated bytes are those planned."""
     result = train(*MLP, "--epochs", "2", "--mixed-precision", "float16")
     assert result["test_accuracy"] > 0.8
     assert result["allocated_bytes"] == result["planned_peak_bytes"]
 
 
 def test_a_batch_that_cannot_be_cut():
-    """The message says which numbers work."""
+    """A number of micro-batches that does not divide the batch gives an error."""
     result = CliRunner().invoke(main, ["train", *MLP, "--micro-batches", "7"])
     assert result.exit_code == 1
     assert "a batch of 64 samples" in result.output
@@ -48,7 +48,7 @@ def test_a_batch_that_cannot_be_cut():
 
 
 def test_killed_and_resumed(tmp_path):
-    """kill -9 after the first checkpoint, then --resume: the weights of a run that was not killed."""
+    """A run killed after its first checkpoint and resumed ends with the weights of an unkilled run."""
     prefix = tmp_path / "run"
     arguments = (*MLP, "--epochs", "8")
     checkpoints = ("--checkpoint", str(prefix), "--every", "7")
@@ -66,21 +66,21 @@ def test_killed_and_resumed(tmp_path):
 
 @pytest.mark.parametrize("option", [("--resume",), ("--every", "3")])
 def test_options_that_need_a_prefix(option):
-    """They say so before anything runs."""
+    """--resume and --every without --checkpoint are usage errors."""
     result = CliRunner().invoke(main, ["train", *option])
     assert result.exit_code == 2
     assert f"{option[0]} needs --checkpoint PREFIX" in result.output
 
 
 def test_early_stopping(tmp_path):
-    """--patience validates after each epoch, stops, and the best epoch is kept."""
+    """With --patience training stops early and saves the best epoch."""
     result = train(*MLP, "--epochs", "60", "--lr", "0.5", "--patience", "1", "--checkpoint", str(tmp_path / "run"))
     assert result["images_per_s"] > 0
     assert (tmp_path / "run-best.safetensors").exists()
 
 
-def test_the_text_is_that_of_pythons_help():
-    """Thousands of lines, each as numbers of its characters; the same split for the same seed."""
+def test_help_text_data():
+    """``load_help_text`` returns over 3000 lines as character numbers; the split depends on the seed only."""
     text = load_help_text(seed=1)
     assert len(text.train) > 3000
     assert "".join(text.characters[n - 1] for n in text.train[0]).endswith("\n")
@@ -89,7 +89,7 @@ def test_the_text_is_that_of_pythons_help():
 
 
 def test_an_lstm_learns_to_write(monkeypatch, tmp_path):
-    """On few lines it soon needs fewer bits than the frequencies of characters; the report is that of the digits."""
+    """An LSTM trained on 320 lines needs fewer bits per character than character frequencies alone."""
 
     def few(lines):
         return [line for line in lines if len(line) <= 16]
@@ -111,7 +111,7 @@ def test_an_lstm_learns_to_write(monkeypatch, tmp_path):
 
 
 def test_text_in_several_processes_is_refused():
-    """Buckets are not shared between processes; the message says so."""
+    """--network lstm in several processes raises."""
     settings = {"seed": 0, "workers": 2, "lr": None, "settings": {}}
     with pytest.raises(ValueError, match="--network lstm trains in one process"):
         train_tasks.characters(16, **settings)

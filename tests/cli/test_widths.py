@@ -1,6 +1,6 @@
-"""``weftplan plan`` on terminals of several widths and into a pipe: columns are left out, numbers are never cut.
+"""Commands on pseudo-terminals of several widths and in a pipe: narrow output drops columns and never cuts numbers.
 
-The terminals are real pseudo-terminals. One child process answers for every width, since starting one takes a second.
+One child process prints for every width, since starting a process takes a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ for width in map(int, sys.argv[1:]):
 
 
 def on_a_terminal(script: str, *arguments: object, width: int = 80) -> str:
-    """Return the output of a child process on a pseudo-terminal."""
+    """Run ``script`` in a subprocess on a pseudo-terminal of ``width`` columns, and return its output."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "WEFTPLAN_KERNELS": "numpy"}
@@ -65,7 +65,7 @@ def on_a_terminal(script: str, *arguments: object, width: int = 80) -> str:
 
 @pytest.fixture(scope="module")
 def screens() -> dict[int, list[str]]:
-    """The lines that each width shows."""
+    """Return {width: output lines}."""
     text = on_a_terminal(CHILD, *WIDTHS)
     parts = re.split(r"@(\d+)\n", text)[1:]
     return {int(width): body.splitlines() for width, body in zip(parts[::2], parts[1::2], strict=True)}
@@ -73,7 +73,7 @@ def screens() -> dict[int, list[str]]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_terminal(screens: dict[int, list[str]], width: int) -> None:
-    """No line is broken by the terminal, and the wide one has columns that the narrow one has not."""
+    """No line is wider than the terminal, and only 160 columns show the column "last read by"."""
     lines = screens[width]
     assert max(map(len, lines)) <= width
     heading = next(line for line in lines if line.lstrip().startswith("bytes  buffer"))
@@ -83,20 +83,20 @@ def test_nothing_is_wider_than_the_terminal(screens: dict[int, list[str]], width
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_are_whole(screens: dict[int, list[str]], width: int) -> None:
-    """Every figure is printed to the last digit, never shortened, and the totals are those of the plan."""
+    """Numbers are printed to the last digit and equal those of the plan."""
     text = "\n".join(screens[width])
     assert not re.search(r"[\d,]…|…[\d,]+\b(?!\w)", text)
     plan = models.get("resnet18").plan(models.input_shapes("resnet18", 2), options=None, kernels="numpy")
     for number in (plan.peak, plan.total, plan.unshared_bytes, *(item.nbytes for item in plan.alive_at_peak(12))):
         assert f"{number:,}" in text
-    # The first line answers, however narrow the screen.
+    # The first paragraph has the total at any width.
     answer = " ".join(text.split("\n\n")[0].split())
     assert answer.startswith("training resnet18, batch 2, float32: ")
     assert answer.endswith("optimizer not counted: --optimizer adam)")
 
 
 def test_a_pipe_has_no_width() -> None:
-    """Into a pipe nothing is left out and no sentence is broken."""
+    """In a pipe no column is dropped and no sentence is wrapped."""
     done = subprocess.run(
         [sys.executable, "-m", "weftplan", "plan", "mlp"],
         env={**os.environ, "COLUMNS": "60"},
@@ -121,7 +121,7 @@ main(["train", "--network", "mlp", "--epochs", "1", "--devices", "1", "-q"], sta
 
 
 def test_forty_columns_cut_no_word_and_no_number() -> None:
-    """``inspect`` and ``train`` on a terminal of 40 columns: columns are left out, texts fold between words."""
+    """On 40 columns ``inspect`` and ``train`` drop columns and wrap text between words."""
     inspected, _, trained = on_a_terminal(NARROW, width=40).partition("@")
     lines = [line.rstrip("\r") for line in inspected.splitlines()]
     assert max(map(len, lines)) <= 40

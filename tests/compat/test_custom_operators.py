@@ -1,4 +1,4 @@
-"""Operators written in Python (mx.operator): on arrays, in graphs, in training, in files; and refusals."""
+"""Operators written in Python (mx.operator): on arrays, in graphs, in training, in files, and refusals."""
 
 import numpy as np
 import pytest
@@ -9,81 +9,84 @@ from weftplan.errors import MXNetError, ParameterError, ShapeError, UnknownOpera
 
 
 class Scaled(mx.operator.CustomOp):
-    """y = factor * x * x, counted in an auxiliary state; computes with mx.nd."""
+    """An operator y = factor * x * x by mx.nd, which counts its runs in an auxiliary state."""
 
     def __init__(self, factor):
         super().__init__()
         self.factor = factor
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        """Forward."""
+        """Compute the output, count the run, and store the input."""
         aux[0][:] = aux[0] + 1
         self.kept = in_data[0].asnumpy()
         self.assign(out_data[0], req[0], mx.nd.square(in_data[0]) * self.factor)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        """Compute the gradient from the state that forward stored."""
+        """Compute the gradient, and check that the input that forward stored is the same."""
         np.testing.assert_array_equal(self.kept, in_data[0].asnumpy())
         self.assign(in_grad[0], req[0], 2 * self.factor * in_data[0] * out_grad[0])
 
 
 @mx.operator.register("scaled")
 class ScaledProp(mx.operator.CustomOpProp):
-    """Its declaration."""
+    """The declaration of ``scaled``."""
 
     def __init__(self, factor="1"):
         super().__init__()
         self.factor = float(factor)
 
     def list_auxiliary_states(self):
-        """A count of runs."""
+        """Return the name of the count of runs."""
         return ["runs"]
 
     def infer_shape(self, in_shape):
-        """As the input; one count."""
+        """Return the input's shape for the output, and one element for the count."""
         return in_shape, [in_shape[0]], [[1]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        """Made with shapes and dtypes."""
+        """Return the operator; dtypes are float32 or float64."""
         assert dtypes[0] in (np.float32, np.float64)
         return Scaled(self.factor)
 
 
 @mx.operator.register("softmax_numpy")
 class SoftmaxProp(mx.operator.CustomOpProp):
-    """A loss in NumPy, as in MXNet's tutorial; its gradient reads label and output alone."""
+    """The declaration of a loss in NumPy, as in MXNet's tutorial.
+
+    Its gradient reads only the label and the output.
+    """
 
     def __init__(self):
         super().__init__(need_top_grad=False)
 
     def list_arguments(self):
-        """Scores and labels."""
+        """Return the names of scores and labels."""
         return ["data", "label"]
 
     def infer_shape(self, in_shape):
-        """Return a label for each row."""
+        """Return the shapes: one label for each row of scores."""
         return [in_shape[0], (in_shape[0][0],)], [in_shape[0]]
 
     def declare_backward_dependency(self, out_grad, in_data, out_data):
-        """Label and output."""
+        """Return the label and the output, which backward reads."""
         return [in_data[1], out_data[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        """Return one object for each node."""
+        """Return a new operator for each node."""
         return SoftmaxOp()
 
 
 class SoftmaxOp(mx.operator.CustomOp):
-    """A softmax in Python."""
+    """A softmax with cross-entropy in Python."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        """Probabilities."""
+        """Compute the probabilities."""
         scores = in_data[0].asnumpy()
         actual = np.exp(scores - scores.max(axis=1, keepdims=True))
         self.assign(out_data[0], req[0], mx.nd.array(actual / actual.sum(axis=1, keepdims=True)))
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        """Their difference from the label; of the label none."""
+        """Write the difference of probabilities and label; the label's gradient is 0."""
         assert (len(out_grad), len(in_data), len(out_data)) == (0, 1, 1)
         actual = out_data[0].asnumpy()
         actual[np.arange(len(actual)), in_data[0].asnumpy().astype(int)] -= 1
@@ -92,17 +95,17 @@ class SoftmaxOp(mx.operator.CustomOp):
 
 
 def two_layers(loss):
-    """Return a layer and a loss."""
+    """Return a symbol of a fully connected layer and a loss."""
     return loss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"))
 
 
 def custom_loss(scores):
-    """Return the loss in Python."""
+    """Return the loss in Python on these scores."""
     return mx.sym.Custom(scores, name="softmax", op_type="softmax_numpy")
 
 
 def trained(net):
-    """Return the parameters after two epochs."""
+    """Return the parameters after two epochs on two contexts."""
     rng = np.random.default_rng(3)
     data = mx.io.NDArrayIter(rng.random((24, 5)), rng.integers(0, 3, 24), batch_size=6)
     module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
@@ -112,7 +115,7 @@ def trained(net):
 
 
 class Careless(mx.operator.CustomOp):
-    """Its forward part raises what it was told to."""
+    """An operator whose forward raises ``error``."""
 
     error: Exception = AssertionError("no luck")
 
@@ -122,14 +125,14 @@ class Careless(mx.operator.CustomOp):
 
 @mx.operator.register("careless")
 class CarelessProp(mx.operator.CustomOpProp):
-    """One input, one output of its shape."""
+    """The declaration of ``careless``: one input, one output of its shape."""
 
     def create_operator(self, ctx, shapes, dtypes):
         return Careless()
 
 
 class OwnError(Exception):
-    """Takes what no other exception takes."""
+    """An exception whose constructor takes only a keyword."""
 
     def __init__(self, *, code):
         super().__init__(f"code {code}")
@@ -142,12 +145,15 @@ ERRORS = {
     "system": lambda: OSError(2, "gone"),
     "own": lambda: OwnError(code=7),
 }
-"""Functions, since a raised error keeps its frames, and so the failed array, as long as it lives."""
+"""Functions that create an error.
+
+A raised error keeps its frames, and so the failed array, alive.
+"""
 
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_errors_of_user_code_are_mxnet_errors(kind, monkeypatch):
-    """As in MXNet; an error also keeps its class, its arguments and attributes."""
+    """An error of user code becomes an MXNetError, as in MXNet, and keeps its class, arguments and attributes."""
     error = ERRORS[kind]()
     monkeypatch.setattr(Careless, "error", error)
     with pytest.raises(MXNetError) as caught:
@@ -160,7 +166,7 @@ def test_errors_of_user_code_are_mxnet_errors(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_training_with_a_loss_in_python(kind):
-    """On every engine the network with the loss in Python trains to the weights of SoftmaxOutput's."""
+    """On every engine, a loss in Python trains to the weights of SoftmaxOutput."""
     with engine.using(engine.create(kind)):
         actual = trained(two_layers(custom_loss))
         expected = trained(two_layers(lambda scores: mx.sym.SoftmaxOutput(scores, name="softmax")))
@@ -169,7 +175,10 @@ def test_training_with_a_loss_in_python(kind):
 
 
 def test_gradients_states_and_settings():
-    """Settings arrive as text, states change in forward, gradients are those of the formula; bytes are planned."""
+    """Settings arrive as text, forward changes states, and gradients equal the formula.
+
+    The executor allocates the planned bytes.
+    """
     net = mx.sym.Custom(mx.sym.Variable("x"), factor=3, name="scaled", op_type="scaled")
     net = mx.sym.Custom(net, factor=0.5, name="again", op_type="scaled")
     assert net.list_arguments() == ["x"]
@@ -186,7 +195,10 @@ def test_gradients_states_and_settings():
 
 
 def test_arrays():
-    """mx.nd.Custom computes at once or later, takes inputs by name and out=, and counts in its state."""
+    """mx.nd.Custom takes inputs by position or name, writes to ``out``, and counts in its state.
+
+    A wrong number of inputs is refused.
+    """
     x, runs = mx.nd.array([1.0, 2.0]), mx.nd.zeros((1,))
     assert mx.nd.Custom(x, runs, op_type="scaled", factor=2).asnumpy().tolist() == [2, 8]
     out = mx.nd.zeros((2,))
@@ -200,7 +212,10 @@ def test_arrays():
 
 
 def test_files():
-    """A symbol with a custom operator is saved as in MXNet, and loads if the operator is registered."""
+    """A symbol with a custom operator is saved as in MXNet.
+
+    Shapes can be inferred after loading only if the operator is registered.
+    """
     net = two_layers(custom_loss)
     text = net.tojson()
     assert '"op": "Custom"' in text
@@ -213,7 +228,10 @@ def test_files():
 
 
 def test_what_is_refused():
-    """No op_type, unknown settings and a class that is no property are refused; a bad shape names the operator."""
+    """A missing op_type, unknown settings and a wrong class are refused.
+
+    The error for a wrong shape names the operator.
+    """
     x = mx.sym.Variable("x")
     with pytest.raises(ParameterError, match="needs op_type"):
         mx.sym.Custom(x)
@@ -227,7 +245,10 @@ def test_what_is_refused():
 
 
 def test_an_error_in_python_arrives_at_the_wait():
-    """An exception of user code fails the arrays of its outputs; its own arrays do not outlive the engine."""
+    """An exception of user code is raised at the wait for its output.
+
+    The operator's own arrays do not outlive the engine.
+    """
 
     class Broken(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):
@@ -246,7 +267,7 @@ def test_an_error_in_python_arrives_at_the_wait():
 
 
 def test_backward_wants_training():
-    """Outside training user code may not store the state for its gradient, so backward is refused."""
+    """backward after a forward outside training is refused, because user code may not have stored its state."""
     executor = mx.sym.Custom(mx.sym.Variable("x"), op_type="scaled", name="s").simple_bind(mx.cpu(), x=(2,))
     executor.forward()
     with pytest.raises(MXNetError, match="Custom 's' keeps what its gradient needs in training only"):

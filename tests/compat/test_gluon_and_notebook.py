@@ -17,7 +17,10 @@ from weftplan.errors import MXNetError, ParameterError
 
 
 def test_arrays_are_clipped_by_their_common_norm() -> None:
-    """MXNet 1.9.1's numbers; arrays within the limit stay; without the check the norm is an array."""
+    """clip_global_norm scales arrays to MXNet 1.9.1's values and leaves arrays within the limit unchanged.
+
+    It returns a number, or an array if the check for finite values is off.
+    """
     arrays = [mx.nd.array([3.0, 4.0]), mx.nd.array([[12.0]])]
     assert clip_global_norm(arrays, 2) == 13.0
     np.testing.assert_allclose(arrays[0].asnumpy(), [0.4615385, 0.61538464], rtol=1e-6)
@@ -27,7 +30,7 @@ def test_arrays_are_clipped_by_their_common_norm() -> None:
     assert isinstance(norm, mx.nd.NDArray)
     assert norm.asnumpy().tolist() == [5.0]
     assert small.asnumpy().tolist() == [3.0, 4.0]
-    half = [mx.nd.array([3e4, 4e4], dtype="float16")]  # whose squares are no float16
+    half = [mx.nd.array([3e4, 4e4], dtype="float16")]  # the squares overflow float16
     assert clip_global_norm(half, 1.0) == pytest.approx(5e4, rel=1e-3)
     with pytest.warns(UserWarning, match="the norm is not finite"):
         clip_global_norm([mx.nd.array([np.nan])], 1.0)
@@ -36,7 +39,10 @@ def test_arrays_are_clipped_by_their_common_norm() -> None:
 
 
 def test_batches_are_split_over_contexts() -> None:
-    """Equal slices, unequal slices as in MXNet 1.9.1 (the longer first), along any axis, on their contexts."""
+    """split_data and split_and_load return slices along an axis, on their contexts.
+
+    Unequal slices are those of MXNet 1.9.1, the longer first.
+    """
     data = mx.nd.array(np.arange(14).reshape(7, 2))
     parts = split_data(data, 3, even_split=False)
     assert [part.shape for part in parts] == [(3, 2), (2, 2), (2, 2)]
@@ -51,7 +57,7 @@ def test_batches_are_split_over_contexts() -> None:
 
 
 def test_the_rest_of_gluon_says_what_to_use() -> None:
-    """Attributes and imports alike."""
+    """Other names of Gluon raise an error that names the alternative."""
     for name in ("nn", "Trainer", "data"):
         with pytest.raises(
             AttributeError, match=f"weftplan has no gluon.{name} on purpose: write the network with mx.sym"
@@ -60,7 +66,7 @@ def test_the_rest_of_gluon_says_what_to_use() -> None:
 
 
 def fit(**callbacks: Any) -> None:
-    """Three epochs of eight batches, with validation."""
+    """Train for three epochs of eight batches, with validation."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
     random = np.random.RandomState(0)
     batches = mx.io.NDArrayIter(random.rand(64, 5), np.arange(64) % 3, 8)
@@ -68,7 +74,10 @@ def fit(**callbacks: Any) -> None:
 
 
 def test_learning_curves_are_drawn() -> None:
-    """Every second batch of training, every validation; the picture is well-formed and has both lines."""
+    """A curve has a point for every second training batch and every validation.
+
+    Its picture is well-formed SVG with both lines. A metric that the run lacks is an error.
+    """
     curve = LiveLearningCurve("accuracy", frequent=2)
     fit(**args_wrapper(curve))
     assert {name: len(line) for name, line in curve.series.items()} == {"train": 12, "validation": 3}
@@ -84,7 +93,7 @@ def test_learning_curves_are_drawn() -> None:
 
 
 def test_notebooks_are_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first drawing makes a display, later drawings update it; without a kernel nothing is shown."""
+    """The first drawing creates a display, later drawings update it; without a kernel nothing is shown."""
     shown: list[str] = []
 
     class Handle:
@@ -113,14 +122,14 @@ def test_notebooks_are_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_pandas_is_named_where_it_is_missing() -> None:
-    """The error names the package to install."""
+    """Without pandas, the error of PandasLogger names the package to install."""
     code = "import sys; sys.modules['pandas'] = None\nimport weftplan as mx\nmx.notebook.callback.PandasLogger(8)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert "PandasLogger needs pandas: pip install pandas" in done.stderr.splitlines()[-1]
 
 
 def test_runs_are_recorded_in_data_frames() -> None:
-    """A row for each second batch, each validation and each epoch, with MXNet's columns."""
+    """PandasLogger has a row for every second batch, each validation and each epoch, with MXNet's columns."""
     pytest.importorskip("pandas")
     logger = PandasLogger(8, frequent=2)
     fit(**logger.callback_args())

@@ -1,4 +1,4 @@
-"""Data sets of test_utils: files that are there are used, and one that is not is named; nothing is fetched."""
+"""Data sets of test_utils: existing files are used, a missing file is named, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from weftplan.errors import MXNetError, ParameterError
 
 
 def idx(values: np.ndarray) -> bytes:
-    """Return a file of MNIST."""
+    """Return the bytes of an MNIST file with these values."""
     return struct.pack(f">{values.ndim + 1}I", 0x800 | values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The four files of a small MNIST by name; the working directory is an empty folder."""
+    """Return the four files of a small MNIST by name; the working directory is an empty folder."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     by_name = {}
@@ -33,7 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("folder", "packed"), [(".", True), (".", False), ("data", True), ("data", False)])
 def test_mnist_as_arrays(folder: str, packed: bool, files: dict[str, bytes]):
-    """Packed or not, next to the script or in data/."""
+    """get_mnist reads the files, compressed or not, from the working directory or from data/."""
     with pytest.raises(MXNetError, match=r"fetches nothing: put train-images-idx3-ubyte.gz.* or data/"):
         mx.test_utils.get_mnist()
     Path(folder).mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def test_mnist_as_arrays(folder: str, packed: bool, files: dict[str, bytes]):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_as_iterators(zipped: bool, files: dict[str, bytes]):
-    """The files in data/, or those in data/mnist.zip; flat or as images, whole or a part."""
+    """get_mnist_iterator reads the files in data/ or in data/mnist.zip; it serves flat data, images, and parts."""
     with pytest.raises(
         MXNetError, match=r"data/train-images-idx3-ubyte is not there; put .* or mnist.zip at data/mnist"
     ):
@@ -74,7 +74,7 @@ def test_mnist_as_iterators(zipped: bool, files: dict[str, bytes]):
 
 
 def test_archives(files: dict[str, bytes]):
-    """CIFAR-10 and other archives are unpacked in place; missing files are named."""
+    """Archives are unpacked in their folder; a missing file raises an error that names it."""
     with pytest.raises(MXNetError, match=r"cifar10\.zip at data/cifar10\.zip"):
         mx.test_utils.get_cifar10()
     Path("data").mkdir()

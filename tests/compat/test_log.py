@@ -1,4 +1,4 @@
-"""``mx.log``: handlers, levels and lines as those of MXNet 1.9.1."""
+"""``mx.log``: the handlers, levels and lines of MXNet 1.9.1."""
 
 import logging
 
@@ -9,7 +9,7 @@ import weftplan as mx
 
 @pytest.fixture
 def name():
-    """Of a logger that is without handlers afterwards."""
+    """Yield the name of a logger, and remove its handlers afterwards."""
     yield "weftplan-test-log"
     logger = logging.getLogger("weftplan-test-log")
     for handler in list(logger.handlers):
@@ -19,7 +19,7 @@ def name():
 
 
 def test_a_file(name, tmp_path):
-    """Messages of the level and above are appended as plain text; later calls change nothing."""
+    """Messages of the level and above are appended as plain text; later get_logger calls change nothing."""
     path = tmp_path / "run.log"
     path.write_text("before\n")
     logger = mx.log.get_logger(name, filename=path, level=mx.log.INFO)
@@ -31,7 +31,10 @@ def test_a_file(name, tmp_path):
 
 
 def test_lines(name):
-    """The letter and colour of the level, when and where; a level between two has the letter U. Errors follow."""
+    """A line starts with the level's letter and colour, the time, the process and the place; exceptions follow.
+
+    A level between two known levels has the letter U.
+    """
     (handler,) = mx.log.get_logger(name).handlers
     record = logging.LogRecord("x", logging.WARNING, "/a/b.py", 7, "m %d", (3,), None, func="f")
     when = logging.Formatter(datefmt="%m%d %H:%M:%S").formatTime(record, "%m%d %H:%M:%S")
@@ -43,7 +46,7 @@ def test_lines(name):
 
 
 def test_without_a_name_and_by_the_old_one(name):
-    """The root logger is left alone; the old name warns."""
+    """get_logger without a name returns the unchanged root logger; the old name getLogger warns."""
     before = list(logging.getLogger().handlers)
     assert mx.log.get_logger() is logging.getLogger()
     assert logging.getLogger().handlers == before

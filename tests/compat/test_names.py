@@ -1,4 +1,4 @@
-"""Aliases for MXNet's names: mx.base, mx.util, mx.runtime, mx.contrib, and the scopes that may be set."""
+"""MXNet's names: mx.base, mx.util, mx.runtime, mx.contrib, and scopes that can be assigned."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ def in_a_thread(function):
 
 
 def test_base(monkeypatch):
-    """Types, small functions, and every error class under mx.base."""
+    """mx.base has MXNet's types, small functions and every error class."""
     assert mx.base.mx_real_t is np.float32
     assert isinstance("a", mx.base.string_types)
     assert isinstance(np.float64(1), mx.base.numeric_types)
@@ -42,7 +42,10 @@ def test_base(monkeypatch):
 
 
 def test_util(monkeypatch):
-    """Environment variables are those of Python; NumPy's arrays are absent, and say so when they are used."""
+    """mx.util reads and sets Python's environment variables.
+
+    ``np_array``, ``set_np`` and functions under ``use_np`` raise an error when they are called.
+    """
     monkeypatch.delenv("WEFT_TEST", raising=False)
     assert mx.util.getenv("WEFT_TEST") is None
     mx.util.setenv("WEFT_TEST", "1")
@@ -63,7 +66,7 @@ def test_util(monkeypatch):
 
 
 def test_features():
-    """One dictionary has every name of MXNet's; values depend on the machine, unknown names raise."""
+    """Features() is always the same dictionary, with all of MXNet's names; an unknown name raises an error."""
     features = mx.runtime.Features()
     assert features is mx.runtime.Features()
     assert len(features) == 32
@@ -76,13 +79,13 @@ def test_features():
 
 
 def test_contributed_operators():
-    """mx.contrib.nd and mx.contrib.sym are those of arrays and symbols."""
+    """mx.contrib.nd computes on arrays, and mx.contrib.sym makes symbols."""
     assert mx.contrib.nd.allclose(mx.nd.ones((2,)), mx.nd.ones((2,))).asscalar() == 1
     assert mx.contrib.sym.allclose(mx.sym.Variable("a"), mx.sym.Variable("b")).list_arguments() == ["a", "b"]
 
 
 def test_the_default_context_may_be_set():
-    """Context.default_ctx is that of the thread; set inside ``with`` it ends with that."""
+    """Context.default_ctx can be assigned per thread; an assignment inside ``with`` is undone at its end."""
     before = mx.Context.default_ctx
     assert before == mx.current_context()
     try:
@@ -103,7 +106,7 @@ def test_the_default_context_may_be_set():
 
 
 def test_the_scope_of_attributes_may_be_set():
-    """AttrScope.current holds the attributes of all scopes around; setting it replaces them in this thread."""
+    """AttrScope.current has the attributes of all enclosing scopes; assigning it replaces them in this thread."""
     try:
         mx.AttrScope.current = mx.AttrScope(group="1")
         with mx.AttrScope(mood="good"):
@@ -116,7 +119,7 @@ def test_the_scope_of_attributes_may_be_set():
 
 
 def test_the_manager_of_names_may_be_set():
-    """NameManager.current is thread-local; names continue from an assigned manager."""
+    """NameManager.current is thread-local; new names are numbered by an assigned manager."""
     manager = mx.name.NameManager()
     with mx.name.NameManager():
         mx.name.NameManager.current = manager
@@ -126,7 +129,10 @@ def test_the_manager_of_names_may_be_set():
 
 
 def test_unknown_dimensions():
-    """-1 is unknown like 0; inside np_shape answers have -1 and None, and a 0 is refused."""
+    """-1 is an unknown dimension, like 0.
+
+    Inside np_shape, results use -1 and None for unknown dimensions and shapes, and 0 is refused.
+    """
     x = mx.sym.Variable("x")
     net = mx.sym.dot(x, mx.sym.Variable("y"))
     assert net.infer_shape_partial(x=(-1, 3), y=(3, 5))[1] == [(0, 5)]
@@ -150,8 +156,11 @@ def test_unknown_dimensions():
     assert not mx.is_np_shape()
 
 
-def test_words_have_the_numbers_that_mxnet_gives():
-    """Unknown words are 0, then come reserved words, then words by frequency; ties keep their order."""
+def test_vocabulary_indices_equal_mxnets():
+    """Vocabulary numbers words as MXNet does.
+
+    Unknown words are 0; then come reserved words, then words by frequency. Ties keep their order.
+    """
     text = mx.contrib.text
     counter = text.utils.count_tokens_from_str("*Life*is*great*!*\n*life*is*good*.*\n", r"\*", "\n", True)
     assert counter == Counter({"is": 2, "life": 2, "!": 1, "great": 1, "good": 1, ".": 1})
@@ -175,8 +184,8 @@ def test_words_have_the_numbers_that_mxnet_gives():
             wrong()
 
 
-def test_what_contrib_has_not_is_said():
-    """Parts of MXNet's mx.contrib that are absent say what there is in their place; others are plain mistakes."""
+def test_absent_parts_of_contrib():
+    """Absent parts of mx.contrib raise an error that names the alternative; other names are plain AttributeErrors."""
     assert mx.contrib.onnx is mx.onnx
     with pytest.raises(AttributeError, match=r"mx\.contrib\.quantization is absent on purpose: .*int8"):
         mx.contrib.quantization.quantize_model  # noqa: B018

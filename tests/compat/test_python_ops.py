@@ -8,49 +8,49 @@ from weftplan.errors import UnknownOperatorError
 
 
 class Scale(mx.operator.NumpyOp):
-    """y = factor · a + b, with arrays of NumPy."""
+    """An operator y = factor · a + b on NumPy arrays."""
 
     def __init__(self, factor):
         super().__init__()
         self.factor = factor
 
     def list_arguments(self):
-        """Two inputs."""
+        """Return the names of the two inputs."""
         return ["a", "b"]
 
     def infer_shape(self, in_shape):
-        """Return one shape for all."""
+        """Return the first input's shape for both inputs and the output."""
         return [in_shape[0], in_shape[0]], [in_shape[0]]
 
     def forward(self, in_data, out_data):
-        """The formula."""
+        """Compute the formula."""
         assert all(type(array) is np.ndarray for array in (*in_data, *out_data))
         out_data[0][:] = self.factor * in_data[0] + in_data[1]
 
     def backward(self, out_grad, in_data, out_data, in_grad):
-        """Its gradient."""
+        """Compute the gradients of both inputs."""
         in_grad[0][:] = self.factor * out_grad[0]
         in_grad[1][:] = out_grad[0]
 
 
 class Loss(mx.operator.NDArrayOp):
-    """A loss on arrays of mx.nd, whose gradient is the value itself."""
+    """A loss x² / 2 on arrays of mx.nd, with the gradient x."""
 
     def __init__(self):
         super().__init__(need_top_grad=False)
 
     def forward(self, in_data, out_data):
-        """Half of the square."""
+        """Compute half of the square."""
         out_data[0][:] = in_data[0] * in_data[0] / 2
 
     def backward(self, out_grad, in_data, out_data, in_grad):
-        """No gradient comes in."""
+        """Write the gradient; no gradient comes in."""
         assert not out_grad
         in_grad[0][:] = in_data[0]
 
 
 def test_numpy_op_computes_and_differentiates():
-    """Two nodes of two objects keep their own settings; names, values and gradients are those of the object."""
+    """Two operators of one class keep their own factors in one network, in values and gradients."""
     a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
     net = Scale(3)(Scale(2).get_symbol(a, b, name="inner"), b=b, name="outer")
     assert net.list_arguments() == ["a", "b"]
@@ -66,7 +66,7 @@ def test_numpy_op_computes_and_differentiates():
 
 
 def test_a_base_as_it_is_hands_its_input_on():
-    """NumpyOp and NDArrayOp without own methods return the first input, and gradients of 1."""
+    """NumpyOp and NDArrayOp without own methods return their input, and gradients of 1."""
     for kind in (mx.operator.NumpyOp, mx.operator.NDArrayOp):
         executor = kind().get_symbol(mx.sym.Variable("x"), name="op").simple_bind(mx.cpu(), x=(4,))
         executor.arg_dict["x"][:] = 10
@@ -76,7 +76,7 @@ def test_a_base_as_it_is_hands_its_input_on():
 
 
 def test_a_loss_on_arrays_needs_no_gradient():
-    """need_top_grad=False: backward is called without gradients of the outputs."""
+    """With need_top_grad=False, backward is called without gradients of the outputs."""
     executor = Loss()(mx.sym.Variable("x"), name="loss").simple_bind(mx.cpu(), x=(3,))
     executor.arg_dict["x"][:] = mx.nd.array([1, 2, 3])
     assert executor.forward(is_train=True)[0].asnumpy().tolist() == [0.5, 2, 4.5]
@@ -85,14 +85,14 @@ def test_a_loss_on_arrays_needs_no_gradient():
 
 
 def test_the_common_base_is_no_operator():
-    """PythonOp does not say which arrays it wants."""
+    """PythonOp itself raises NotImplementedError, because it does not say which kind of arrays it uses."""
     symbol = mx.operator.PythonOp().get_symbol(mx.sym.Variable("x"))
     with pytest.raises(NotImplementedError, match="subclass one of them"):
         symbol.eval(x=mx.nd.ones((2,)))[0].wait_to_read()
 
 
 def test_arguments_of_operators():
-    """Inputs first, then parameters with their types, as MXNet writes them."""
+    """get_operator_arguments lists inputs, then parameters with their types, as MXNet does."""
     actual = mx.operator.get_operator_arguments("Convolution")
     assert actual.narg == len(actual.names) == len(actual.types)
     assert actual.names[:4] == ["data", "weight", "bias", "kernel"]
@@ -107,7 +107,7 @@ def test_arguments_of_operators():
 
 
 def test_randn_like_a_symbol():
-    """``mx.sym.random.randn(data=symbol)`` has the symbol's shape, and the dtype that is asked for."""
+    """``mx.sym.random.randn(data=symbol)`` has the symbol's shape and the requested dtype."""
     drawn = mx.sym.random.randn(data=mx.sym.Variable("x"), dtype="float16")
     (out,) = drawn.eval(x=mx.nd.ones((3, 4)))
     assert out.shape == (3, 4)

@@ -1,4 +1,7 @@
-"""``mx.test_utils``: comparisons that can fail, checks of symbols that find wrong numbers, random arrays, helpers."""
+"""``mx.test_utils``: comparisons, checks of symbols, random arrays and helpers.
+
+Comparisons and checks must also fail on wrong numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ X, Y = mx.sym.Variable("x"), mx.sym.Variable("y")
 
 @pytest.fixture(autouse=True)
 def seeded() -> Any:
-    """Restore NumPy's global generator, which these tests use."""
+    """Seed NumPy's global generator, and restore it after the test."""
     state = np.random.get_state()
     np.random.seed(1)
     yield
@@ -25,7 +28,10 @@ def seeded() -> Any:
 
 
 def test_comparisons() -> None:
-    """Equal, nearly equal, different, NaN in both or one; the message names the worst place."""
+    """Comparisons accept equal and nearly equal arrays, and equal or ignored NaN if requested.
+
+    The error for different arrays names the worst position.
+    """
     a = mx.nd.array([1.0, 2.0, 3.0])
     assert tu.same(a, np.array([1, 2, 3], np.float32))
     assert tu.almost_equal(a, a * (1 + 1e-6))
@@ -46,7 +52,7 @@ def test_comparisons() -> None:
 
 
 def test_exceptions_and_retries() -> None:
-    """A missing error fails; a test may fail ``n`` times, but only by assertion."""
+    """assert_exception fails if no error is raised; retry repeats a test after assertion errors."""
     tu.assert_exception(int, ValueError, "x")
     with pytest.raises(AssertionError, match="did not raise"):
         tu.assert_exception(int, ValueError, "1")
@@ -64,7 +70,10 @@ def test_exceptions_and_retries() -> None:
 
 
 def test_outputs_and_gradients_are_compared() -> None:
-    """Right numbers pass, wrong numbers fail; ``add`` accumulates, ``null`` keeps the old gradient."""
+    """Checks of symbols pass for right numbers and fail for wrong ones.
+
+    Gradients are checked for ``write``, ``add`` and ``null``.
+    """
     net, place = X * Y, {"x": np.array([1.0, 2.0]), "y": np.array([3.0, 4.0])}
     tu.check_symbolic_forward(net, place, [np.array([3.0, 8.0])])
     with pytest.raises(AssertionError, match="output"):
@@ -81,7 +90,7 @@ def test_outputs_and_gradients_are_compared() -> None:
 
 
 def test_central_differences_find_a_wrong_gradient() -> None:
-    """A layer with states passes; an operator whose backward is wrong does not."""
+    """check_numeric_gradient passes for a layer with states and fails for a wrong backward."""
     net = mx.sym.BatchNorm(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), name="bn", fix_gamma=False)
     shapes, _, states = net.infer_shape(x=(4, 2))
     place = [np.random.normal(size=shape) for shape in shapes]
@@ -104,7 +113,7 @@ def test_central_differences_find_a_wrong_gradient() -> None:
 
 
 def test_central_differences_of_an_executor() -> None:
-    """The slopes of output 0's sum equal MXNet 1.9.1's; the executor's arrays are restored."""
+    """numeric_grad gives MXNet 1.9.1's slopes of the sum of output 0, and restores the executor's arrays."""
     place = {"x": np.array([[1, 2], [3, 4.0]]), "y": np.array([[2.0, -1]])}
     inputs = {name: mx.nd.array(value, dtype="float64") for name, value in place.items()}
     executor = mx.sym.Group([mx.sym.broadcast_mul(X * X, Y), X]).bind(mx.cpu(), inputs)
@@ -117,7 +126,7 @@ def test_central_differences_of_an_executor() -> None:
 
 
 def test_central_differences_with_states_and_whole_numbers() -> None:
-    """States are set before each run; whole numbers have no slopes."""
+    """numeric_grad sets states before each run, and gives 0 for integer inputs."""
     net = mx.sym.BatchNorm(X, fix_gamma=True, name="bn", eps=0)
     executor = net.simple_bind(mx.cpu(), x=(4, 1), grad_req="null")
     place = {"x": np.array([[1], [2], [3], [4]])}
@@ -130,7 +139,7 @@ def test_central_differences_with_states_and_whole_numbers() -> None:
 
 
 def test_contexts_and_dtypes_agree() -> None:
-    """A network computes the same on a simulated device and in float64; another network does not."""
+    """check_consistency passes for one network on two contexts and dtypes, and fails for two networks."""
     net = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="tanh")
     runs = [
         {"ctx": mx.cpu(), "x": (2, 4), "type_dict": {"x": np.float64}},
@@ -139,7 +148,7 @@ def test_contexts_and_dtypes_agree() -> None:
     ]
     tu.check_consistency(net, runs)
     second = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="sigmoid")
-    # Both outputs have the name of their node's kind, so only the values tell them apart.
+    # Both outputs get the same name, so that only their values differ.
     renamed = [mx.sym.identity(one, name="out") for one in (net, second)]
     with pytest.raises(AssertionError, match="run 1"):
         tu.check_consistency(renamed, runs[:2])
@@ -147,7 +156,10 @@ def test_contexts_and_dtypes_agree() -> None:
 
 
 def test_random_arrays_are_what_was_asked_for() -> None:
-    """Shapes within their bounds, dtypes, samples in order, sums over several axes."""
+    """Random shapes are within their bounds, arrays have their dtypes, samples are sorted.
+
+    np_reduce reduces several axes.
+    """
     assert len(tu.rand_shape_nd(4, 3)) == 4
     assert max(max(tu.rand_shape_3d(2, 3, 4)) for _ in range(20)) <= 4
     assert min(min(tu.rand_shape_2d()) for _ in range(50)) >= 1
@@ -168,7 +180,7 @@ def test_random_arrays_are_what_was_asked_for() -> None:
 
 
 def test_helpers() -> None:
-    """Environment, memory shared, the default context, a batch for ever, optimizers that agree, no downloads."""
+    """Helpers set variables, compare memory, repeat a batch, compare optimizers, and refuse downloads."""
     with tu.EnvManager("WEFTPLAN_TEST_UTILS_X", "1"):
         assert os.environ["WEFTPLAN_TEST_UTILS_X"] == "1"
     assert "WEFTPLAN_TEST_UTILS_X" not in os.environ
@@ -186,7 +198,7 @@ def test_helpers() -> None:
 
 
 def test_environment() -> None:
-    """One or several variables, set and unset, are restored, also after an exception."""
+    """``environment`` sets and unsets variables, and restores them, also after an exception."""
     os.environ.pop("WEFTPLAN_OF_A_TEST", None)
     with tu.environment("WEFTPLAN_OF_A_TEST", "1"):
         assert os.environ["WEFTPLAN_OF_A_TEST"] == "1"
@@ -202,7 +214,7 @@ def test_environment() -> None:
 
 
 def test_generators_are_judged() -> None:
-    """The right distribution passes, continuous or discrete, drawn by NumPy or by MXNet's names; others fail."""
+    """Generator checks accept the right distribution, from NumPy or from mx.nd, and refuse others."""
     draw = np.random.default_rng(3)
     ranges, probs = tu.gen_buckets_probs_with_ppf(lambda p: 2 * p - 1, 5)
     mx.random.seed(3)
@@ -224,7 +236,10 @@ def test_generators_are_judged() -> None:
 
 
 def test_more_helpers() -> None:
-    """A share of elements may differ; tuples are compared through; sums undo broadcasting; names do not count."""
+    """Further comparisons accept a share of differing elements, nested tuples, and symbols of other names.
+
+    Other helpers collapse sums and create arrays.
+    """
     a = np.zeros(10, np.float32)
     b = a.copy()
     b[3] = 1

@@ -1,4 +1,4 @@
-"""Constants folded: the same bits, fewer nodes, and nothing folded that must not be."""
+"""Constant folding: outputs keep their bits, nodes become fewer, and other nodes stay."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RNG = np.random.default_rng(7)
 
 
 def operators(symbol: Any) -> list[str]:
-    """Return the names of the operators of a graph."""
+    """Return the names of a graph's operators."""
     return [node.op.name for node in topological_order(symbol.entries) if node.op is not None]
 
 
 def outputs(symbol: Any, args: dict[str, Any], data: Any, aux: Any = None) -> list[Any]:
-    """Return a bound graph's outputs outside training."""
+    """Return the outputs of ``symbol`` in inference for ``data``."""
     known = {**args, "data": data}
     bound = symbol.bind(mx.cpu(), {name: known[name] for name in symbol.list_arguments()}, aux_states=aux or {})
     return [out.asnumpy() for out in bound.forward(is_train=False)]
 
 
 def normalised_layer() -> tuple[Any, dict[str, Any]]:
-    """Return a layer whose weight is scaled to rows of length 1, with a mask of 1s."""
+    """Return (symbol, arguments) of a layer whose weight rows are normalized, scaled, and multiplied by 1."""
     data, weight, gain = (mx.sym.Variable(name) for name in ("data", "weight", "gain"))
     length = mx.sym.sqrt(mx.sym.sum(mx.sym.square(weight), axis=1, keepdims=True))
     scaled = mx.sym.broadcast_mul(mx.sym.broadcast_div(weight, length), gain, name="scaled")
@@ -38,7 +38,7 @@ def normalised_layer() -> tuple[Any, dict[str, Any]]:
 
 
 def test_what_depends_on_parameters_alone_is_a_parameter():
-    """Six nodes become one array with the nodes' bits; the inputs stay unchanged."""
+    """The nodes that compute a weight from parameters become one array with equal bits; the inputs are unchanged."""
     net, args = normalised_layer()
     data = mx.nd.array(RNG.normal(size=(3, 4)))
     before = {name: value.asnumpy() for name, value in args.items()}
@@ -53,7 +53,7 @@ def test_what_depends_on_parameters_alone_is_a_parameter():
 
 
 def test_nothing_to_fold():
-    """A network whose nodes all read the data stays as it is, with its arrays."""
+    """If each node reads the data, the graph and its arrays stay."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
     args = {"fc_weight": mx.nd.ones((2, 3)), "fc_bias": mx.nd.ones((2,))}
     folded, same, _ = fold_constants(net, args, {})
@@ -62,27 +62,27 @@ def test_nothing_to_fold():
 
 
 def random_weight(weight: Any) -> Any:
-    """Return a weight that every run draws again."""
+    """Return a weight that is drawn again in each run."""
     return mx.sym.Dropout(weight, mode="always", p=0.5)
 
 
-def elsewhere(weight: Any) -> Any:
-    """On a device of its own."""
+def on_other_device(weight: Any) -> Any:
+    """Return a weight that is computed in another device group."""
     with mx.AttrScope(ctx_group="far"):
         return mx.sym.exp(weight)
 
 
-@pytest.mark.parametrize("made", [random_weight, elsewhere])
-def test_what_must_stay(made):
-    """Nodes whose result may differ from run to run, or that belong somewhere."""
-    weight = made(mx.sym.Variable("weight"))
+@pytest.mark.parametrize("compute_weight", [random_weight, on_other_device])
+def test_what_must_stay(compute_weight):
+    """A random node and a node with a device group are not folded."""
+    weight = compute_weight(mx.sym.Variable("weight"))
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, num_hidden=2, no_bias=True)
     folded, _, _ = fold_constants(net, {"weight": mx.nd.ones((2, 3))}, {})
     assert len(operators(folded)) == 2
 
 
 def test_large_results_and_outputs_stay():
-    """An array may be made of a small one in every run; an output keeps its name."""
+    """A result above ``most_bytes`` is not folded, and an output keeps its node and name."""
     weight = mx.sym.Variable("weight")
     wide = mx.sym.broadcast_to(weight, shape=(64, 64))
     half = mx.sym.exp(weight, name="half")
@@ -98,7 +98,7 @@ def test_large_results_and_outputs_stay():
 
 
 def test_batch_norm_is_folded_into_a_folded_weight():
-    """Passes compose: a batch norm is folded into a weight that constant folding computed."""
+    """A batch normalization is folded into a weight that constant folding has computed."""
     net, args = normalised_layer()
     net = mx.sym.BatchNorm(net, name="bn", fix_gamma=False)
     args |= {"bn_gamma": mx.nd.array([1.0, 2, 3, 4, 5]), "bn_beta": mx.nd.ones((5,))}

@@ -1,4 +1,4 @@
-"""Batch normalisation folded into layers: the same outputs, fewer nodes, and nothing folded that must not be."""
+"""Batch normalization folded into layers: equal outputs, fewer nodes, and unsuitable nodes stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(5)
 
 
 def values(symbol: Any, **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Random parameters, statistics and data for a symbol."""
+    """Return (arguments, auxiliary states, inputs and labels) of a symbol with random values."""
     arg_shapes, _, aux_shapes = symbol.infer_shape(**shapes)
     args, data = {}, {}
     for name, shape in zip(symbol.list_arguments(), arg_shapes, strict=True):
@@ -30,14 +30,14 @@ def values(symbol: Any, **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict
 
 
 def outputs(symbol: Any, args: dict[str, Any], aux: dict[str, Any], data: dict[str, Any]) -> list[Any]:
-    """Return a bound graph's outputs outside training."""
+    """Return the outputs of ``symbol`` in inference."""
     known = {**args, **data}
     bound = symbol.bind(mx.cpu(), {name: known[name] for name in symbol.list_arguments()}, aux_states=aux)
     return [out.asnumpy() for out in bound.forward(is_train=False)]
 
 
 def operators(symbol: Any) -> list[str]:
-    """Return the names of the operators of a graph."""
+    """Return the names of a graph's operators."""
     return [node.op.name for node in topological_order(symbol.entries) if node.op is not None]
 
 
@@ -45,7 +45,7 @@ def operators(symbol: Any) -> list[str]:
 @pytest.mark.parametrize("no_bias", [True, False])
 @pytest.mark.parametrize("layer", ["1d", "2d", "grouped", "dense"])
 def test_a_folded_layer_gives_the_same_numbers(layer: str, no_bias: bool, fix_gamma: bool) -> None:
-    """The output agrees within float noise, and the BatchNorm is gone."""
+    """After folding, the BatchNorm is gone, the output agrees within rounding, and the planned peak is no larger."""
     x = mx.sym.Variable("data")
     if layer == "dense":
         y, shape = mx.sym.FullyConnected(x, num_hidden=6, no_bias=no_bias, name="layer"), (4, 3, 5)
@@ -60,7 +60,7 @@ def test_a_folded_layer_gives_the_same_numbers(layer: str, no_bias: bool, fix_ga
         shape = (2, 4, 7, 6)
     symbol = mx.sym.Activation(mx.sym.BatchNorm(y, fix_gamma=fix_gamma, eps=1e-3, name="norm"), act_type="relu")
     args, aux, data = values(symbol, data=shape)
-    if layer == "grouped":  # the layer of several devices is the same outside training
+    if layer == "grouped":  # SyncBatchNorm equals BatchNorm in inference
         text = symbol.tojson().replace('"op": "BatchNorm"', '"op": "_contrib_SyncBatchNorm"')
         symbol = mx.sym.load_json(text.replace('"eps": "0.001"', '"eps": "0.001", "key": "norm", "ndev": "2"'))
     folded, new_args, new_aux = fold_batch_norm(symbol, args, aux)
@@ -74,7 +74,7 @@ def test_a_folded_layer_gives_the_same_numbers(layer: str, no_bias: bool, fix_ga
 
 
 def test_a_real_network_loses_its_batch_norms() -> None:
-    """Every BatchNorm of a MobileNet goes, outputs keep their names, and the scores agree."""
+    """All 27 BatchNorms of MobileNet are folded; outputs keep names and values."""
     symbol = models.get("mobilenet")
     args, aux, data = values(symbol, data=(1, 3, 32, 32))
     folded, new_args, new_aux = fold_batch_norm(symbol, args, aux)
@@ -86,7 +86,7 @@ def test_a_real_network_loses_its_batch_norms() -> None:
 
 
 def test_what_others_read_stays() -> None:
-    """A layer with two readers, a shared weight, another axis, visible statistics: none of these is folded."""
+    """A layer with two readers, a shared weight, another axis, or visible statistics is not folded."""
     x, w = mx.sym.Variable("data"), mx.sym.Variable("w")
 
     def layer(source: Any, **more: Any) -> Any:
@@ -115,7 +115,7 @@ def test_what_others_read_stays() -> None:
 
 
 def test_missing_values_and_taken_names() -> None:
-    """Without all values nothing is folded; a bias gets a name that is free; the given symbol stays as it is."""
+    """If a value is missing, nothing is folded; a new bias gets an unused name; the given symbol is unchanged."""
     x = mx.sym.Variable("data")
     layer = mx.sym.Convolution(x, kernel=(1, 1), num_filter=4, no_bias=True, name="layer")
     symbol = mx.sym.broadcast_add(

@@ -1,4 +1,4 @@
-"""The last layer for other classes, and losses whose labels are not computed."""
+"""Replacing the last layer for other classes, and inference without computed labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftplan.errors import MXNetError
 
 @pytest.mark.parametrize("name", [name for name in mx.models.names() if name != "lstm"])
 def test_every_network_gets_other_classes(name: str) -> None:
-    """The output has them, only the last layer is new, and the input stays as it is; with its own number nothing is."""
+    """``with_classes`` replaces only the last layer; for the network's own number of classes nothing changes."""
     net = mx.models.get(name)
     before = net.list_arguments()
     actual = with_classes(net, 7)
@@ -28,7 +28,7 @@ def test_every_network_gets_other_classes(name: str) -> None:
 
 
 def test_networks_without_a_loss_get_one() -> None:
-    """Raw scores and a softmax end in a SoftmaxOutput called softmax; a convolution can be the last layer."""
+    """A network that ends in scores or a softmax gets a SoftmaxOutput; a convolution may be the last layer."""
     scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5, name="fc")
     for net in (scores, mx.sym.softmax(scores), mx.sym.SoftmaxActivation(scores)):
         assert with_classes(net, 3).list_outputs() == ["softmax_output"]
@@ -41,14 +41,14 @@ def test_networks_without_a_loss_get_one() -> None:
 
 
 def test_networks_without_a_last_layer_are_refused() -> None:
-    """The message names the operators before the output."""
+    """A network without a last layer raises; the error names the operator before the output."""
     net = mx.sym.Concat(mx.sym.Variable("a"), mx.sym.Variable("b"), name="both")
     with pytest.raises(MXNetError, match="the output both_output comes from Concat, not from a fully connected layer"):
         with_classes(net, 3)
 
 
 def test_computed_labels_are_left_out_of_inference() -> None:
-    """Shapes follow from the data alone, and the outputs have the same bits; other networks stay as they are."""
+    """Without its computed label a network's shapes follow from the data, and its outputs keep their bits."""
     data = mx.sym.Variable("data")
     scores = mx.sym.FullyConnected(mx.sym.Reshape(data, shape=(-1, 3)), num_hidden=4, name="fc")
     label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))

@@ -1,4 +1,4 @@
-"""ONNX in both directions: exports are run by onnxruntime, imports give what onnxruntime gives, bad files are named."""
+"""ONNX export and import: outputs equal onnxruntime's, and bad files raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.errors import FormatError, MXNetError, ShapeError, UnknownOperator
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-from tests.convert.onnx_models import node, ours, parameters, theirs, written  # noqa: E402
+from tests.convert.onnx_models import executor_outputs, node, onnxruntime_outputs, parameters, write_model  # noqa: E402
 
 X = mx.sym.Variable("data")
 
@@ -71,29 +71,29 @@ IMAGES = {
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_exports_and_imports_give_the_same_numbers(name: str, tmp_path: Path) -> None:
-    """An operator's export gives onnxruntime our numbers, and read back it gives them to us."""
+    """An exported operator gives the executor's outputs in onnxruntime, and after import in an executor."""
     symbol = IMAGES[name]
     data = np.random.RandomState(1).uniform(0.1, 0.9, (2, 4, 5, 6)).astype(np.float32)
     args, aux = parameters(symbol, data=data.shape)
     model = export_model(symbol, args, aux, {"data": data.shape})
-    expected = ours(symbol, args, aux, data=data)
-    actual = theirs(model.SerializeToString(), data=data)
+    expected = executor_outputs(symbol, args, aux, data=data)
+    actual = onnxruntime_outputs(model.SerializeToString(), data=data)
     for left, right in zip(expected, actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-4, atol=2e-5)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     repeated, of_symbol, states = import_model(path)
-    for left, right in zip(expected, ours(repeated, of_symbol, states, data=data), strict=True):
+    for left, right in zip(expected, executor_outputs(repeated, of_symbol, states, data=data), strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-4, atol=2e-5)
 
 
 def test_an_embedding_takes_whole_numbers() -> None:
-    """Indices are floats here and integers there."""
+    """Float indices of an Embedding are exported as integers."""
     symbol = mx.sym.Embedding(X, input_dim=7, output_dim=3)
     data = np.float32([[0, 6], [3, 1]])
     args, aux = parameters(symbol, data=(2, 2))
-    (actual,) = theirs(export_model(symbol, args, aux, {"data": (2, 2)}).SerializeToString(), data=data)
-    np.testing.assert_array_equal(actual, ours(symbol, args, aux, data=data)[0])
+    (actual,) = onnxruntime_outputs(export_model(symbol, args, aux, {"data": (2, 2)}).SerializeToString(), data=data)
+    np.testing.assert_array_equal(actual, executor_outputs(symbol, args, aux, data=data)[0])
 
 
 W = np.random.RandomState(2).uniform(-1, 1, (3, 2, 3, 3)).astype(np.float32)
@@ -155,38 +155,38 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_others(name: str, tmp_path: Path) -> None:
-    """Files of other programs give onnxruntime's outputs."""
+    """ONNX nodes as other programs write them give onnxruntime's outputs after import."""
     nodes, shape, initializers = FILES[name]
-    if name in ("clipped", "scaled"):  # an input that is left out in the middle has no name
+    if name in ("clipped", "scaled"):  # an omitted input has an empty name
         nodes[0].input[:] = ["x", "low"] if name == "clipped" else ["x", "", "s"]
     if name == "constants":
         initializers = {**initializers, "v": np.float32([[1, 2, 3]])}
     opset = 20 if name.startswith("gelu") else 13
-    data, expected = written(tmp_path / "m.onnx", nodes, shape, initializers=initializers, opset=opset)
+    data, expected = write_model(tmp_path / "m.onnx", nodes, shape, initializers=initializers, opset=opset)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
-    for left, right in zip(ours(symbol, args, aux, x=data), expected, strict=True):
+    for left, right in zip(executor_outputs(symbol, args, aux, x=data), expected, strict=True):
         assert left.shape == (right.shape or (1,))
         np.testing.assert_allclose(left, right.reshape(left.shape), rtol=1e-4, atol=1e-5)
 
 
 def test_old_softmax_flattens(tmp_path: Path) -> None:
-    """Before version 13, softmax treats all axes from its own on as one."""
-    data, expected = written(tmp_path / "m.onnx", [node("Softmax", "x", "y", axis=1)], (2, 3, 4), opset=11)
+    """Before opset 13 softmax is taken over all axes from ``axis`` on."""
+    data, expected = write_model(tmp_path / "m.onnx", [node("Softmax", "x", "y", axis=1)], (2, 3, 4), opset=11)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
-    np.testing.assert_allclose(ours(symbol, args, aux, x=data)[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(executor_outputs(symbol, args, aux, x=data)[0], expected[0], rtol=1e-5)
 
 
 def test_split_has_several_outputs(tmp_path: Path) -> None:
-    """Each part becomes an output."""
+    """Each part of a Split becomes an output."""
     nodes = [node("Split", "x s", "y y1", axis=1)]
-    data, expected = written(tmp_path / "m.onnx", nodes, (2, 5), initializers={"s": np.int64([2, 3])}, outputs=2)
+    data, expected = write_model(tmp_path / "m.onnx", nodes, (2, 5), initializers={"s": np.int64([2, 3])}, outputs=2)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
-    for left, right in zip(ours(symbol, args, aux, x=data), expected, strict=True):
+    for left, right in zip(executor_outputs(symbol, args, aux, x=data), expected, strict=True):
         np.testing.assert_array_equal(left, right)
 
 
 def test_an_imported_model_can_be_trained(tmp_path: Path) -> None:
-    """Parameters of an imported network get gradients."""
+    """Each parameter of an imported network gets a nonzero gradient."""
     symbol = mx.sym.FullyConnected(mx.sym.Activation(conv(X), act_type="relu"), num_hidden=2)
     args, aux = parameters(symbol, data=(1, 2, 4, 4))
     onnx.save(export_model(symbol, args, aux, {"data": (1, 2, 4, 4)}), tmp_path / "m.onnx")
@@ -199,7 +199,7 @@ def test_an_imported_model_can_be_trained(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
-    """All operators without a counterpart at once, in either direction; missing shapes; parameters beyond ONNX."""
+    """One error lists all operators without a counterpart; missing shapes and unsupported parameters raise, too."""
     symbol = mx.sym.ROIPooling(mx.sym.sort(X), mx.sym.Variable("rois"), pooled_size=(1, 1), spatial_scale=1)
     with pytest.raises(UnknownOperatorError, match=r"2 operator\(s\): sort .*ROIPooling"):
         export_model(symbol, {}, {}, {})
@@ -216,14 +216,14 @@ def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"version https://git-lfs.github.com/spec/v1\n", b"\x00" * 64])
 def test_what_is_no_model(content: bytes, tmp_path: Path) -> None:
-    """Empty, text, a pointer of Git LFS and zeros are refused by name."""
+    """A file that is no ONNX model raises with its name."""
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(FormatError, match=r"m\.onnx"):
         import_model(tmp_path / "m.onnx")
 
 
 def test_damaged_models(tmp_path: Path) -> None:
-    """Changed bytes give a model or an error of ours, never another exception."""
+    """A model with changed bytes is imported or raises an MXNetError."""
     symbol = mx.sym.softmax(mx.sym.FullyConnected(mx.sym.Flatten(conv(X)), num_hidden=3))
     args, aux = parameters(symbol, data=(1, 2, 4, 4))
     content = export_model(symbol, args, aux, {"data": (1, 2, 4, 4)}).SerializeToString()
@@ -242,7 +242,7 @@ def test_damaged_models(tmp_path: Path) -> None:
 
 
 def test_names_and_shapes_of_a_file(tmp_path: Path) -> None:
-    """A network comes back with its names; its inputs are those that are no parameters; open dimensions are 0."""
+    """Export and import keep node names; the metadata has input and output shapes, with 0 for unknown dimensions."""
     net = mx.sym.Activation(conv(X, name="conv"), act_type="relu", name="act")
     net = mx.sym.softmax(mx.sym.FullyConnected(net, num_hidden=2, name="fc"), name="scores")
     args, aux = parameters(net, data=(1, 3, 5, 5))
@@ -260,13 +260,13 @@ def test_names_and_shapes_of_a_file(tmp_path: Path) -> None:
 
 
 def test_names_that_two_operators_would_have(tmp_path: Path) -> None:
-    """The first operator keeps the name, the second gets a default name; a suffix ``_output`` is not part of a name."""
+    """If two operators would get one name, the second gets a default name; a suffix ``_output`` is dropped."""
     nodes = [
         node("Relu", "x", "a_output"),
         node("Tanh", "a_output", "a"),
         node("Sigmoid", "a", "y"),
     ]
-    written(tmp_path / "net.onnx", nodes, (2, 3))
+    write_model(tmp_path / "net.onnx", nodes, (2, 3))
     symbol, _, _ = import_model(tmp_path / "net.onnx")
     names = symbol.get_internals().list_outputs()
     assert names[:2] == ["x", "a_output"]

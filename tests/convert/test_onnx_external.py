@@ -1,4 +1,4 @@
-"""ONNX models whose values lie in other files, and models that are planned by sizes alone."""
+"""ONNX models whose values are in other files, and models that are planned by sizes alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ W = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
 def model_of(nodes: list[Any], values: dict[str, Any], shape: Any = (2, 20), domain: str = "") -> Any:
-    """Return a model of these nodes from x to y."""
+    """Return a model of ``nodes`` from x to y, with ``values`` as initializers."""
     helper = onnx.helper
     graph = helper.make_graph(
         nodes,
@@ -37,8 +37,8 @@ def model_of(nodes: list[Any], values: dict[str, Any], shape: Any = (2, 20), dom
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """Return a product with its weight in a separate file, at an offset."""
+def saved_model(tmp_path: Path) -> Path:
+    """Save a matrix product whose weight is in a separate file; return the model's path."""
     model = model_of([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": W})
     path = tmp_path / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
@@ -46,7 +46,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def change(path: Path, **facts: str) -> None:
-    """Change the location entries of the weight."""
+    """Change the location entries of the model's weight, such as offset or length."""
     model = onnx.load(path, load_external_data=False)
     tensor = model.graph.initializer[0]
     known = {entry.key: entry.value for entry in tensor.external_data} | facts
@@ -57,13 +57,13 @@ def change(path: Path, **facts: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def test_values_of_other_files_are_read(saved: Path) -> None:
-    """The weight is that of the other file, at its offset."""
-    assert np.array_equal(import_model(saved)[1]["w"].asnumpy(), W.T)
-    content = (saved.parent / "m.data").read_bytes()
-    (saved.parent / "m.data").write_bytes(b"\0" * 64 + content)
-    change(saved, offset="64")
-    assert np.array_equal(import_model(saved)[1]["w"].asnumpy(), W.T)
+def test_values_of_other_files_are_read(saved_model: Path) -> None:
+    """The weight is read from the other file, at its offset."""
+    assert np.array_equal(import_model(saved_model)[1]["w"].asnumpy(), W.T)
+    content = (saved_model.parent / "m.data").read_bytes()
+    (saved_model.parent / "m.data").write_bytes(b"\0" * 64 + content)
+    change(saved_model, offset="64")
+    assert np.array_equal(import_model(saved_model)[1]["w"].asnumpy(), W.T)
 
 
 @pytest.mark.parametrize(
@@ -81,30 +81,30 @@ def test_values_of_other_files_are_read(saved: Path) -> None:
         ({"offset": "many"}, "many"),
     ],
 )
-def test_other_files_are_refused(saved: Path, facts: dict[str, str], message: str) -> None:
-    """Files outside the folder (by name or by link), missing, short, or of other sizes are refused by name."""
-    outside = saved.parent.parent / f"outside-{saved.parent.name}"
+def test_other_files_are_refused(saved_model: Path, facts: dict[str, str], message: str) -> None:
+    """A file outside the model's folder, also by a link, a missing file and a wrong range raise."""
+    outside = saved_model.parent.parent / f"outside-{saved_model.parent.name}"
     outside.write_bytes(W.tobytes())
-    os.symlink(outside, saved.parent / "link")
-    change(saved, **facts)
+    os.symlink(outside, saved_model.parent / "link")
+    change(saved_model, **facts)
     with pytest.raises(FormatError, match=message) as caught:
-        import_model(saved)
+        import_model(saved_model)
     assert "m.onnx" in str(caught.value)
 
 
-def test_ranges_that_are_asked_for_again_and_again_are_refused(saved: Path) -> None:
-    """A small file must not make its reader load a large one many times."""
-    model = onnx.load(saved, load_external_data=False)
+def test_repeated_ranges_are_refused(saved_model: Path) -> None:
+    """Values that refer to the same range again and again raise before they are loaded."""
+    model = onnx.load(saved_model, load_external_data=False)
     for k in range(3):
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
         model.graph.initializer[-1].name = f"w{k}"
-    saved.write_bytes(model.SerializeToString())
+    saved_model.write_bytes(model.SerializeToString())
     with pytest.raises(FormatError, match=r"its values take 9,600 bytes"):
-        import_model(saved)
+        import_model(saved_model)
 
 
-def unknown(**more: Any) -> Any:
-    """A model with an operator that is not run, and one that no library knows."""
+def model_with_unknown_operators(**more: Any) -> Any:
+    """Return a model with an operator that cannot be run, and one that no library knows."""
     nodes = [
         onnx.helper.make_node("Celu", ["x"], ["a"]),
         onnx.helper.make_node("Secret", ["a"], ["b"], domain="own"),
@@ -115,9 +115,9 @@ def unknown(**more: Any) -> Any:
 
 
 def test_operators_that_are_not_run_are_planned_by_sizes(tmp_path: Path) -> None:
-    """Sizes are inferred or given; the peak is the most bytes alive, and the operators are listed."""
+    """Operators that cannot be run are planned by inferred or given sizes and are listed; missing sizes raise."""
     path = tmp_path / "m.onnx"
-    onnx.save(unknown(), path)
+    onnx.save(model_with_unknown_operators(), path)
     with pytest.raises(ShapeError, match=r"the sizes of \d results are not known: b"):
         plan_onnx(OnnxFile(path))
     options = PlanOptions(alignment=8)
@@ -128,7 +128,7 @@ def test_operators_that_are_not_run_are_planned_by_sizes(tmp_path: Path) -> None
 
 
 def test_the_command_plans_by_sizes(tmp_path: Path) -> None:
-    """``weftplan plan`` does so for inference, and says so for training."""
+    """``weftplan plan --inference`` plans by sizes alone; without the option the error recommends it."""
     path = tmp_path / "m.onnx"
     onnx.save(model_of([onnx.helper.make_node("Celu", ["x"], ["y"])], {}), path)
     actual = CliRunner().invoke(main, ["plan", str(path), "--inference"])

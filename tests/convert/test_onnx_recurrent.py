@@ -1,4 +1,4 @@
-"""Recurrent layers as ONNX, in both directions: onnxruntime gives our numbers, and unsupported forms are refused."""
+"""Recurrent layers in ONNX export and import: outputs equal onnxruntime's, and unsupported forms raise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from weftplan.errors import FormatError
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
-from tests.convert.onnx_models import node, ours, parameters, theirs, written  # noqa: E402
+from tests.convert.onnx_models import executor_outputs, node, onnxruntime_outputs, parameters, write_model  # noqa: E402
 
 X = mx.sym.Variable("data")
 
 
 def rnn(mode: str, *, bidirectional: bool = False, layers: int = 1, ends: bool = False, lengths: bool = False) -> Any:
-    """The operator RNN on ``data`` and states that are inputs."""
+    """Return an RNN operator with inputs ``data``, ``h``, ``c`` for lstm, and ``lengths`` on request.
+
+    Args:
+        ends: also return the last states.
+        lengths: read the length of each sequence.
+    """
     inputs = {"state": mx.sym.Variable("h")} | ({"state_cell": mx.sym.Variable("c")} if mode == "lstm" else {})
     if lengths:
         inputs["sequence_length"] = mx.sym.Variable("lengths")
@@ -41,7 +46,7 @@ def rnn(mode: str, *, bidirectional: bool = False, layers: int = 1, ends: bool =
     ids=["plain", "layers", "lengths"],
 )
 def test_recurrent_layers_go_both_ways(mode: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Cells, layers, directions, last states, lengths: onnxruntime gives our numbers, and so does what is read back."""
+    """Exported layers give the executor's outputs in onnxruntime, and after import in an executor."""
     symbol = rnn(mode, **settings)
     depth = settings.get("layers", 1) * (2 if settings.get("bidirectional") else 1)
     random = np.random.RandomState(5)
@@ -54,22 +59,22 @@ def test_recurrent_layers_go_both_ways(mode: str, settings: dict[str, Any], tmp_
     shapes = {name: value.shape for name, value in fed.items()}
     args, aux = parameters(symbol, **shapes)
     args["packed"] = mx.nd.array(random.uniform(-0.7, 0.7, args["packed"].shape))
-    expected = ours(symbol, args, aux, **fed)
+    expected = executor_outputs(symbol, args, aux, **fed)
     model = export_model(symbol, args, aux, shapes)
-    actual = theirs(model.SerializeToString(), **fed)
+    actual = onnxruntime_outputs(model.SerializeToString(), **fed)
     assert len(actual) == len(expected)
     for left, right in zip(expected, actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
     path = tmp_path / "rnn.onnx"
-    onnx.save(folded(model), path)
+    onnx.save(optimized_by_onnxruntime(model), path)
     repeated, of_symbol, states = import_model(path)
     assert any(node["op"] == "RNN" for node in json.loads(repeated.tojson())["nodes"])
-    for left, right in zip(expected, ours(repeated, of_symbol, states, **fed), strict=True):
+    for left, right in zip(expected, executor_outputs(repeated, of_symbol, states, **fed), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
-def folded(model: Any) -> Any:
-    """Return the model as other exporters write it, with constant expressions folded."""
+def optimized_by_onnxruntime(model: Any) -> Any:
+    """Return the model with its constant expressions folded, as other exporters write it."""
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +84,7 @@ def folded(model: Any) -> Any:
 
 
 def weights(gates: int, directions: int = 1) -> dict[str, Any]:
-    """W, R and B of a cell with three inputs and four units."""
+    """Return the arrays W, R and B of a cell with three inputs and four units."""
     random = np.random.RandomState(9)
     shapes = {"w": (directions, gates * 4, 3), "r": (directions, gates * 4, 4), "b": (directions, gates * 8)}
     return {name: random.uniform(-0.7, 0.7, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -98,14 +103,16 @@ CELLS = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_recurrent_layers_of_others(name: str, tmp_path: Path) -> None:
-    """Forms of other programs: omitted parts, both positions of the reset gate, the reverse direction."""
+    """Cells as other programs write them give onnxruntime's outputs after import."""
     cell, initializers = CELLS[name]
     outputs = 2 if "y1" in cell.output else 1
     if name == "last state alone":
         cell.output[:] = ["", "y"]
-    data, actual = written(tmp_path / "m.onnx", [cell], (5, 2, 3), initializers=initializers, outputs=outputs, opset=14)
+    data, actual = write_model(
+        tmp_path / "m.onnx", [cell], (5, 2, 3), initializers=initializers, outputs=outputs, opset=14
+    )
     symbol, args, aux = import_model(tmp_path / "m.onnx")
-    for left, right in zip(ours(symbol, args, aux, x=data), actual, strict=True):
+    for left, right in zip(executor_outputs(symbol, args, aux, x=data), actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
@@ -117,8 +124,8 @@ def test_recurrent_layers_of_others(name: str, tmp_path: Path) -> None:
         ({"input_forget": 1}, "input_forget"),
     ],
 )
-def test_cells_that_are_not_read_say_why(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """A cell that computes something else is refused, not read wrongly."""
+def test_unsupported_cells(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """A cell with an unsupported attribute raises with its name."""
     helper = onnx.helper
     graph = helper.make_graph(
         [node("LSTM", "x w r", "y", hidden_size=4, **settings)],
@@ -133,13 +140,13 @@ def test_cells_that_are_not_read_say_why(settings: dict[str, Any], why: str, tmp
 
 
 def test_the_built_in_language_model_is_exported() -> None:
-    """The unrolled network of LSTM cells, with its states as inputs."""
+    """The built-in LSTM network, exported with its states as inputs, gives the executor's outputs."""
     symbol = mx.models.lstm.lstm(11, steps=3, layers=2, hidden=4)
     shapes = {"data": (2, 3), **mx.models.lstm.begin_states(2, layers=2, hidden=4)}
     args, aux = parameters(symbol, **shapes, softmax_label=(2, 3))
     random = np.random.RandomState(4)
     fed = {name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
     fed["data"] = np.float32([[0, 10, 3], [4, 5, 6]])
-    (actual,) = theirs(export_model(symbol, args, aux, shapes).SerializeToString(), **fed)
+    (actual,) = onnxruntime_outputs(export_model(symbol, args, aux, shapes).SerializeToString(), **fed)
     fed["softmax_label"] = np.zeros((2, 3), np.float32)
-    np.testing.assert_allclose(actual, ours(symbol, args, aux, **fed)[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(actual, executor_outputs(symbol, args, aux, **fed)[0], rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Parameters as safetensors: the reference library reads our files, and we read its files."""
+"""Parameters as safetensors, and ``weftplan convert``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ARGS = {
 
 
 def arrays(table: dict[str, Any]) -> dict[str, Any]:
-    """As NDArrays."""
+    """Return the arrays of ``table`` as NDArrays of the same dtypes."""
     return {name: mx.nd.array(values, dtype=values.dtype) for name, values in table.items()}
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Values, shapes, dtypes and which are auxiliary states come back."""
+    """Arguments and auxiliary states are read back with their values and dtypes."""
     path = tmp_path / "p.safetensors"
     save_safetensors(path, arrays(ARGS), arrays({"mean": np.float32([3])}))
     args, aux = load_safetensors(path)
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_reference_library_agrees(tmp_path: Path) -> None:
-    """It reads what we write, and we read what it writes."""
+    """The safetensors library reads files of ``save_safetensors``, and ``load_safetensors`` reads its files."""
     reference = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "p.safetensors"
     save_safetensors(path, arrays(ARGS), {})
@@ -55,7 +55,7 @@ def test_the_reference_library_agrees(tmp_path: Path) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    """Changed bytes and wrong headers give arrays or an error of ours."""
+    """A file with changed bytes gives arrays or an MXNetError; a wrong header raises with the file's name."""
     path = tmp_path / "p.safetensors"
     save_safetensors(path, arrays(ARGS), {})
     content = path.read_bytes()
@@ -76,18 +76,18 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def call(*args: object) -> Any:
-    """Run a command."""
+    """Run the command line and return click's result."""
     return CliRunner().invoke(main, list(map(str, args)), catch_exceptions=False)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """A checkpoint through safetensors and back, and as ONNX, which runs and plans like the checkpoint."""
+    """A checkpoint converted to safetensors and back, or to ONNX, gives equal outputs of ``run``."""
     net = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
     net = mx.sym.SoftmaxOutput(net, name="softmax")
     random = np.random.RandomState(0)
     args = {"fc_weight": random.rand(3, 4), "fc_bias": random.rand(3), "bn_gamma": np.ones(3), "bn_beta": np.zeros(3)}
     aux = {"bn_moving_mean": random.rand(3), "bn_moving_var": np.ones(3)}
-    save_checkpoint(tmp_path / "net", 1, net, arrays_of(args), arrays_of(aux))
+    save_checkpoint(tmp_path / "net", 1, net, float32_arrays(args), float32_arrays(aux))
     safe, back = tmp_path / "p.safetensors", tmp_path / "net-0002.params"
     assert call("convert", tmp_path / "net", 1, safe).exit_code == 0
     assert call("convert", tmp_path / "net", safe, back).exit_code == 0
@@ -109,6 +109,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert "--shape data=N,FEATURES" in call("convert", tmp_path / "net", 1, tmp_path / "m.onnx").output
 
 
-def arrays_of(table: dict[str, Any]) -> dict[str, Any]:
-    """As NDArrays of float32."""
+def float32_arrays(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays of ``table`` as float32 NDArrays."""
     return {name: mx.nd.array(values) for name, values in table.items()}

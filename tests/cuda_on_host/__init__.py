@@ -1,5 +1,5 @@
-"""Kernels in CUDA C as machine code of the host, which run in place of the stand-in's interpreter.
+"""CUDA C kernels as machine code of the host, in place of the stand-in's interpreter.
 
-``build.py`` compiles, ``kernels.py`` launches, ``include/`` has CUDA's names and the threads; README.md lists the
+``build.py`` compiles, ``kernels.py`` launches, and ``include/`` defines CUDA's names and threads. README.md lists the
 detected faults.
 """

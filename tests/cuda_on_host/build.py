@@ -29,7 +29,7 @@ FLAGS = (
     "-fsanitize=signed-integer-overflow,shift,integer-divide-by-zero,bounds,bool",
     "-ftrivial-auto-var-init=pattern", f"-I{INCLUDE}",
 )  # fmt: skip
-"""No optimisation: for the small inputs of the tests, compiling takes longer than running."""
+"""Flags of g++, without optimisation: for the tests' small inputs, compiling takes longer than running."""
 _WHOLE = r"unsigned long long|long long|unsigned char|signed char|unsigned int|unsigned|int"
 _TYPE = rf"(?:{_WHOLE}|bool|__half|float16|float|double)"
 _POINTER = re.compile(rf"\b(const )?({_TYPE}) ?\* ?(?=(?:__restrict__ )?\w+ ?[,;=)])")
@@ -41,12 +41,12 @@ _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
 
 
 class HostCompileError(AssertionError):
-    """A source that the host's compiler does not take."""
+    """An error for a source that the host's compiler refuses."""
 
 
 @functools.cache
 def missing() -> str:
-    """Return why nothing can be compiled here; empty if it can."""
+    """Return why nothing can be compiled on this machine, or an empty string if it can."""
     if COMPILER is None:
         return "g++ is not installed"
     probe = "#include <launch.h>\n"
@@ -110,11 +110,11 @@ def _digest(text: str) -> str:
 
 
 _libraries: dict[str, Any] = {}
-"""The library of each source, by its digest."""
+"""The library of each source, by the source's digest."""
 
 
 def build(texts: Iterable[str], units: int = 2) -> None:
-    """Compile sources, unless that has been done, in some translation units side by side."""
+    """Compile new sources in up to ``units`` translation units at the same time."""
     new = [text for text in dict.fromkeys(texts) if _digest(text) not in _libraries]
     jobs = []
     for k in range(min(units, len(new))):
@@ -135,7 +135,7 @@ def build(texts: Iterable[str], units: int = 2) -> None:
 
 
 class Compiled:
-    """One kernel: its signature by the compiler's word, and how to launch it."""
+    """One kernel: its signature from the compiler, and its launch function."""
 
     def __init__(self, text: str, name: str) -> None:
         build([text])

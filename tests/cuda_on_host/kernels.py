@@ -1,8 +1,8 @@
-"""The stand-in's kernels, run as machine code of the host (``build.py``) instead of by the stand-in's interpreter.
+"""The stand-in's kernels as machine code of the host (``build.py``), in place of the stand-in's interpreter.
 
-Everything before the run is the stand-in's: grids, blocks, the dtypes of arguments, order between streams. Here the
-signature is compared with the compiler's, arrays are handed over with their lengths, and a launch may be repeated in
-other orders of threads and blocks, which must leave the same bits.
+The stand-in checks grids, blocks, argument dtypes and the order of streams. This module compares signatures with the
+compiler's, passes arrays with their lengths, and may repeat a launch in other orders of threads and blocks. All orders
+must give the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.standin_cupy.cuda.raw import RawKernel
 CELL = 56
 """Bytes of ``host::Cell``, the access record of an element."""
 BLOCK = 128
-"""Threads of a block of CuPy's elementwise kernels."""
+"""Threads per block of CuPy's elementwise kernels."""
 
 
 class Region(ctypes.Structure):
@@ -46,14 +46,14 @@ _compiled = functools.lru_cache(maxsize=None)(Compiled)
 
 
 class Host:
-    """Runs kernels.
+    """A runner of kernels on the host.
 
     Args:
-        seeds: orders of threads and blocks; a launch is run in each of them and must leave the same bits.
-        rewrite: function of a source before compilation, for tests that insert a mistake.
+        seeds: orders of threads and blocks; a launch runs in each of them and must give the same bits.
+        rewrite: function applied to a source before compilation, for tests that insert a mistake.
 
     Attributes:
-        executed: how often each (source, kernel) was launched.
+        executed: number of launches by (source, kernel).
     """
 
     def __init__(self, seeds: Sequence[int] = (0,), rewrite: Callable[[str], str] = str) -> None:
@@ -64,7 +64,7 @@ class Host:
     def launch(
         self, code: str, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Sequence[Any]
     ) -> None:
-        """One launch: ``args`` are arrays of the stand-in and numbers, of the types of the parameters."""
+        """Run one launch in every order; ``args`` are the stand-in's arrays, and numbers of the parameters' types."""
         compiled = _compiled(self.rewrite(code), name)
         wanted = [f"{'const ' * (p.const and p.pointer)}{p.type}{'*' * p.pointer}" for p in parameters]
         if compiled.parameters != wanted:
@@ -90,8 +90,10 @@ class Host:
         compiled: Compiled, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Any, seed: int = 0,
         only: Sequence[int] = (),
     ) -> list[Any]:  # fmt: skip
-        """Run all blocks, or ``only`` some; returns what was noted of each array that is written, :data:`CELL` bytes an
-        element."""
+        """Run all blocks, or only the blocks ``only``.
+
+        Return the access records of each written array, :data:`CELL` bytes per element.
+        """
         regions: dict[tuple[int, int, str], tuple[Region, Any]] = {}
         inputs = (Argument * len(args))()
         keep: list[Any] = []
@@ -119,7 +121,7 @@ class Host:
         return [cells for _, cells in regions.values() if cells is not None]
 
     def elementwise(self, kernel: Any, sources: Sequence[Any], out: Any) -> None:
-        """An ElementwiseKernel: the loop that CuPy writes around the operation, with its grid and block."""
+        """Run an ElementwiseKernel by the loop that CuPy generates, with CuPy's grid and block."""
         if not out.size:
             return
         kind = str(out.dtype)
@@ -149,9 +151,9 @@ def _key(array: Any) -> tuple[int, int, str]:
 
 
 def expanded(kernel: Any, kind: str) -> str:
-    """Return the source that CuPy makes of an ElementwiseKernel of contiguous arrays of one type.
+    """Return the source that CuPy generates from an ElementwiseKernel of contiguous arrays of one type.
 
-    Where CuPy passes arrays as ``CArray`` and the extent as ``CIndexer``, here are pointers and a number.
+    Here pointers and a number replace CuPy's ``CArray`` and ``CIndexer``.
     """
     heads = [f"const {kind}* _raw_{name}" for name in kernel.names] + [f"{kind}* _raw_{kernel.out}"]
     reads = "\n".join(f"        const {kind}& {name} = _raw_{name}[i];" for name in kernel.names)
@@ -168,7 +170,7 @@ def expanded(kernel: Any, kind: str) -> str:
 
 @contextlib.contextmanager
 def on_host(seeds: Sequence[int] = (0,), rewrite: Callable[[str], str] = str) -> Iterator[Host]:
-    """Within it the stand-in's kernels are machine code of the host; arguments as in :class:`Host`."""
+    """Run the stand-in's kernels as machine code of the host; arguments as in :class:`Host`."""
     host = Host(seeds, rewrite)
     before, RawKernel.host = RawKernel.host, host
     try:

@@ -137,7 +137,7 @@ def test_memory_that_was_dropped_is_no_longer_of_its_device():
     """Memory that was never freed leaves the address table, since a host array may reuse its addresses."""
     place = device.get(mx.sim(97))
     with simulated_device._world:
-        simulated_device._memory._bury()
+        simulated_device._memory._remove_dead()
         before = len(simulated_device._memory)
         raw = place.allocate(1000)
         assert simulated_device._memory.place(raw[10:]) == 97

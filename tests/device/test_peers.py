@@ -104,7 +104,7 @@ def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
             gc.collect()
             assert there.new_stream().handle.ptr == handle  # as CUDA does
         assert len(waits) == 2
-        assert len(here.peers._left) == 1
+        assert len(here.peers._free_stages) == 1
 
 
 def test_a_new_stream_gets_no_temporaries_of_an_old_one():

@@ -129,4 +129,4 @@ def test_calls_are_kept_for_memory_that_comes_again(dynamic):
         if turn == 3:
             result = len(executor._memory._calls)
     assert 0 < len(executor._memory._calls) <= 2 * result
-    assert executor._memory._remembered <= 4 << 20
+    assert executor._memory._cached_bytes <= 4 << 20

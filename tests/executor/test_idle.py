@@ -424,3 +424,26 @@ def test_pool_that_another_thread_moves_gives_no_bytes(room):
     with place._lock:
         assert place.leave(ctx, spilling.listed()) == 0
     assert not place.away
+
+
+class Returning(tuple):
+    """(contents, bytes) of an offloaded block that another thread brings back while it is read."""
+
+    def __new__(cls, idleness, ctx):
+        entry = super().__new__(cls, (None, 8))
+        entry.idleness, entry.ctx = idleness, ctx
+        return entry
+
+    def __iter__(self):
+        self.idleness._offloaded.pop(self.ctx)
+        return super().__iter__()
+
+
+def test_bytes_can_be_read_while_blocks_come_back():
+    """The figure is of one moment, and the thread that reads it gets no error from a concurrent change."""
+    pool = network().simple_bind(mx.cpu(), data=(4, 32)).pool
+    idleness, contexts = pool.idleness, [mx.sim(index) for index in range(9500, 9503)]
+    idleness._offloaded.update({ctx: Returning(idleness, ctx) for ctx in contexts})
+    assert idleness.away == dict.fromkeys(contexts, 8)
+    assert not idleness._offloaded
+    assert pool.nbytes.keys() == {mx.cpu()}

@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine, planner, sym
-from weftplan.planner.inplace import Kind
+from weftplan.planner.storage_assignment import Kind
 
 
 def chain():

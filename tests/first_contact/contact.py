@@ -1,8 +1,8 @@
-"""The first minutes on a card: parts in order, each with a time limit, and one page with their results.
+"""Runs the checks of a new GPU in order, each with a time limit, and writes a page with their results.
 
-A part runs in a thread of its own, so that a hanging part can be abandoned. The run stops at the first sticky CUDA
-error and at a part that hangs, since later results would mean nothing. Parts record their current step and their
-figures; the page has both.
+A part, which is one group of checks, runs in its own thread, so that a hanging part can be abandoned. The run stops at
+a part that hangs, and at an error after which CUDA answers no call. Parts record their current step and their figures
+for the page.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from weftplan import __version__, device
 
 
 class Skip(Exception):
-    """A part cannot run here; the text says why."""
+    """Raised by a part that cannot run on this machine; the text is the reason."""
 
 
 @dataclass
 class Result:
-    """Result of one part."""
+    """The result of one part."""
 
     name: str
     state: str
     """``passed``, ``failed``, ``skipped`` or ``not reached``."""
     seconds: float = 0.0
     at: str = ""
-    """Step at the failure: a kernel, an operator, a network."""
+    """The last step that the part has recorded, such as a kernel, an operator or a network."""
     why: str = ""
     notes: list[str] = field(default_factory=list)
     trace: str = ""
 
 
 class Contact:
-    """Input of the parts: contexts, sizes, and a record of steps and figures.
+    """The input of the parts: contexts and sizes; it records the current step and figures.
 
     Args:
-        context: returns the context of a GPU by its number.
+        context: function that returns the context of a GPU by its number.
         count: number of GPUs.
-        small: sizes for the stand-in, where NumPy computes.
+        small: use small sizes, for the stand-in, which computes with NumPy.
     """
 
     def __init__(self, context: Callable[[int], Any], count: int, *, small: bool) -> None:
@@ -55,19 +55,19 @@ class Contact:
         self.now = Result("", "failed")
 
     def at(self, what: str) -> None:
-        """The part begins with this."""
+        """Record the step that begins now."""
         self.now.at = what
 
     def note(self, text: str) -> None:
-        """A line for the page."""
+        """Add a text to the result's notes."""
         self.now.notes.append(text)
 
     def settle(self) -> None:
-        """Wait for the first GPU, so that an error belongs to the last step."""
+        """Wait for the first GPU, so that its errors belong to the current step."""
         device.get(self.context(0)).synchronize()
 
     def answers(self) -> bool:
-        """Return whether CUDA still answers: after some errors every call repeats them."""
+        """Return whether CUDA still answers; after some errors every call fails."""
         try:
             for index in range(self.count):
                 place = device.get(self.context(index))
@@ -80,7 +80,7 @@ class Contact:
 
 @dataclass
 class Part:
-    """One part of the first contact."""
+    """One group of checks."""
 
     name: str
     limit_s: float
@@ -88,17 +88,17 @@ class Part:
 
 
 class Report:
-    """The results so far, and the page."""
+    """The results of the parts, and the page with them."""
 
     def __init__(self, path: Path | None, machine: dict[str, str]) -> None:
         self.path = path
         self.machine = machine
         self.results: list[Result] = []
         self.stopped = ""
-        """Why nothing else is run; empty while it is."""
+        """The reason why no further part is run; empty while parts are still run."""
 
     def run(self, part: Part, contact: Contact) -> Result:
-        """Run one part, unless the run has stopped; rewrite the page."""
+        """Run a part, unless the run was stopped, rewrite the page, and return the result."""
         result = contact.now = Result(part.name, "not reached", why=self.stopped)
         if not self.stopped:
             self._run(part, contact, result)
@@ -130,7 +130,7 @@ class Report:
             self.stopped = f"CUDA answers no call since {result.at or part.name}: {result.why[:200]}"
 
     def write(self) -> None:
-        """Write the page as Markdown, and as a JSON file in the same folder."""
+        """Write the page as Markdown, and the results as JSON in the same folder."""
         if self.path is None:
             return
         self.path.with_suffix(".md").write_text(self.markdown())
@@ -138,7 +138,7 @@ class Report:
         self.path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def markdown(self) -> str:
-        """Return one page."""
+        """Return the page as Markdown."""
         seconds = sum(one.seconds for one in self.results)
         lines = ["## First contact", ""]
         lines += [f"* {name}: {value}" for name, value in self.machine.items()]
@@ -157,7 +157,7 @@ class Report:
 
 
 def machine_of(contact: Contact) -> dict[str, str]:
-    """Return the description of the machine."""
+    """Return the date, the GPUs, and the versions of CUDA, weftplan, CuPy and Python."""
     cupy = device.get(contact.context(0)).xp
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     name = properties["name"]
@@ -169,8 +169,8 @@ def machine_of(contact: Contact) -> dict[str, str]:
     }
 
 
-def judge(result: Result) -> None:
-    """Make a result that of a test."""
+def raise_outcome(result: Result) -> None:
+    """Skip or fail the running pytest test if the part was skipped or failed."""
     if result.state in ("skipped", "not reached"):
         pytest.skip(result.why)
     if result.state == "failed":

@@ -1,4 +1,4 @@
-"""The parts of the first contact, in their order: each needs what those before it have shown."""
+"""The parts of the first contact in order: each part relies on the checks before it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FAMILIES = (
     "SequenceMask", "ROIPooling", "FullyConnected", "Convolution", "sgd_mom_update", "adam_update", "add_n", "sum",
     "topk",
 )  # fmt: skip
-"""An operator of each family of kernels."""
+"""One operator of each family of kernels."""
 
 
 @contextlib.contextmanager
 def _settings(**values: str) -> Iterator[None]:
-    """Environment variables within a ``with`` block."""
+    """Set environment variables inside a ``with`` block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -43,8 +43,8 @@ def _settings(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def the_libraries(contact: Contact) -> None:
-    """NVRTC, cuBLAS, cuRAND, which are needed; cuDNN and NCCL, which are noted; then a kernel of each family."""
+def check_libraries(contact: Contact) -> None:
+    """Load CUDA's libraries (cuDNN and NCCL may be missing), and run a kernel of each family."""
     cupy = device.get(contact.context(0)).xp
     contact.at("loading libraries")
     actual, missing = libraries(cupy, "cuda13")
@@ -59,30 +59,30 @@ def the_libraries(contact: Contact) -> None:
     for name in _FAMILIES:
         contact.at(f"the kernel of {name}")
         _, arrays, params = test_on_devices.BY_OPERATOR[name][0]
-        _operator(contact, name, arrays, params)
+        _check_operator(contact, name, arrays, params)
 
 
-def _operator(contact: Contact, name: str, arrays: Any, params: Any) -> None:
-    """Compare one case with the host's values, in float32 if the case has float64."""
+def _check_operator(contact: Contact, name: str, arrays: Any, params: Any) -> None:
+    """Compare one case of an operator with the host's values, in float32 if the case has float64."""
     if all(np.asarray(x).dtype == np.float64 for x in arrays):
         arrays = [np.asarray(x, np.float32) for x in arrays]
     test_on_devices.check(device.get(contact.context(0)), name, arrays, params)
     contact.settle()
 
 
-def the_operators(contact: Contact) -> None:
-    """Compare every operator with the host's values: all its cases on a card, the first case on the stand-in."""
+def check_operators(contact: Contact) -> None:
+    """Compare all cases of each operator with the host's values; only the first case on the stand-in."""
     checked = 0
     for name, cases in test_on_devices.BY_OPERATOR.items():
         for _, arrays, params in cases[:1] if contact.small else cases:
             contact.at(f"operator {name}")
-            _operator(contact, name, arrays, params)
+            _check_operator(contact, name, arrays, params)
             checked += 1
     contact.note(f"{checked} cases of {len(test_on_devices.BY_OPERATOR)} operators")
 
 
-def _branches() -> Any:
-    """Four branches of products, which two workers take at the same time."""
+def _branch_network() -> Any:
+    """Return a classifier of four parallel branches, which two workers can compute at the same time."""
     data, sym = mx.sym.Variable("data"), mx.sym
     ends = []
     for branch in range(4):
@@ -93,14 +93,14 @@ def _branches() -> Any:
     return sym.SoftmaxOutput(sym.FullyConnected(sym.add_n(*ends), num_hidden=4, name="last"), name="softmax")
 
 
-def _fitted(contact: Contact, context: Any, steps: int, workers: int) -> dict[str, np.ndarray]:
-    """Return the weights of the branches after ``steps`` steps of SGD with momentum, from one seed."""
+def _trained_weights(contact: Contact, context: Any, steps: int, workers: int) -> dict[str, np.ndarray]:
+    """Return the weights of the branch network after ``steps`` SGD steps with momentum, from a fixed seed."""
     with engine.using(engine.create("ThreadedEnginePerDevice", gpu_workers=workers)):
         mx.random.seed(5)
         rng = np.random.default_rng(5)
         data = rng.standard_normal((8 * steps, 16)).astype(np.float32)
         batches = mx.io.NDArrayIter(data, rng.integers(0, 4, 8 * steps).astype(np.float32), 8)
-        module = mx.mod.Module(_branches(), context=context)
+        module = mx.mod.Module(_branch_network(), context=context)
         module.fit(
             batches, num_epoch=1, initializer=mx.init.Xavier(rnd_type="uniform"),
             optimizer_params={"learning_rate": 0.05, "momentum": 0.9},
@@ -110,25 +110,26 @@ def _fitted(contact: Contact, context: Any, steps: int, workers: int) -> dict[st
     return by_name
 
 
-def _equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+def _assert_equal_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    """Check that the arrays of ``a`` are bitwise equal to those of ``b``."""
     for name, array in a.items():
         np.testing.assert_array_equal(array, b[name], err_msg=name)
 
 
-def the_graphs(contact: Contact) -> None:
-    """CUDA graphs with two workers: the bits of the same steps without graphs."""
+def check_graphs(contact: Contact) -> None:
+    """Compare the weight bits of training with and without CUDA graphs, with two workers."""
     steps = 12 if contact.small else 200
     by_name = {}
     for setting in ("0", "1"):
         contact.at(f"{steps} steps with MXNET_ENABLE_CUDA_GRAPHS={setting}")
         with _settings(MXNET_ENABLE_CUDA_GRAPHS=setting):
-            by_name[setting] = _fitted(contact, contact.context(0), steps, 2)
-    _equal(by_name["0"], by_name["1"])
+            by_name[setting] = _trained_weights(contact, contact.context(0), steps, 2)
+    _assert_equal_bits(by_name["0"], by_name["1"])
     contact.note(f"{steps} steps, equal bits")
 
 
 def _losses(context: Any, name: str, batch: int, steps: int, classes: int, shape: tuple[int, ...]) -> list[float]:
-    """Cross entropy of each step of a built-in network."""
+    """Train a built-in network for ``steps`` steps of plain SGD; return the cross-entropy of each step."""
     net, shapes = models.get(name, classes, shape), models.input_shapes(name, batch, shape)
     executor = net.simple_bind(context, grad_req="write", **shapes)
     rng = np.random.default_rng(2)
@@ -151,12 +152,12 @@ def _losses(context: Any, name: str, batch: int, steps: int, classes: int, shape
     return losses
 
 
-def the_fusion(contact: Contact) -> None:
-    """Fused elementwise nodes, with every function that is generated: the bits of CuPy's kernels, one after another."""
+def check_fusion(contact: Contact) -> None:
+    """Compare the bits of fused elementwise nodes with those of single kernels, in several networks."""
     launches = 0
     for name, (make, small) in NETWORKS.items():
         shape = small if contact.small else (64 * small[0], *small[1:])
-        if name == "formulas":  # of one shape, as some of its arrays have
+        if name == "formulas":  # some of its arrays have a fixed shape
             shape = small
         by_name = {}
         for fusion in (False, True):
@@ -172,11 +173,11 @@ def the_fusion(contact: Contact) -> None:
             arrays = [*outputs, *(grad for grad in executor.grad_arrays if grad is not None)]
             by_name[str(fusion)] = {str(k): array.asnumpy() for k, array in enumerate(arrays)}
             launches += len(groups(executor.planned.graph))
-        _equal(by_name["False"], by_name["True"])
+        _assert_equal_bits(by_name["False"], by_name["True"])
     contact.note(f"{launches} fused nodes in {len(NETWORKS)} networks, equal bits")
 
 
-def the_networks(contact: Contact) -> None:
+def check_networks(contact: Contact) -> None:
     """Compare the losses of ResNet-18 and an LSTM with the host's, step by step."""
     large = (("resnet18", 16, 20, 10, (3, 64, 64)), ("lstm", 16, 20, 1000, (35,)))
     small = (("resnet18", 1, 1, 4, (3, 16, 16)), ("lstm", 1, 1, 20, (35,)))
@@ -184,7 +185,7 @@ def the_networks(contact: Contact) -> None:
         contact.at(f"{name} on the host")
         wanted = _losses(mx.cpu(), name, *sizes)
         contact.at(f"{name} on the GPU")
-        # The stand-in reads CUDA C with an interpreter: its kernels are those of CuPy here.
+        # The stand-in interprets CUDA C, which is slow; so it uses CuPy's kernels here.
         with _settings(WEFTPLAN_KERNELS="numpy") if contact.small else contextlib.nullcontext():
             actual = _losses(contact.context(0), name, *sizes)
         gap = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(actual, wanted, strict=True))
@@ -192,7 +193,7 @@ def the_networks(contact: Contact) -> None:
         assert gap < 2e-2, (actual, wanted)
 
 
-def the_convolutions(contact: Contact) -> None:
+def check_convolutions(contact: Contact) -> None:
     """Compare convolutions by cuDNN with products by cuBLAS."""
     shape = (2, 8, 12, 12) if contact.small else (16, 64, 56, 56)
     by_name = {}
@@ -215,14 +216,14 @@ def the_convolutions(contact: Contact) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
 
 
-def the_seeds(contact: Contact) -> None:
-    """The same seed twice, with several workers: equal bits, Dropout included."""
+def check_seeds(contact: Contact) -> None:
+    """Check that training, Dropout and samplers give the same bits twice from one seed, with several workers."""
     steps = 8 if contact.small else 100
     results = []
     for number in range(2):
         contact.at(f"run {number + 1} of {steps} steps")
-        results.append(_fitted(contact, contact.context(0), steps, 4))
-    _equal(*results)
+        results.append(_trained_weights(contact, contact.context(0), steps, 4))
+    _assert_equal_bits(*results)
     contact.at("Dropout and samplers")
     draws = []
     for _ in range(2):
@@ -232,8 +233,8 @@ def the_seeds(contact: Contact) -> None:
     np.testing.assert_array_equal(*draws)
 
 
-def the_memory(contact: Contact) -> None:
-    """A bind takes from the device what its plan says, and the driver gives up no more than that and a known rest."""
+def check_memory(contact: Contact) -> None:
+    """Check that a bind allocates what its plan says, and that the driver takes little more."""
     context = contact.context(0)
     place = device.get(context)
     shapes = {"data": (8, 256 if contact.small else 4096)}
@@ -243,7 +244,7 @@ def the_memory(contact: Contact) -> None:
     with storage.using(resource):
         contact.at("binding")
         free = place.memory_info()[0]
-        executor = _branches().simple_bind(context, grad_req="write", **shapes)
+        executor = _branch_network().simple_bind(context, grad_req="write", **shapes)
         plan = executor.memory_plan
         for array in executor.arg_arrays:
             array[:] = 0.1
@@ -255,16 +256,16 @@ def the_memory(contact: Contact) -> None:
         contact.note(f"plan {plan.total:,} bytes, arrays {taken:,}, the device gave {grown:,}")
         assert executor.allocated_bytes == plan.peak
         assert taken <= 1.02 * plan.total + (1 << 16)
-        rounding = 2 << 20  # the driver gives whole pages
+        rounding = 2 << 20  # the driver allocates whole pages
         blocks = resource.upstream.statistics().system_allocations
-        workers = 4 * (32 << 20)  # cuBLAS, for threads that had not multiplied before
+        workers = 4 * (32 << 20)  # workspace of cuBLAS for each thread
         assert grown <= resource.upstream.statistics().reserved_bytes + blocks * rounding + workers
         del executor, array
         mx.nd.waitall()
 
 
 class _Refusing:
-    """A device that refuses its n-th allocation."""
+    """A device whose ``number``-th allocation fails."""
 
     def __init__(self, place: Any, number: int) -> None:
         self._place, self.left = place, number
@@ -273,21 +274,20 @@ class _Refusing:
         return getattr(self._place, name)
 
     def allocate(self, nbytes: int) -> Any:
-        """As the device, but for one."""
+        """Allocate from the device, or raise OutOfMemoryError at the chosen call."""
         self.left -= 1
         if self.left == 0:
             raise OutOfMemoryError("refused by the first contact")
         return self._place.allocate(nbytes)
 
 
-def running_out(contact: Contact) -> None:
-    """Out of memory at each of the first allocations of a step gives an error or the right values, and the next run is
-    right."""
+def check_out_of_memory(contact: Contact) -> None:
+    """Check that a failed allocation gives an error or right values, and that the next run is right."""
     context = contact.context(0)
     place = device.get(context)
 
     def values() -> np.ndarray:
-        executor = _branches().simple_bind(context, grad_req="write", data=(8, 16))
+        executor = _branch_network().simple_bind(context, grad_req="write", data=(8, 16))
         for array in executor.arg_arrays:
             array[:] = 0.1
         executor.forward(is_train=True)
@@ -311,8 +311,8 @@ def running_out(contact: Contact) -> None:
     contact.note(f"{refused} runs were refused")
 
 
-def several_cards(contact: Contact) -> None:
-    """Copies between cards, sums by NCCL and by copies, and a Module on two of them: the bits of the host's order."""
+def check_several_cards(contact: Contact) -> None:
+    """Check copies between GPUs, sums by each store, and equal bits of two runs of a Module on two GPUs."""
     if contact.count < 2:
         raise Skip("there is one GPU")
     a, b = contact.context(0), contact.context(1)
@@ -337,11 +337,11 @@ def several_cards(contact: Contact) -> None:
     for kind, value in sums.items():
         np.testing.assert_array_equal(value, 3 * x[:1000], err_msg=kind)
     contact.at("a Module on two GPUs")
-    _equal(*(_fitted(contact, [a, b], 8, 2) for _ in range(2)))
+    _assert_equal_bits(*(_trained_weights(contact, [a, b], 8, 2) for _ in range(2)))
 
 
-def what_overlaps(contact: Contact) -> None:
-    """Copies overlap with kernels on one card: both at once take less time than in sequence."""
+def check_overlap(contact: Contact) -> None:
+    """Check that copies overlap with kernels: both together take less time than in sequence."""
     if contact.small:
         raise Skip("the stand-in's work takes no time")
     context = contact.context(0)
@@ -386,15 +386,15 @@ def what_overlaps(contact: Contact) -> None:
 
 
 PARTS = [
-    Part("libraries and a kernel of each family", 75, the_libraries),
-    Part("operators beside the host's", 135, the_operators),
-    Part("fused elementwise nodes", 30, the_fusion),
-    Part("CUDA graphs, two workers", 60, the_graphs),
-    Part("ResNet-18 and LSTM beside the host's", 90, the_networks),
-    Part("cuDNN beside products", 45, the_convolutions),
-    Part("the same seed twice", 30, the_seeds),
-    Part("memory beside the plan", 30, the_memory),
-    Part("out of memory", 45, running_out),
-    Part("several cards", 45, several_cards),
-    Part("overlap of copies and kernels", 15, what_overlaps),
+    Part("libraries and a kernel of each family", 75, check_libraries),
+    Part("operators beside the host's", 135, check_operators),
+    Part("fused elementwise nodes", 30, check_fusion),
+    Part("CUDA graphs, two workers", 60, check_graphs),
+    Part("ResNet-18 and LSTM beside the host's", 90, check_networks),
+    Part("cuDNN beside products", 45, check_convolutions),
+    Part("the same seed twice", 30, check_seeds),
+    Part("memory beside the plan", 30, check_memory),
+    Part("out of memory", 45, check_out_of_memory),
+    Part("several cards", 45, check_several_cards),
+    Part("overlap of copies and kernels", 15, check_overlap),
 ]

@@ -1,6 +1,6 @@
-"""The first contact with a card, part by part; on the stand-in, with small sizes, in every run of the tests.
+"""The first contact with a GPU, part by part; each run of the tests does it on the stand-in with small sizes.
 
-``python -m pytest -m gpu --first-contact`` runs it on a card and writes ``first-contact.md`` and ``.json``.
+``python -m pytest -m gpu --first-contact`` runs it on a real GPU and writes ``first-contact.md`` and ``.json``.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from tests.contract.devices import GPUS, place
-from tests.first_contact.contact import Contact, Report, judge, machine_of
+from tests.first_contact.contact import Contact, Report, machine_of, raise_outcome
 from tests.first_contact.parts import PARTS
 from tests.standin_cudnn import cudnn
 from tests.standin_cupy.nccl import nccl
@@ -18,7 +18,7 @@ from weftplan import device
 
 @pytest.fixture(scope="module", params=GPUS)
 def contact(request, tmp_path_factory):
-    """(what parts are given, the report)."""
+    """Return (Contact, Report) for the stand-in or a real GPU."""
     where = request.param
     with contextlib.ExitStack() as stack:
         if where == "standin":
@@ -36,11 +36,11 @@ def contact(request, tmp_path_factory):
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_first_contact(contact, part):
-    """Each part passes, or says why it cannot run here."""
+    """A part passes, or is skipped with a reason."""
     actual, report = contact
-    judge(report.run(part, actual))
+    raise_outcome(report.run(part, actual))
 
 
 def test_all_parts_are_over_within_ten_minutes():
-    """The sum of their time limits is at most ten minutes."""
+    """The time limits of all parts add up to at most ten minutes."""
     assert sum(part.limit_s for part in PARTS) <= 10 * 60

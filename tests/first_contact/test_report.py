@@ -1,4 +1,4 @@
-"""The run of the first contact: reasons to stop, skipped parts, and the page."""
+"""The run of the first contact: errors that stop it, failed and skipped parts, and the page."""
 
 import json
 import threading
@@ -13,13 +13,13 @@ from weftplan import device
 
 @pytest.fixture
 def contact():
-    """On the stand-in."""
+    """Return a Contact of four stand-in GPUs."""
     with place("standin") as context:
         yield Contact(context, 4, small=True)
 
 
-def add(contact):
-    """A kernel, waited for."""
+def run_add_kernel(contact):
+    """Run a kernel and wait for it; a part that passes."""
     contact.at("the kernel add")
     gpu = device.get(contact.context(0))
     x = gpu.allocate(16)
@@ -28,12 +28,12 @@ def add(contact):
 
 
 def test_it_stops_at_an_error_that_stays(contact, tmp_path):
-    """Every later call reports an illegal access: the page names the kernel and the parts that did not run."""
+    """After an illegal access no further part is run; the page names the kernel and the parts not reached."""
     report = Report(tmp_path / "page", machine_of(contact))
-    report.run(Part("good", 30, add), contact)
+    report.run(Part("good", 30, run_add_kernel), contact)
     machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
-    report.run(Part("bad", 30, add), contact)
-    report.run(Part("later", 30, add), contact)
+    report.run(Part("bad", 30, run_add_kernel), contact)
+    report.run(Part("later", 30, run_add_kernel), contact)
     assert [one.state for one in report.results] == ["passed", "failed", "not reached"]
     assert "the kernel add" in report.stopped
     assert "IllegalAddress" in report.stopped
@@ -45,8 +45,8 @@ def test_it_stops_at_an_error_that_stays(contact, tmp_path):
     assert loaded["machine"]["GPU"] == "4 x stand-in"
 
 
-def test_it_goes_on_behind_a_wrong_value(contact):
-    """A part that fails, or cannot run here, says why, and the next one runs."""
+def test_it_continues_after_a_failed_part(contact):
+    """After a failed and a skipped part the next part runs; the page has the reasons."""
     report = Report(None, {})
 
     def wrong(contact):
@@ -56,7 +56,7 @@ def test_it_goes_on_behind_a_wrong_value(contact):
     def absent(contact):
         raise Skip("there is one GPU")
 
-    for run in (wrong, absent, add):
+    for run in (wrong, absent, run_add_kernel):
         report.run(Part(run.__name__, 30, run), contact)
     assert [one.state for one in report.results] == ["failed", "skipped", "passed"]
     assert "| wrong | failed |" in report.markdown()
@@ -66,7 +66,7 @@ def test_it_goes_on_behind_a_wrong_value(contact):
 
 
 def test_it_stops_at_a_part_that_hangs(contact):
-    """A hanging part is abandoned after its time limit; no other part runs."""
+    """A part that exceeds its time limit is abandoned, and no other part runs."""
     report, over = Report(None, {}), threading.Event()
 
     def hang(contact):
@@ -75,6 +75,6 @@ def test_it_stops_at_a_part_that_hangs(contact):
 
     report.run(Part("hang", 0.2, hang), contact)
     over.set()
-    report.run(Part("next", 30, add), contact)
+    report.run(Part("next", 30, run_add_kernel), contact)
     assert [one.state for one in report.results] == ["failed", "not reached"]
     assert report.stopped == "hang hangs at an event"

@@ -1,6 +1,6 @@
 """Golden cases of attention, mixed precision and resizing (pure data).
 
-Make them with MXNET_MKLDNN_ENABLED=0: oneDNN has no amp operators of some dtypes.
+Generate them with MXNET_MKLDNN_ENABLED=0, because oneDNN has no amp operators for some dtypes.
 """
 
 CASES = []

@@ -1,4 +1,4 @@
-"""Golden cases of operators that MXNet calls contributed, and of densities of random distributions (pure data)."""
+"""Golden cases of MXNet's contributed operators and of densities of random distributions (pure data)."""
 
 CASES = []
 
@@ -53,6 +53,6 @@ for _number, (_shape, _train, _more) in enumerate((
     ((4, 3, 5), True, {"fix_gamma": False, "output_mean_var": True}),
     ((2, 3, 2, 2, 2), True, {"use_global_stats": True, "fix_gamma": False}),
 )):  # fmt: skip
-    # Layers of one key share what they keep in MXNet. The moving statistics change in its backward pass.
+    # In MXNet, layers of one key share their state, and the moving statistics change in the backward pass.
     _add("_contrib_SyncBatchNorm", _shape, *_VECTORS, params={"key": f"golden{_number}", **_more}, is_train=_train,
          grad=_train)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Golden cases of CTCLoss (pure data). MXNet computes it in float32 alone on a CPU."""
+"""Golden cases of CTCLoss (pure data). On a CPU, MXNet computes it only in float32."""
 
 CASES = []
 
@@ -8,7 +8,7 @@ def _add(labels, steps, channels, *lengths, **params):
         data = {"shape": (steps, len(labels), channels), "low": -scale, "high": scale}
         inputs = [data, {"value": [[float(k) for k in row] for row in labels]}]
         inputs += [{"value": [float(k) for k in values]} for values in lengths]
-        # Sums of probabilities in another order than MXNet's.
+        # Probabilities are summed in another order than in MXNet.
         name = f"CTCLoss {labels} {steps} {channels} {lengths} {params} {scale}"
         case = {"op": "CTCLoss", "inputs": inputs, "params": params, "grad": [0], "rtol": 1e-4, "atol": 2e-5}
         names = ["data", "label", *(key[4:] for key in params if key.startswith("use_"))]

@@ -10,7 +10,10 @@ def _add(op, *inputs, **more):
 
 
 def _boxes(seed, count, classes=3, score=True, side=0.5, ends=0):
-    """Return the rows (class, score, left, top, right, bottom); the last ``ends`` are -1."""
+    """Return ``count`` random rows (class, score, left, top, right, bottom); the last ``ends`` rows are -1.
+
+    Without ``score`` the rows have no score.
+    """
     pick = random.Random(seed)
     rows = []
     for k in range(count):

@@ -1,4 +1,4 @@
-"""Golden cases of the operators of images (pure data)."""
+"""Golden cases of the image operators (pure data)."""
 
 CASES = []
 
@@ -18,7 +18,7 @@ for _shape in ((4, 5, 3), (2, 4, 5, 3), (4, 5, 1)):
 for _shape in ((4, 5, 3), (2, 4, 5, 3)):
     _add("_image_crop", _shape, params={"x": 1, "y": 2, "width": 3, "height": 2})
     _add("_image_crop", _shape, params={"x": 0, "y": 0, "width": 5, "height": 4})
-# MXNet 1.9.1 leaves the middle one of an odd number of rows or columns as it finds it, so numbers are even here.
+# MXNet 1.9.1 does not write the middle row or column of an odd number, so all numbers are even.
 for _name in ("_image_flip_left_right", "_image_flip_top_bottom"):
     _add(_name, (4, 6, 3), grad=False)
     _add(_name, {"shape": (4, 6, 3), "dtype": "uint8", **_PIXELS}, grad=False, name=f"{_name} of bytes")

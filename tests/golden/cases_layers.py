@@ -1,4 +1,4 @@
-"""Golden cases of layers over sequences, groups of channels and images, and of losses that start gradients."""
+"""Golden cases of layers over sequences, channel groups and images, and of losses."""
 
 CASES = []
 

@@ -30,7 +30,7 @@ for _type in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
     _add("Activation", WIDE, params={"act_type": _type})
 for _type in ("leaky", "elu", "gelu"):
     _add("LeakyReLU", WIDE, params={"act_type": _type})
-# MXNet's gradient of selu below 0 is taken at the data instead of the output, which is wrong.
+# MXNet computes the gradient of selu below 0 wrongly, from the data instead of the output.
 _add("LeakyReLU", WIDE, params={"act_type": "selu"}, grad=False)
 _add("LeakyReLU", WIDE, params={"act_type": "leaky", "slope": 0.1})
 _add("LeakyReLU", WIDE, params={"act_type": "elu", "slope": 1.5})

@@ -1,4 +1,7 @@
-"""Golden cases of operators of MXNet's NumPy interface (pure data); shapes without dimensions are tested elsewhere."""
+"""Golden cases of MXNet's NumPy interface (pure data).
+
+Shapes without dimensions are tested in ``tests/ops/test_numpy_names.py``.
+"""
 
 CASES = []
 POSITIVE = {"shape": (2, 3), "low": 0.2, "high": 2.0}

@@ -1,4 +1,4 @@
-"""Golden cases of operators that order, accumulate, cut and rearrange (pure data)."""
+"""Golden cases of operators that sort, accumulate, slice and rearrange (pure data)."""
 
 CASES = []
 

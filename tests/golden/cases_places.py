@@ -1,4 +1,4 @@
-"""Golden cases of operators that find elements by coordinates, of moments, special functions and grids of numbers."""
+"""Golden cases of operators on coordinates, of moments, special functions and number grids."""
 
 CASES = []
 

@@ -1,4 +1,4 @@
-"""Cases of quantization and histograms."""
+"""Golden cases of quantization and histograms."""
 
 RANGES = [{"value": [-3.0]}, {"value": [5.0]}]
 DATA = {"shape": (4, 33), "low": -3, "high": 5}

@@ -1,4 +1,7 @@
-"""Golden cases of recurrent layers (pure data). MXNet's CPU cannot differentiate projections, and ignores lengths."""
+"""Golden cases of recurrent layers (pure data).
+
+On a CPU, MXNet cannot differentiate projections, and ignores sequence lengths.
+"""
 
 from itertools import product
 
@@ -18,7 +21,7 @@ def _rnn(mode, layers, both, states, *, dtype="float32", steps=4, batch=3, input
     if project:
         params["projection_size"] = project
     case = {"op": "RNN", "params": params, "inputs": [{"shape": s, "dtype": dtype} for s in shapes]}
-    # Sums over steps in another order than MXNet's.
+    # Steps are summed in another order than in MXNet.
     CASES.append({**case, "rtol": 1e-5 if dtype == "float64" else 5e-5, **more})
     CASES[-1]["params"] = {**params, **more.get("params", {})}
 

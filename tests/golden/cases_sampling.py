@@ -1,4 +1,4 @@
-"""Golden cases of images sampled at grids of points, and of regions of interest."""
+"""Golden cases of operators that sample images at grid points or in regions of interest."""
 
 CASES = []
 

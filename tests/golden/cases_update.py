@@ -1,4 +1,4 @@
-"""Golden cases of optimizer steps and of statistics over many arrays (pure data)."""
+"""Golden cases of optimizer steps and of statistics over several arrays (pure data)."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ def _add(op, *inputs, dtypes=("float32", "float64"), **params):
         if op.endswith("lamb_update_phase2"):
             CASES[-1]["name"] = f"{op} {[x['value'] for x in arguments[2:4]]} {sorted(params.items())} {dtype}"
         if dtype == "float16":
-            CASES[-1].update(rtol=2e-3, atol=2e-3)  # rounded once here, at each operation there
+            CASES[-1].update(rtol=2e-3, atol=2e-3)  # weftplan rounds once, MXNet at each operation
 
 
 W = {"shape": (3, 4)}

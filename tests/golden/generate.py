@@ -1,6 +1,6 @@
-"""Makes the golden files: runs every case of ``cases_*.py`` in MXNet 1.9.1 and stores what comes out.
+"""Generate the golden files: run every case of ``cases_*.py`` in MXNet 1.9.1 and store the results.
 
-Run it with the Python of an environment that has MXNet 1.9.1 (see README.md); weftplan is neither needed nor imported:
+Run it with the Python of an environment that has MXNet 1.9.1 (see README.md). weftplan is neither needed nor imported:
 
     python tests/golden/generate.py [cases_tensor cases_nn ...]
 """
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 
 def operator_of(mx, name):
-    """Return the symbol function of an operator, public or internal."""
+    """Return the symbol function of a public or internal operator."""
     places = [(mx.sym, ""), (mx.symbol._internal, "")]
     places += [(getattr(mx.sym, short), f"_{short}_") for short in ("linalg", "contrib", "image")]
     for module, prefix in places:
@@ -26,7 +26,7 @@ def operator_of(mx, name):
 
 
 def loaded_symbol(mx, case, count):
-    """One node of the case's operator on ``count`` variables, by way of a symbol file; its first output."""
+    """Return the case's operator on ``count`` variables, loaded from the JSON of a symbol file."""
     variables = [{"op": "null", "name": f"in{k}", "inputs": []} for k in range(count)]
     node = {
         "op": case["op"],
@@ -39,7 +39,10 @@ def loaded_symbol(mx, case, count):
 
 
 def run_case(mx, case, inputs):
-    """{key: array} of one case: out<k>, grad<k> (per input), aux<k> (per auxiliary state, after the run)."""
+    """Return the results of a case as {key: array}.
+
+    Keys are out<k>, grad<k> (by input), and aux<k> (by auxiliary state, after the run).
+    """
     arrays = inputs.case_inputs(case)
     if case.get("imperative"):
         return run_imperative(mx, case, arrays)
@@ -78,10 +81,13 @@ def run_case(mx, case, inputs):
 
 
 def run_imperative(mx, case, arrays):
-    """The same for operators that only NDArrays have (optimizer steps); aux<k>: inputs that the operator changed."""
+    """Return {key: array} of an operator that only NDArrays have, such as an optimizer step.
+
+    Keys are out<k>, and aux<k> for inputs that the operator changed.
+    """
     inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     params = dict(case.get("params", {}))
-    if "out" in case:  # MXNet cannot infer the outputs of some: they are made like these inputs
+    if "out" in case:  # MXNet cannot infer some outputs: they have the shapes of these inputs
         params["out"] = [mx.nd.zeros(inputs[k].shape, dtype=inputs[k].dtype) for k in case["out"]]
     outputs = getattr(mx.nd, case["op"])(*inputs, **params)
     result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs if isinstance(outputs, list) else [outputs])}
@@ -92,7 +98,7 @@ def run_imperative(mx, case, arrays):
 
 
 def signatures():
-    """{operator name: [inputs, parameters]} of MXNet's classic operators, as its own documentation lists them."""
+    """Return {operator name: [inputs, parameters]} of MXNet's classic operators, from its documentation."""
     from mxnet import operator
 
     by_name = {}
@@ -106,7 +112,7 @@ def signatures():
 
 
 def main(chosen):
-    """Regenerate the files of the chosen case lists, or of all; without a choice also the list of operators."""
+    """Generate the files of the chosen case lists, or of all lists and the list of operators."""
     import inputs
     import mxnet as mx
 

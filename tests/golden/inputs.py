@@ -1,6 +1,6 @@
-"""Inputs of the golden cases, generated from seeds: imported by the generator (MXNet's Python) and by the tests.
+"""Inputs of the golden cases, generated from seeds, for the generator (MXNet's Python) and the tests.
 
-Needs NumPy only, and only what NumPy has kept bit-identical since 1.17 (``RandomState``).
+The module needs only NumPy, and only ``RandomState``, whose numbers are bit-identical since NumPy 1.17.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def load_cases():
 
 
 def case_name(case):
-    """Return the case's own name, or one made of operator, parameters, shapes and mode."""
+    """Return the case's own name, or a name of its operator, parameters, shapes and mode."""
     if "name" in case:
         return case["name"]
     params = ",".join(f"{key}={value}" for key, value in sorted(case.get("params", {}).items()))
@@ -55,7 +55,8 @@ def make_input(spec, seed):
     """Return the array of one input.
 
     ``spec`` is a shape (float32, uniform in [-1, 1)), or a dictionary with either ``value`` (nested list) or ``shape``,
-    and optionally ``dtype``, ``low``, ``high``, ``distinct`` (no two elements closer than the range over the size).
+    and optionally ``dtype``, ``low``, ``high``, ``distinct`` (no two elements are closer than the range divided by the
+    number of elements).
     """
     if not isinstance(spec, dict):
         spec = {"shape": spec}
@@ -84,5 +85,5 @@ def case_inputs(case):
 
 
 def case_ograd(case, index, shape, dtype):
-    """The gradient that is given for visible output ``index``."""
+    """Return the incoming gradient of visible output ``index``."""
     return np.random.RandomState(_seed(f"{case_name(case)}@{index}")).uniform(-1, 1, shape).astype(dtype)

@@ -27,7 +27,7 @@ import interchange_cases as cases  # noqa: E402 - in this folder
 
 
 def run(name, symbol, shapes, params):
-    """Save the outputs of ``symbol``, and its parameters if asked."""
+    """Run ``symbol`` and save its outputs; save its parameters too if ``params`` is true."""
     arg_shapes, _, aux_shapes = symbol.infer_shape(**shapes)
     args = {n: mx.nd.array(cases.values(n, s)) for n, s in zip(symbol.list_arguments(), arg_shapes, strict=True)}
     aux = {n: mx.nd.array(cases.values(n, s)) for n, s in zip(symbol.list_auxiliary_states(), aux_shapes, strict=True)}
@@ -42,7 +42,7 @@ def run(name, symbol, shapes, params):
 
 
 def main():
-    """Both directions."""
+    """Run both directions."""
     os.makedirs(FOLDER, exist_ok=True)
     for name, (build, shapes) in cases.CASES.items():
         with mx.name.NameManager():

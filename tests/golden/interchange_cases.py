@@ -1,6 +1,6 @@
-"""Networks built alike by MXNet 1.9.1 and by weftplan: each case is a function of the symbol module.
+"""Networks that MXNet 1.9.1 and weftplan build alike: each case is a function of the package.
 
-Neither of them is imported here, so both sides can load this file.
+This file imports neither package, so that both sides can load it.
 """
 
 import zlib
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def values(name, shape):
-    """Return the array called ``name``: drawn from a seed made of the name.
+    """Return the array called ``name``, drawn from a seed of this name.
 
-    Weights are centred and scaled to their fan-in, so that signals neither die nor saturate; everything else is
+    Weights are centred and scaled to their fan-in, so that signals neither vanish nor saturate. All other arrays are
     positive, so that every operator is defined.
     """
     random = np.random.RandomState(zlib.crc32(name.encode()) & 0x7FFFFFFF)
@@ -22,7 +22,7 @@ def values(name, shape):
 
 
 def arithmetic(mx):
-    """Return every Python operator with a symbol and with a number on either side."""
+    """Return a symbol that uses every Python operator, with a symbol and with a number on either side."""
     sym = mx.sym
     a, b = sym.Variable("a"), sym.Variable("b")
     x = (a + b) * 2 - (1 - a) / (b + 3)
@@ -33,7 +33,7 @@ def arithmetic(mx):
 
 
 def shapes(mx):
-    """Operators that move data: reshape, transpose, slice, split, concatenate, reduce, broadcast."""
+    """Return a symbol of operators that move data: reshape, transpose, slice, split, concatenate, reduce, broadcast."""
     sym = mx.sym
     a = sym.Variable("a", shape=(2, 3, 4))
     x = sym.transpose(a, axes=(0, 2, 1))
@@ -47,7 +47,7 @@ def shapes(mx):
 
 
 def mlp(mx):
-    """Fully connected layers with batch normalisation and attributes of every kind."""
+    """Return a network of fully connected layers with batch normalisation and attributes of every kind."""
     sym = mx.sym
     x = sym.Variable("data")
     with mx.AttrScope(ctx_group="first", __note__='quotes " and \\ and\ttabs'):
@@ -75,7 +75,7 @@ def convnet(mx):
 
 
 def recurrent(mx):
-    """Two steps of a gated cell with shared weights, and a list of more than ten inputs."""
+    """Return twelve steps of a gated cell with shared weights, and operators with more than ten inputs."""
     sym = mx.sym
     data, weight, bias = sym.Variable("data"), sym.Variable("w"), sym.Variable("b")
     h = sym.Variable("h0", shape=(0, 3), __layout__="NC")
@@ -89,7 +89,10 @@ def recurrent(mx):
 
 
 def layers(mx):
-    """Return a bidirectional lstm over gru over relu, their parameters joined of pieces and scaled, with states."""
+    """Return a network of GRU, bidirectional LSTM and ReLU layers with states.
+
+    The GRU's parameters are concatenated from pieces and scaled.
+    """
     sym = mx.sym
     x = sym.Variable("data")
     pieces = [sym.Reshape(sym.Variable(name, shape=shape), shape=(-1,)) for name, shape in
@@ -103,7 +106,7 @@ def layers(mx):
 
 
 def matrices(mx):
-    """Factors, systems, determinants and triangles of one positive definite matrix."""
+    """Return factors, solutions, determinants and triangles of positive definite matrices."""
     sym = mx.sym
     a = sym.Variable("a", shape=(2, 3, 3))
     spd = sym.linalg_gemm2(a, a, transpose_b=True) + sym.linalg_makediag(sym.Variable("d", shape=(2, 3)))
@@ -117,7 +120,7 @@ def matrices(mx):
 
 
 def places(mx):
-    """Coordinates, grids of numbers, moments, cuts and special functions."""
+    """Return a symbol of coordinate operators, number grids, moments, splits and special functions."""
     sym = mx.sym
     a = sym.Variable("a", shape=(4, 3, 2))
     where = sym.Variable("where", shape=(2, 5), init="zeros")
@@ -133,7 +136,7 @@ def places(mx):
 
 
 def sequences(mx):
-    """Layers over sequences, groups of channels and images, and losses."""
+    """Return a symbol of layers over sequences, channel groups and images, and of losses."""
     sym = mx.sym
     data = sym.Variable("data")
     x = sym.SequenceMask(data, use_sequence_length=True, value=-1.0, name="mask")
@@ -149,7 +152,7 @@ def sequences(mx):
 
 
 def speech(mx):
-    """Logits of a recurrent layer under CTC, with label lengths in one loss and padding in the other."""
+    """Return two CTC losses of a recurrent layer's logits: with padded labels, and with label lengths."""
     sym = mx.sym
     x = sym.RNN(sym.Variable("data"), sym.Variable("vector") * 0.3 - 0.2, state_size=4, num_layers=1, mode="lstm")
     label = sym.Variable("label", shape=(3, 2)) * 0 + 2
@@ -173,7 +176,7 @@ CASES = {
     "matrices": (matrices, {}),
     "speech": (speech, {"data": (6, 3, 5)}),
 }
-"""Name -> (builder, shapes that inference needs)."""
+"""Cases by name: (builder, shapes that inference needs)."""
 
 OURS = {"lenet": {"data": (2, 1, 8, 8)}, "resnet": {"data": (2, 1, 8, 8)}, "mlp": {"data": (2, 64)}}
-"""Built-in networks for the digits, whose JSON we write and MXNet reads -> shapes."""
+"""Built-in networks for digits, whose JSON weftplan writes and MXNet reads, with their input shapes."""

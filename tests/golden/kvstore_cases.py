@@ -1,17 +1,17 @@
-"""Cases of stores, as plain code over the API that MXNet 1.9.1 and weftplan share.
+"""Cases of key-value stores, as plain code over the API that MXNet 1.9.1 and weftplan share.
 
-``run(mx)`` gets either package and returns ``{key: array}``; every random number comes from NumPy's ``RandomState``.
+``run(mx)`` gets either package and returns ``{key: array}``. Every random number comes from NumPy's ``RandomState``.
 """
 
 import numpy as np
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64", "uint8", "int8")
 COMPRESSED = (((5,), 1, 0.5), ((17,), 2, 0.1), ((3, 7), 4, 0.3), ((33,), 5, 1.7))
-"""(shape, sources, threshold)."""
+"""Cases of compression as (shape, number of sources, threshold)."""
 
 
 def exchanged(mx, kv, values):
-    """Push one value of each context, pull the sum."""
+    """Push one value from each context, and return the pulled sum."""
     kv.push("w", [mx.nd.array(value, ctx=mx.cpu(i), dtype=value.dtype) for i, value in enumerate(values)])
     out = mx.nd.zeros(values[0].shape, dtype=values[0].dtype)
     kv.pull("w", out=out)
@@ -19,7 +19,10 @@ def exchanged(mx, kv, values):
 
 
 def sums(mx):
-    """Yield each store's order of additions, for 1 to 10 sources of values of very different size."""
+    """Yield (key, sum) of 1 to 10 sources in each store and dtype.
+
+    The values differ in magnitude, so that the sums show each store's order of additions.
+    """
     rng = np.random.RandomState(5)
     for kind in ("local", "device"):
         for dtype in DTYPES:
@@ -34,7 +37,7 @@ def sums(mx):
 
 
 def compressed(mx):
-    """Return the results of four pushes to a store with two bits per element."""
+    """Yield (key, sum) of four pushes to stores with two bits per element."""
     rng = np.random.RandomState(7)
     for number, (shape, count, threshold) in enumerate(COMPRESSED):
         kv = mx.kv.create("device")
@@ -46,5 +49,5 @@ def compressed(mx):
 
 
 def run(mx):
-    """Return all recorded values by name."""
+    """Return all results by key."""
     return {**dict(sums(mx)), **dict(compressed(mx))}

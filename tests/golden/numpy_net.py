@@ -1,8 +1,10 @@
-"""Makes the golden files of a Gluon network on MXNet's NumPy interface, with the Python of MXNet 1.9.1 (see README.md):
+"""Generate the golden files of a Gluon network on MXNet's NumPy interface.
+
+Run it with the Python of MXNet 1.9.1 (see README.md):
 
     python tests/golden/numpy_net.py
 
-It exports the network as users do, and stores an input with the outputs that MXNet computes.
+It exports the network as users do, and stores an input with MXNet's outputs.
 """
 
 import pathlib
@@ -17,7 +19,7 @@ DATA = pathlib.Path(__file__).resolve().parent / "data"
 
 
 class Net(HybridBlock):
-    """Layers, arithmetic, reductions and shapes as users of the interface mix them."""
+    """A network of layers, arithmetic, reductions and shape operators, mixed as in users' code."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +31,7 @@ class Net(HybridBlock):
             self.dense = nn.Dense(5, in_units=4)
 
     def hybrid_forward(self, F, x):
-        """Six outputs, one of them without dimensions."""
+        """Return six outputs; the last has no dimensions."""
         y = F.npx.relu(self.norm(self.convolution(x)))
         z = F.np.mean(y, axis=(2, 3))
         z = self.layer_norm(z) * 2.0 + 1.0 - z / 3.0
@@ -52,7 +54,7 @@ class Net(HybridBlock):
 
 
 def main():
-    """Write the three files."""
+    """Write the exported network (two files), and its input and outputs (one file)."""
     npx.set_np()
     mx.random.seed(3)
     net = Net()

@@ -1,9 +1,9 @@
-"""Random calls of operators, one for each seed, as golden cases: odd shapes, every dtype, parameters of every kind.
+"""Random operator calls, one for each seed, as golden cases: unusual shapes, several dtypes, parameters of every kind.
 
-Python 3.8 and NumPy are enough, because the process that asks MXNet 1.9.1 makes the same cases. Values stay away from
-points at which the two packages may rightly differ: slopes at a kink, or the order of equal elements.
+Python 3.8 and NumPy suffice, because MXNet 1.9.1's process generates the same cases. Values avoid points at which the
+two packages may legitimately differ: slopes at a kink, or the order of equal elements.
 
-The file is long because it has one generator of cases for each family of operators, and tables of their ranges.
+The file is long because it has a generator for each family of operators, and tables of their ranges.
 """
 
 import random
@@ -40,13 +40,13 @@ COMPARE = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_e
 
 
 class Maker:
-    """One seed's choices."""
+    """A source of random choices from one seed."""
 
     def __init__(self, seed):
         self.pick = random.Random(seed)
 
     def dim(self):
-        """Return one dimension."""
+        """Return a random dimension."""
         return self.pick.choice(DIMS)
 
     def shape(self, low=1, high=4, most=600):
@@ -60,23 +60,23 @@ class Maker:
                 return shape
 
     def maybe(self, share=0.5):
-        """True in ``share`` of the cases."""
+        """Return True with the probability ``share``."""
         return self.pick.random() < share
 
     def axis(self, rank):
-        """Return an axis, counted from the first or from the last."""
+        """Return an axis, counted from the first (not negative) or from the last (negative)."""
         return self.pick.randrange(-rank, rank)
 
     def floats(self, shape, span=(-1.0, 1.0), dtype=None, **more):
-        """Return the description of an input of floats."""
+        """Return the description of a float input with values in ``span``."""
         return {"shape": shape, "low": span[0], "high": span[1], "dtype": dtype or self.dtype, **more}
 
     def ints(self, shape, low, high, dtype="int32"):
-        """Return the description of an input of integers."""
+        """Return the description of an integer input with values from ``low`` to ``high`` - 1."""
         return {"shape": shape, "low": low, "high": high, "dtype": dtype}
 
     def case(self):
-        """Return the case."""
+        """Return the golden case of this seed."""
         self.dtype = self.pick.choice(FLOATS)
         family = self.pick.choice(FAMILIES)
         result = family(self)
@@ -392,7 +392,7 @@ def _pooling(m):
     kind = m.pick.choice(("max", "avg", "sum"))
     params = {"kernel": kernel, "stride": stride, "pad": pad, "pool_type": kind,
               "pooling_convention": m.pick.choice(("valid", "valid", "full"))}  # fmt: skip
-    if kind == "avg":  # in windows that reach beyond the padding oneDNN divides otherwise, and 0 by 0 outside of it
+    if kind == "avg":  # oneDNN divides differently in windows beyond the padding, and 0 by 0 outside of it
         params.update(count_include_pad=m.maybe(), pooling_convention="valid")
     if m.maybe(0.15):
         params = {"kernel": (1,) * rank, "global_pool": True, "pool_type": kind}

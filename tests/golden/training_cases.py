@@ -1,6 +1,6 @@
 """Cases of whole training runs, as plain code over the API that MXNet 1.9.1 and weftplan share.
 
-``run(mx)`` gets either package and returns ``{key: array}``; every random number comes from NumPy's ``RandomState``.
+``run(mx)`` gets either package and returns ``{key: array}``. Every random number comes from NumPy's ``RandomState``.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ SAMPLES, FEATURES, CLASSES = 46, 6, 4
 
 
 def data():
-    """Images-like features and labels of a small problem."""
+    """Return features and labels of a small classification problem."""
     rng = np.random.RandomState(7)
     x = rng.uniform(-1, 1, (SAMPLES, FEATURES)).astype(np.float32)
     y = np.argmax(x @ rng.normal(0, 1, (FEATURES, CLASSES)), axis=1).astype(np.float32)
@@ -17,7 +17,7 @@ def data():
 
 
 def perceptron(mx):
-    """Two layers with dropout-free training."""
+    """Return a network of two fully connected layers."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
     net = mx.sym.Activation(net, act_type="tanh", name="act1")
     net = mx.sym.FullyConnected(net, num_hidden=CLASSES, name="fc2")
@@ -25,9 +25,9 @@ def perceptron(mx):
 
 
 def convolution(mx):
-    """Convolution, batch normalisation with scale, pooling: moving statistics take part."""
+    """Return a network of convolution, batch normalisation with moving statistics, and pooling."""
     net = mx.sym.Reshape(mx.sym.Variable("data"), shape=(-1, 1, 2, 3))
-    # No bias: before a normalisation its gradient is rounding noise, which Adam would blow up to whole steps.
+    # No bias: before a normalisation its gradient is rounding noise, which Adam would amplify to whole steps.
     net = mx.sym.Convolution(net, num_filter=4, kernel=(2, 2), pad=(1, 1), no_bias=True, name="conv1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn1")
     net = mx.sym.Activation(net, act_type="relu", name="act1")
@@ -37,7 +37,7 @@ def convolution(mx):
 
 
 def start_values(mx, symbol, rows):
-    """Return the same parameters on both sides."""
+    """Return (arguments, auxiliary states) that are equal in both packages."""
     rng = np.random.RandomState(3)
     shapes, _, aux_shapes = symbol.infer_shape(data=(rows, FEATURES))
     args = {
@@ -72,7 +72,10 @@ RUNS = {
 
 
 def train(mx, network, optimizer, settings, devices, store):
-    """Four epochs of Module.fit: cross-entropy per batch, metrics per epoch, final parameters and predictions."""
+    """Train for four epochs by Module.fit; return cross-entropies, metrics, parameters and predictions.
+
+    Cross-entropies and metrics are recorded after each batch.
+    """
     x, y = data()
     symbol = {"perceptron": perceptron, "convolution": convolution}[network](mx)
     settings = dict(settings)
@@ -120,7 +123,7 @@ STEPS = {
 
 
 def steps(mx):
-    """A weight and a bias after each of six steps of the optimizers that have no kernel of their own."""
+    """Return a weight and a bias after each of six steps of optimizers without their own kernel."""
     result = {}
     for key, (name, settings) in STEPS.items():
         rng = np.random.RandomState(13)
@@ -139,7 +142,7 @@ def steps(mx):
 
 
 def schedules(mx):
-    """Return every schedule's rate at updates 1 to 60."""
+    """Return each schedule's learning rate at updates 1 to 60."""
     make = mx.lr_scheduler
     every = {
         "factor": make.FactorScheduler(step=7, factor=0.6, base_lr=0.5, stop_factor_lr=0.05),
@@ -160,7 +163,7 @@ def schedules(mx):
 
 
 def iterators(mx):
-    """Return data, label and padding of the batches of three epochs, under each handling of the last batch."""
+    """Return epoch, padding, data and label of the batches of three epochs, by handling of the last batch."""
     x = np.arange(22, dtype=np.float32).reshape(11, 2)
     y = np.arange(11, dtype=np.float32) * 10
     result = {}
@@ -196,7 +199,7 @@ METRICS = (
 
 
 def metrics(mx):
-    """Values of every metric after each of three batches."""
+    """Return every metric's value after each of three batches."""
     rng = np.random.RandomState(11)
     result = {}
     for name, settings in METRICS:
@@ -231,7 +234,10 @@ SHAPES = {"fc_weight": (300, 200), "conv_weight": (64, 32, 5, 5)}
 
 
 def initializers(mx):
-    """Return mean, standard deviation, minimum and maximum of each rule's weights; constant weights in full."""
+    """Return mean, standard deviation, minimum and maximum of each initializer's weights.
+
+    Constant vectors are returned in full.
+    """
     result = {}
     mx.random.seed(5)
     for key, (name, settings) in INITIALIZERS.items():
@@ -251,7 +257,7 @@ def initializers(mx):
 
 
 def shaped(mx):
-    """The rules that are for weights of one shape."""
+    """Return the weights of initializers for specific shapes."""
     result = {}
     for name, settings, shape in (
         ("Bilinear", {}, (2, 3, 4, 4)),
@@ -265,7 +271,7 @@ def shaped(mx):
 
 
 def run(mx):
-    """Everything, by ``group/key``."""
+    """Return the results of all groups, by ``group/key``."""
     result = {}
     for name, how in RUNS.items():
         result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "interchange"
 
 
 def main() -> None:
-    """One file per network."""
+    """Write one symbol file per network."""
     FOLDER.mkdir(exist_ok=True)
     for name in cases.OURS:
         models.digits(name).save(FOLDER / f"ours-{name}-symbol.json")

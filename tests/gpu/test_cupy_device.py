@@ -11,11 +11,12 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def place():
+    """Return the device object of GPU 0."""
     return device.get(device.gpu(0))
 
 
 def test_memory_is_aligned_and_comes_from_the_driver(place):
-    """Raw memory is flat bytes, 256-byte aligned, and lowers the driver's free bytes."""
+    """Raw memory is flat aligned bytes, and reduces the driver's free memory."""
     before, _ = place.memory_info()
     raw = place.allocate(64 << 20)
     assert raw.shape == (64 << 20,)
@@ -24,7 +25,7 @@ def test_memory_is_aligned_and_comes_from_the_driver(place):
 
 
 def test_streams_and_events(place):
-    """A copy, a kernel on another stream after an event, and a copy back."""
+    """A copy, a kernel on another stream after an event, and a copy back give the right values."""
     xp = place.xp
     source, out = np.arange(1 << 16, dtype=np.float32), np.zeros(1 << 16, np.float32)
     with xp.cuda.Device(0):
@@ -42,7 +43,7 @@ def test_streams_and_events(place):
 
 
 def test_pinned_memory_is_page_locked():
-    """cpu_pinned memory is a NumPy array that CUDA knows as host memory."""
+    """cpu_pinned memory is a NumPy array that CUDA recognizes as page-locked host memory."""
     raw = device.get(device.cpu_pinned(0)).allocate(1000)
     assert raw.shape == (1000,)
     cupy = pytest.importorskip("cupy")
@@ -50,7 +51,7 @@ def test_pinned_memory_is_page_locked():
 
 
 def test_arrays_on_a_gpu_give_what_the_host_gives():
-    """Arithmetic, views, indexing and copies agree with NumPy."""
+    """Arithmetic, views, indexing and copies on a GPU agree with NumPy."""
     host = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     x = mx.nd.array(host, ctx=mx.gpu(0))
     y = (x * 2 + 1)[1]
@@ -66,7 +67,7 @@ def test_arrays_on_a_gpu_give_what_the_host_gives():
 
 
 def test_gpu_memory_returns_to_the_pool():
-    """A dead array's block serves the next one of its size."""
+    """The pool reuses a dead array's block for the next array of its size."""
     pool = storage.get(mx.gpu(0))
     x = mx.nd.ones((1000, 1000), ctx=mx.gpu(0))
     mx.nd.waitall()

@@ -39,7 +39,7 @@ def test_an_unknown_name_lists_the_known_ones():
 )
 def test_spellings_of_mxnet(name, made, monkeypatch):
     """Its names in any case, and those that say the same in another order."""
-    monkeypatch.setattr(factory, "_elsewhere", lambda module, kind, name: f"{module}.{kind}")
+    monkeypatch.setattr(factory, "_import_store", lambda module, kind, name: f"{module}.{kind}")
     actual = mx.kv.create(name)
     assert (actual if isinstance(actual, str) else type(actual).__name__) == made
 

@@ -1,4 +1,4 @@
-"""Built-in networks: the same graphs as MXNet's, the measured sizes, the small forms."""
+"""Built-in networks: MXNet's graphs, measured sizes, and small forms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEUTRAL = {"dilate": (1, 1), "stride": (1, 1), "pad": (0, 0)}
 
 
 def stored(name: str) -> str:
-    """Return the symbol file that MXNet wrote."""
+    """Return the text of the symbol file that MXNet wrote."""
     path = SYMBOLS / f"{name}.json"
     if path.exists():
         return path.read_text()
@@ -41,7 +41,7 @@ def stored(name: str) -> str:
 
 
 def essence(symbol: Symbol) -> list[tuple[Any, ...]]:
-    """Return every node without its name: operator, what its parameters mean, where its inputs come from."""
+    """Return every node without its name: (operator, meaning of its parameters, origin of its inputs)."""
     nodes = sym.topological_order(symbol.entries)
     number = {node: i for i, node in enumerate(nodes)}
     return [
@@ -55,8 +55,10 @@ def essence(symbol: Symbol) -> list[tuple[Any, ...]]:
 
 
 def meaning(node: Node) -> dict[str, Any]:
-    """Return the parameters without those that say nothing (a layout that is the default, a convention of global
-    pooling)."""
+    """Return the node's parameters without those that have no effect.
+
+    Examples are a default layout, and the pooling convention of a global pooling.
+    """
     params = {key: value for key, value in node.params.items() if key != "layout"}
     if node.op is not None and node.op.name in ("Convolution", "Pooling"):
         params.update({key: value for key, value in NEUTRAL.items() if key in params and params[key] in ((), None)})
@@ -68,19 +70,19 @@ def meaning(node: Node) -> dict[str, Any]:
 
 
 def nbytes(shapes: list[tuple[int, ...]]) -> int:
-    """Return the bytes of float32 arrays."""
+    """Return the bytes of float32 arrays of these shapes."""
     return 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_same_graph_as_mxnet(name: str) -> None:
-    """Node for node the graph that MXNet 1.9.1 builds: same operators, parameters and edges in the same order."""
+    """Each network has MXNet 1.9.1's operators, parameters and edges, node for node."""
     assert essence(models.get(name)) == essence(sym.load_json(stored(name)))
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_sizes(name: str) -> None:
-    """Operator nodes and bytes of arguments and auxiliary states are those measured on MXNet 1.9.1."""
+    """The numbers of operators and the bytes of arguments and states equal those measured on MXNet 1.9.1."""
     operators, argument_bytes, state_bytes, batch = MEASURED[name]
     symbol = models.get(name)
     arguments, outputs, states = symbol.infer_shape(**models.input_shapes(name, batch))
@@ -92,7 +94,7 @@ def test_measured_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("name", models.names())
 def test_every_network_is_complete(name: str) -> None:
-    """Every name in the table builds, infers from its own input shapes, saves and loads."""
+    """Every listed network builds, infers shapes from its own input shapes, saves and loads."""
     symbol = models.get(name)
     shapes = models.input_shapes(name, 2)
     assert set(shapes) <= set(symbol.list_arguments())
@@ -102,7 +104,7 @@ def test_every_network_is_complete(name: str) -> None:
 
 
 def test_parameter_counts_of_other_depths() -> None:
-    """ResNet-34 and -101 have as many parameters and moving statistics as in MXNet 1.9.1's model zoo."""
+    """ResNet-34 and ResNet-101 have the numbers of parameters and statistics of MXNet 1.9.1's model zoo."""
     for name, parameters, statistics in (("resnet34", 21_797_672, 17_024), ("resnet101", 44_589_800, 105_344)):
         symbol = models.get(name)
         shapes, _, states = symbol.infer_shape(**models.input_shapes(name, 1))
@@ -112,7 +114,7 @@ def test_parameter_counts_of_other_depths() -> None:
 
 
 def test_names_do_not_depend_on_the_past() -> None:
-    """Building twice, or after other symbols, gives the same text."""
+    """Building a network again, after other symbols, gives the same text."""
     first = models.get("resnet18").tojson()
     sym.Convolution(sym.Variable("x"), kernel=(1, 1), num_filter=1)
     assert models.get("resnet18").tojson() == first
@@ -120,7 +122,7 @@ def test_names_do_not_depend_on_the_past() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "resnet"])
 def test_small_forms(name: str) -> None:
-    """The forms for 8x8 images classify into 10 and have no more than 200,000 parameters."""
+    """The networks for 8x8 images have 10 classes and fewer than 200,000 parameters."""
     symbol = models.digits(name)
     arguments, outputs, _ = symbol.infer_shape(data=(4, 1, 8, 8))
     assert outputs == [(4, 10)]
@@ -128,7 +130,7 @@ def test_small_forms(name: str) -> None:
 
 
 def test_options() -> None:
-    """Classes and image shape; a thumbnail ResNet has a 3x3 stem and no first pooling."""
+    """Options set the classes and the image shape; a thumbnail ResNet has only one pooling."""
     assert models.get("alexnet", num_classes=7).infer_shape(data=(1, 3, 224, 224))[1] == [(1, 7)]
     small = models.get("resnet18", 10, (3, 32, 32))
     assert sum(n.op is not None and n.op.name == "Pooling" for n in sym.topological_order(small.entries)) == 1
@@ -137,7 +139,7 @@ def test_options() -> None:
 
 
 def test_bad_requests() -> None:
-    """The error for an unknown name lists near names; images of a wrong size raise ShapeError."""
+    """The error for an unknown name suggests a similar name; images that are too small raise a ShapeError."""
     with pytest.raises(ParameterError, match="'resnet19'; did you mean 'resnet18'"):
         models.get("resnet19")
     with pytest.raises(ShapeError):

@@ -1,4 +1,4 @@
-"""Every array test runs on each engine, unless it requests one."""
+"""Engines for the array tests: each kind in turn, or an engine blocked by a gate."""
 
 import pytest
 
@@ -10,7 +10,7 @@ KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 
 @pytest.fixture(params=KINDS)
 def each_engine(request):
-    """A new engine of each kind as the process-wide engine."""
+    """Yield a new engine of each kind, which is the process-wide engine during the test."""
     eng = engine.create(request.param)
     with engine.using(eng):
         yield eng
@@ -21,7 +21,7 @@ def each_engine(request):
 
 @pytest.fixture
 def gate():
-    """A threaded engine whose cpu(0) operations wait for the gate, so that early execution is visible."""
+    """Yield a gate that blocks operations of a threaded engine, so that early execution is visible."""
     import threading
 
     eng = engine.create("ThreadedEngine")

@@ -1,4 +1,4 @@
-"""Operators on arrays against NumPy, and MXNet's rules when they differ."""
+"""Operators on arrays against NumPy, or against MXNet's rules where the two differ."""
 
 import operator
 import threading
@@ -25,7 +25,7 @@ B = np.array([[2, -0.5, 3], [1.5, 3, -2]], np.float32)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arrays_broadcast_as_in_numpy(name, other, dtype):
-    """Same shape, row, column, and a zero-dimensional array; the results equal NumPy's bits."""
+    """Operators on equal shapes, rows, columns and zero-dimensional arrays give NumPy's bits."""
     function = getattr(operator, name)
     a, b = A.astype(dtype), np.asarray(other).astype(dtype)
     result = function(nd.array(a, dtype=dtype), nd.array(b, dtype=dtype))
@@ -38,7 +38,7 @@ def test_arrays_broadcast_as_in_numpy(name, other, dtype):
 @pytest.mark.parametrize("value", [2, 2.5, -3, True, np.float64(1.5), np.int32(2)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_numbers_take_the_dtype_of_the_array(name, value):
-    """On the left and right, the result is float32 like the array."""
+    """A number on the left or right takes the array's dtype, float32."""
     function = getattr(operator, name)
     result, swapped = function(nd.array(A), value), function(value, nd.array(A))
     assert result.dtype == swapped.dtype == np.float32
@@ -51,7 +51,7 @@ def test_numbers_take_the_dtype_of_the_array(name, value):
 @pytest.mark.parametrize("other", [B, B[0], 3, 0.5], ids=["same", "row", "int", "float"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_in_place(name, other):
-    """The same array and var, with the result of the plain operator; views see it."""
+    """An in-place operator keeps the array and its var, and has the plain operator's result; views see it."""
     x = nd.array(A)
     view, var = x[1], x.var
     operand = nd.array(other) if isinstance(other, np.ndarray) else other
@@ -85,14 +85,14 @@ INTEGERS = [
 @together()
 @pytest.mark.parametrize(("formula", "expected"), INTEGERS)
 def test_integers_follow_mxnet(formula, expected):
-    """Numbers are truncated before use, division rounds towards zero, the dtype stays (x / 0 gives 0 here)."""
+    """A number is truncated to the integer dtype, which stays; division rounds towards zero, and x / 0 gives 0."""
     result = formula(nd.array([1, 2, -7], dtype="int32"))
     assert result.dtype == np.int32
     np.testing.assert_array_equal(result.asnumpy(), expected)
 
 
 def test_small_integers_wrap():
-    """uint8 wraps around as in C, for out-of-range numbers, too."""
+    """uint8 wraps around as in C, also for numbers out of range."""
     u = nd.array([1, 2, 3], dtype="uint8")
     np.testing.assert_array_equal((u + 300).asnumpy(), [45, 46, 47])
     np.testing.assert_array_equal((u - 5).asnumpy(), [252, 253, 254])
@@ -111,7 +111,7 @@ def test_numeric_exceptions_are_silent():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_a_remainder_by_zero_is_zero(dtype):
-    """MXNet 1.9.1 gives 0 in every form of the operator; NumPy gives NaN for floats."""
+    """Every form of x % 0 gives 0 as in MXNet 1.9.1; NumPy gives NaN for floats."""
     x, divisor = nd.array([7, -3, 5], dtype=dtype), nd.array([0, 2, 0], dtype=dtype)
     for result in (x % divisor, nd.modulo(x, divisor), nd.broadcast_mod(x, divisor)):
         np.testing.assert_array_equal(result.asnumpy(), [0, 1, 0])
@@ -123,7 +123,7 @@ def test_a_remainder_by_zero_is_zero(dtype):
 
 
 def test_unary_and_functions():
-    """Signs, and the functions that accept a number on either side."""
+    """Signs, and functions with a number on either side, equal NumPy."""
     x = nd.array(A)
     np.testing.assert_array_equal((-x).asnumpy(), -A)
     np.testing.assert_array_equal(abs(x).asnumpy(), abs(A))
@@ -148,7 +148,7 @@ def test_logic_of_arrays_and_numbers():
 
 
 def test_functions_of_two_numbers_give_numbers():
-    """As in MXNet, comparisons give 1 and 0; other types are refused by name."""
+    """Functions of two numbers return numbers as in MXNet, comparisons 1 or 0; other types are refused by name."""
     values = nd.add(1, 2), nd.power(2, 3), nd.divide(1, 2), nd.modulo(-5, 3), nd.maximum(2, 3.5), nd.minimum(2, 3.5)
     assert values == (3, 8, 0.5, 1, 3.5, 2)
     truths = nd.equal(1, 1.0), nd.lesser(1, 0), nd.logical_and(1, 2), nd.logical_xor(2, 3), nd.logical_or(0, 3)
@@ -159,7 +159,7 @@ def test_functions_of_two_numbers_give_numbers():
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "float16"])
 def test_dtypes_must_agree(dtype):
-    """The message names both, also in place, and nothing changes."""
+    """Different dtypes raise an error that names both, also in place, and nothing changes."""
     x = nd.ones(3)
     with pytest.raises(DTypeError, match=f"float32 and {dtype} differ.*astype"):
         x + nd.ones(3, dtype=dtype)
@@ -169,7 +169,7 @@ def test_dtypes_must_agree(dtype):
 
 
 def test_shapes_must_broadcast():
-    """The message names both shapes; in place the left shape must not change."""
+    """Shapes that do not broadcast raise an error that names both; in place the left shape must not change."""
     with pytest.raises(ShapeError, match=r"add: shapes \(2, 3\) and \(2,\) do not broadcast"):
         nd.ones((2, 3)) + nd.ones(2)
     x = nd.ones(3)
@@ -178,34 +178,34 @@ def test_shapes_must_broadcast():
 
 
 def test_contexts_must_agree():
-    """The message names the required copy."""
+    """Arrays on different contexts raise an error that names the required copy."""
     with pytest.raises(DeviceError, match=r"cpu\(0\) and cpu\(1\); copy one with as_in_context\(cpu\(0\)\)"):
         nd.ones(2) + nd.ones(2, mx.cpu(1))
 
 
 @pytest.mark.parametrize("other", [None, "a", [1, 2], object()])
 def test_other_types_are_refused(other):
-    """TypeError with the type's name."""
+    """Other types raise a TypeError with the type's name."""
     with pytest.raises(TypeError, match=f"add: type {type(other).__name__} is not supported"):
         nd.ones(2) + other
 
 
 @pytest.mark.parametrize("values", [np.ones(2, complex), np.array(["a", "b"]), np.array([None, 1])])
 def test_numpy_arrays_of_other_things_are_refused(values):
-    """No imaginary part is dropped, no text parsed."""
+    """NumPy arrays of complex numbers, text or objects are refused."""
     for call in (lambda: nd.ones(2) + values, lambda: values * nd.ones(2)):
         with pytest.raises(DTypeError, match=f"a NumPy array of {values.dtype} is not supported"):
             call()
 
 
 def test_not_a_number_for_integers():
-    """NaN has no integer value."""
+    """NaN and an integer array raise an error, because NaN has no integer value."""
     with pytest.raises(DTypeError, match="cast the array"):
         nd.ones(2, dtype="int32") + float("nan")
 
 
 def test_errstate_of_the_thread_is_ignored():
-    """A caller with errstate "raise" gets inf for 1 / 0 on every engine, and keeps its setting."""
+    """A caller with errstate "raise" gets infinity for 1 / 0 on every engine, and keeps its setting."""
     with np.errstate(all="raise"):
         x = nd.array([1.0, -1.0])
         assert (x / 0).asnumpy().tolist() == [np.inf, -np.inf]
@@ -217,7 +217,10 @@ def test_errstate_of_the_thread_is_ignored():
 
 
 def test_quiet_calls_nest_and_overlap():
-    """Nested calls, as from a destructor, and concurrent calls of several threads; errors get through."""
+    """``quietly`` ignores numeric errors in nested calls and in concurrent calls of several threads.
+
+    Exceptions of the called function are raised.
+    """
     barrier = threading.Barrier(4, timeout=60)
     inner = []
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 @pytest.mark.parametrize("dtype", "float16 float32 float64 uint8 int8 int32 int64 bool".split())  # noqa: SIM905
 def test_array_keeps_values_and_dtype(dtype):
-    """array() of a NumPy array with a named dtype keeps its values."""
+    """``array`` of a NumPy array keeps its values, shape and the named dtype."""
     values = np.array([[0, 1, 2], [3, 100, 1]]).astype(dtype)
     x = nd.array(values, dtype=dtype)
     assert (x.shape, x.size, x.ndim, x.dtype, x.stype) == ((2, 3), 6, 2, np.dtype(dtype), "default")
@@ -33,14 +33,14 @@ def test_array_keeps_values_and_dtype(dtype):
 
 
 def test_default_dtype_is_float32():
-    """As in MXNet 1.9.1: lists, numbers, float64 and int64 arrays become float32; NDArrays keep their dtype."""
+    """Lists, numbers and NumPy arrays become float32, as in MXNet 1.9.1; NDArrays keep their dtype."""
     for source in ([1, 2], 5.0, np.arange(3), np.ones(2), [True, False]):
         assert nd.array(source).dtype == np.float32
     assert nd.array(nd.ones(2, dtype="int8")).dtype == np.int8
 
 
 def test_the_source_may_change_after_the_call():
-    """array() and assignment copy, although work is asynchronous."""
+    """``array`` and assignment copy the source before they return, although work is asynchronous."""
     values = np.ones(1000, np.float32)
     x, y = nd.array(values), nd.zeros(1000)
     y[:] = values
@@ -50,27 +50,27 @@ def test_the_source_may_change_after_the_call():
 
 @pytest.mark.parametrize("bad", ["text", [[1, 2], [3]], object(), [None], 1j])
 def test_array_refuses_non_numbers(bad):
-    """The message names the received type."""
+    """``array`` refuses values that are not numbers."""
     with pytest.raises(DTypeError, match="array: expected numbers"):
         nd.array(bad)
 
 
 @pytest.mark.parametrize("bad", ["complex64", "float33", "datetime64[s]", object])
 def test_unsupported_dtypes_are_refused(bad):
-    """Unknown dtypes and unsupported kinds are refused at the call."""
+    """Unknown and unsupported dtypes are refused at the call."""
     with pytest.raises(DTypeError, match="dtype"):
         nd.zeros(2, dtype=bad)
 
 
 @pytest.mark.parametrize("bad", [-1, (2, -3), 1.5, (1.0, 2), "ab", None])
 def test_bad_shapes_are_refused(bad):
-    """Negative or fractional dimensions; the message names the shape."""
+    """Negative, fractional and non-numeric dimensions raise a ShapeError."""
     with pytest.raises(ShapeError, match="shape"):
         nd.empty(bad)
 
 
 def test_creation_functions():
-    """zeros, ones, full, arange, linspace, eye agree with NumPy."""
+    """zeros, ones, full, arange, linspace and eye agree with NumPy."""
     np.testing.assert_array_equal(nd.zeros((2, 3)).asnumpy(), np.zeros((2, 3)))
     np.testing.assert_array_equal(nd.ones(3, dtype="int32").asnumpy(), np.ones(3))
     np.testing.assert_array_equal(nd.full((2,), 3.5).asnumpy(), [3.5, 3.5])
@@ -89,7 +89,7 @@ def test_creation_functions():
 
 
 def test_concatenate_stack_and_moveaxis():
-    """concatenate, stack and moveaxis agree with NumPy, and refuse unfitting arrays."""
+    """concatenate, stack and moveaxis agree with NumPy, and refuse arrays that do not fit."""
     a, b = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
     x, y = nd.array(a), nd.array(b)
     np.testing.assert_array_equal(nd.concatenate([x, y], axis=1).asnumpy(), np.concatenate([a, b], 1))
@@ -114,7 +114,7 @@ def test_concatenate_stack_and_moveaxis():
 
 
 def test_arguments_have_the_names_of_mxnet():
-    """By name, and in MXNet's order."""
+    """Functions accept arguments by MXNet's names and in MXNet's order."""
     x = nd.array(source_array=[1, 2], dtype="int8")
     assert nd.power(base=x, exp=2).asnumpy().tolist() == [1, 4]
     assert nd.from_numpy(ndarray=np.ones(2)).shape == nd.from_dlpack(dlpack=np.ones(2)).shape == (2,)
@@ -147,7 +147,7 @@ def test_autograd_is_absent_on_purpose():
 
 
 def test_scalars():
-    """One element converts to Python numbers; several are ambiguous."""
+    """An array of one element converts to Python numbers; an array of several raises an error."""
     x = nd.array([[2.5]])
     assert (x.asscalar(), x.item(), float(x), int(x), bool(x), len(x)) == (2.5, 2.5, 2.5, 2, True, 1)
     assert [0, 10, 20][nd.array([2], dtype="int64")] == 20
@@ -162,7 +162,7 @@ def test_scalars():
 
 
 def test_numpy_sees_values():
-    """np.asarray copies; ``copy=False`` is refused; NumPy's operators defer to ours."""
+    """np.asarray copies, ``copy=False`` is refused, and NumPy's operators return NDArrays."""
     x = nd.array([1, 2])
     values = np.asarray(x)
     values[0] = 9
@@ -185,7 +185,7 @@ def test_views_share_memory_and_order():
 
 
 def test_reshape_codes_and_errors():
-    """MXNet's codes; the message names both sizes if they disagree."""
+    """``reshape`` supports MXNet's codes and refuses shapes of other sizes."""
     x = nd.zeros((2, 3, 4))
     assert x.reshape(-1).shape == (24,)
     assert x.reshape(4, 6).shape == (4, 6)
@@ -220,7 +220,7 @@ def test_inplace_reshapes_give_views():
 
 
 def test_transpose_argument_forms():
-    """Axes separately, as a tuple, or by name."""
+    """``transpose`` accepts axes separately, as a sequence, or by name."""
     x = nd.zeros((2, 3, 4))
     assert x.transpose().shape == x.transpose(None).shape == (4, 3, 2)
     for result in (x.transpose(1, 0, 2), x.transpose((1, 0, 2)), x.transpose([1, 0, 2]), x.transpose(axes=(1, 0, 2))):
@@ -247,7 +247,7 @@ def test_copies_are_independent():
 
 
 def test_copyto_casts_and_checks():
-    """Shapes must be equal, dtypes need not."""
+    """copyto requires equal shapes but not equal dtypes."""
     target = nd.zeros(2, dtype="int32")
     assert nd.array([1.5, 2.5]).copyto(target) is target
     np.testing.assert_array_equal(target.asnumpy(), [1, 2])
@@ -262,7 +262,7 @@ def test_copyto_casts_and_checks():
 @pytest.mark.parametrize("target", [mx.cpu(0), mx.cpu(1), mx.sim(80), mx.sim(81)])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_copies_between_all_kinds_of_context(source, target, dtype):
-    """Values survive every route, with or without a cast, and later operations see them."""
+    """Copies between any two contexts keep the values, with or without a cast, and later operations see them."""
     x = nd.array(np.arange(8), ctx=source)
     x += 1
     y = nd.empty((8,), target, dtype)
@@ -273,7 +273,7 @@ def test_copies_between_all_kinds_of_context(source, target, dtype):
 
 
 def test_arithmetic_on_a_simulated_device():
-    """Arrays of sim(i) use its streams and give the host's results."""
+    """Arithmetic on arrays of sim(i) gives the host's results."""
     with mx.sim(82):
         x = nd.array([[1, 2], [3, 4]])
         y = (x * 2 + 1)[:, 1]
@@ -295,7 +295,7 @@ def test_numpy_all_and_any():
 
 
 def test_pickled_state_of_mxnet_is_loaded():
-    """It is one record of a parameter file, here of arange(3) on gpu(2); it may be loaded on a CPU."""
+    """A pickled state of MXNet, one record of a parameter file, loads, although gpu(2) is missing."""
     record = struct.pack("<IiIqiii3f", 0xF993FAC9, 0, 1, 3, 2, 0, 0, 0, 1, 2)
     array = mx.nd.ones((2, 2), dtype="int32")
     array.__setstate__({"handle": bytearray(record)})
@@ -307,7 +307,7 @@ def test_pickled_state_of_mxnet_is_loaded():
 
 
 def test_array_outlives_its_module_silently(monkeypatch):
-    """At exit the interpreter clears modules before objects held elsewhere: these are finalized silently."""
+    """An array finalized after its module was cleared, as at interpreter exit, causes no warning."""
     array = mx.nd.from_numpy(np.ones(3, "f4"))
     array.wait_to_read()
     monkeypatch.setattr("weftplan.ndarray.memory.chunk.dead", None)

@@ -1,4 +1,4 @@
-"""Reuse of dead small arrays: never of memory in use, and only a bounded number."""
+"""Reuse of dead small arrays: never of memory in use, and only of a bounded number."""
 
 import sys
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def x():
-    """An idle array on an engine with workers; its calls are cached."""
+    """Yield an idle array on an engine with workers, whose call of square is cached."""
     with engine.using(engine.create("ThreadedEngine")):
         array = nd.array(np.arange(32.0), ctx=CTX)
         square(array).wait_to_read()
@@ -31,18 +31,18 @@ def x():
         nd.waitall()
 
 
-def place(array):
-    """Return the address of an array."""
+def address_of(array):
+    """Return the address of an array's memory."""
     return array.raw().__array_interface__["data"][0]
 
 
 def test_next_array_reuses_memory_view_and_var(x):
-    """Unreferenced memory is reused under the new operation's name, with version 1."""
+    """The next array reuses the memory, view and var of a dead array, under the new operation's name."""
     first = square(x)
-    where, view, var = place(first), id(first.ready), id(first.var)
+    where, view, var = address_of(first), id(first.ready), id(first.var)
     del first
     second = x + x
-    assert (place(second), id(second.ready), id(second.var)) == (where, view, var)
+    assert (address_of(second), id(second.ready), id(second.var)) == (where, view, var)
     assert (second.var.version, second.var.name, second.chunk.name) == (1, "broadcast_add", "broadcast_add")
     np.testing.assert_array_equal(second.asnumpy(), 2 * np.arange(32))
 
@@ -50,25 +50,25 @@ def test_next_array_reuses_memory_view_and_var(x):
 def test_free_lists_are_specific(x):
     """A free list is specific to a context, a shape and a dtype."""
     first = square(x)
-    where = place(first)
+    where = address_of(first)
     del first
     others = [x.reshape((8, 4)), x.astype("float64"), x.as_in_context(mx.cpu(79))]
     for second in others:
         for _ in range(2):
-            assert place(square(second)) != where
+            assert address_of(square(second)) != where
         np.testing.assert_array_equal(square(second).asnumpy().ravel(), np.arange(32) ** 2)
-    assert place(square(x)) == where
+    assert address_of(square(x)) == where
 
 
 @pytest.mark.parametrize("kept", ["slice", "reshape", "var", "raw", "operation"])
 def test_memory_in_use_is_not_reused(x, kept):
-    """A part, another shape, the var or the bytes of an array keep all of it, and so does a pending operation."""
+    """Memory is not reused while a slice, a reshape, the var, the raw bytes or an operation refers to it."""
     first, another = square(x), x + 1
     old = first.asnumpy()
     own = {"slice": first[2:4], "reshape": first.reshape((4, 8)), "var": first.var, "raw": first.raw()}.get(kept)
     if kept == "operation":
         own = first + first * nd.ones((300, 300), ctx=CTX)[0, :32]  # pushed, because it waits for a large array
-    ids = place(first), id(first.var)
+    ids = address_of(first), id(first.var)
     del first
     second = square(another)
     assert id(second.var) != ids[1] or kept == "operation"
@@ -81,7 +81,7 @@ def test_memory_in_use_is_not_reused(x, kept):
 
 
 def test_free_lists_are_bounded_and_drained(x):
-    """However many arrays die, free lists hold a bounded number, singly and in total; draining frees all."""
+    """Free lists are bounded in length and number, however many arrays die; draining frees all memory."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         kept = [square(x) for _ in range(200)]
         del kept
@@ -100,7 +100,7 @@ def test_free_lists_are_bounded_and_drained(x):
 
 
 def test_free_lists_are_reclaimed_before_refusal(x):
-    """They are the first memory that storage reclaims."""
+    """Memory on free lists is the first that storage reclaims."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         square(x)
         assert pool.statistics().live == 1
@@ -110,7 +110,10 @@ def test_free_lists_are_reclaimed_before_refusal(x):
 
 
 def test_engine_or_storage_change_closes_free_lists(x):
-    """Vars belong to an engine, memory to a resource: free lists of the old pair are released."""
+    """A change of engine or storage resource releases the free lists of the old pair.
+
+    Vars belong to an engine, and memory to a resource.
+    """
     with storage.using(NaivePool(device.get(CTX))) as pool:
         square(x)
         with storage.using(NaivePool(device.get(CTX))) as second:

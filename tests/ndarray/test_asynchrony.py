@@ -1,4 +1,4 @@
-"""Operations are pushed, not run: shown with an engine blocked by a gate."""
+"""Operations are pushed and run later, as an engine blocked by a gate shows."""
 
 import gc
 import threading
@@ -30,7 +30,7 @@ def test_operations_return_before_they_run(gate):
 
 
 def test_wait_to_write_waits_for_readers(gate):
-    """wait_to_read returns while a reader is blocked; wait_to_write does not."""
+    """While a reader is blocked, wait_to_read returns but wait_to_write does not."""
     x, y = nd.ones(3), nd.zeros(3)
     x.wait_to_read()
     gate.close(y)
@@ -47,7 +47,7 @@ def test_wait_to_write_waits_for_readers(gate):
 
 
 def test_an_array_may_die_before_its_work_runs(gate):
-    """Temporaries of an expression are dropped immediately; their memory stays until the work has run."""
+    """Temporaries of an expression are dropped immediately, but keep their memory until the work has run."""
     x = nd.ones(1000)
     gate.close(x)
     y = ((x + 1) * 2 - 1) / 3
@@ -60,7 +60,7 @@ def test_an_array_may_die_before_its_work_runs(gate):
 
 @pytest.mark.usefixtures("each_engine")
 def test_collecting_arrays_inside_an_operation_is_harmless():
-    """Finalizers run on a worker, inside an operation, and only append."""
+    """Arrays can be finalized on a worker, inside an operation, without a deadlock."""
     trash = []
     for _ in range(20):
         loop = [nd.ones(10)]
@@ -80,7 +80,7 @@ def test_collecting_arrays_inside_an_operation_is_harmless():
 
 
 def test_failing_index_is_reported_at_the_wait():
-    """An index that is out of range at run time fails the result, not the source."""
+    """An index that is out of range at run time raises at the wait for the result; the source stays usable."""
     eng = engine.create("ThreadedEngine")
     with engine.using(eng):
         x = nd.array([1, 2, 3])
@@ -93,7 +93,7 @@ def test_failing_index_is_reported_at_the_wait():
 
 
 def test_random_programs_equal_numpy_on_every_engine(each_engine):
-    """300 random in-place statements over 6 arrays and their views, compared with NumPy."""
+    """300 random in-place statements over 6 arrays and their views give NumPy's values."""
     generator = np.random.default_rng(7)
     arrays = [generator.standard_normal((4, 5)).astype(np.float32) for _ in range(6)]
     ours = [nd.array(a) for a in arrays]

@@ -1,4 +1,4 @@
-"""Release of dead arrays' memory: immediately if nothing is pending, never early, never much later."""
+"""Release of dead arrays' memory: immediately if nothing is pending, never early, and never much later."""
 
 import sys
 import time
@@ -17,21 +17,21 @@ COUNTED = pytest.mark.skipif(
 CTX = mx.cpu(77)
 
 
-def held():
+def allocated_bytes():
     """Return the bytes allocated from storage."""
     return storage.get(CTX).statistics().requested_bytes
 
 
 @pytest.fixture
 def empty():
-    """Memory of other tests on the context is freed."""
+    """Check that no memory is allocated on the context before and after the test."""
     mx.nd.waitall()
     drain()
-    assert held() == 0
+    assert allocated_bytes() == 0
     yield
     mx.nd.waitall()
     drain()
-    assert held() == 0
+    assert allocated_bytes() == 0
 
 
 pytestmark = pytest.mark.usefixtures("empty")
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("empty")
 
 @COUNTED
 def test_idle_memory_is_freed_without_operation(each_engine):
-    """The chunk held the last reference to its var, so no unfinished operation exists."""
+    """Memory of an idle array is freed without an engine operation, because its var has no other reference."""
     a = mx.nd.ones((100,), ctx=CTX)
     a += 1
     a.wait_to_read()
@@ -49,56 +49,56 @@ def test_idle_memory_is_freed_without_operation(each_engine):
     pushed = each_engine.statistics().pushed
     del a
     drain()
-    assert held() == 0
+    assert allocated_bytes() == 0
     assert each_engine.statistics().pushed == pushed
 
 
 @COUNTED
 def test_referenced_var_needs_a_delete_operation(each_engine):
-    """It could be used again and must then be known as deleted."""
+    """A var that is still referenced is deleted by an operation and then known as deleted."""
     a = mx.nd.ones((100,), ctx=CTX)
     mx.nd.waitall()
     var = a.var
     del a
     drain()
     each_engine.wait_for_all()
-    assert held() == 0
+    assert allocated_bytes() == 0
     assert var.deleted
 
 
 def test_pending_operations_delay_the_free(gate):
-    """An unreferenced result is computed into memory of its own."""
+    """An unreferenced pending result is computed into its own memory, and freed afterwards."""
     x = mx.nd.ones((100,), ctx=CTX)
     x.wait_to_read()
     gate.close(x)
     for _ in range(3):
         x + 1
     drain()
-    assert held() == 400  # operations that have not run have no memory yet
+    assert allocated_bytes() == 400  # operations that have not run have no memory yet
     others = [mx.nd.zeros((100,), ctx=CTX) for _ in range(3)]
     gate.open()
     mx.nd.waitall()
     assert [float(second.asnumpy().sum()) for second in others] == [0, 0, 0]
     drain()
     mx.nd.waitall()
-    assert held() == 4 * 400
+    assert allocated_bytes() == 4 * 400
 
 
 def test_unflushed_bulk_delays_the_free(each_engine):
-    """Operations collected in a thread's bulk hold their vars, too."""
+    """Operations collected in a thread's bulk keep their vars alive."""
     x = mx.nd.ones((100,), ctx=CTX)
     mx.nd.waitall()
     with each_engine.bulk(10):
         x + 1
         drain()
-        kept = held()
+        kept = allocated_bytes()
     assert kept == 400
     del x
     mx.nd.waitall()
 
 
 def test_failure_of_a_dead_array_is_raised(gate):
-    """The failure of a dead array is raised by a wait for everything."""
+    """``waitall`` raises the failure of a dead array."""
     x = mx.nd.ones((100,), ctx=CTX)
     engine.get().push(lambda: 1 / 0, (), (x.var,), CTX)
     del x
@@ -109,31 +109,31 @@ def test_failure_of_a_dead_array_is_raised(gate):
 
 
 def test_arithmetic_keeps_few_small_arrays(each_engine):
-    """At most 1,025 arrays of at most 4,096 bytes wait; the next array of another kind releases all of them."""
+    """At most 1,025 dead small arrays stay allocated; ``waitall`` releases them."""
     x = mx.nd.ones((16,), ctx=CTX)
     mx.nd.waitall()
     most = 0
     for _ in range(3000):
         x + 1
-        most = max(most, held())
+        most = max(most, allocated_bytes())
     mx.nd.waitall()
-    assert held() == 64
+    assert allocated_bytes() == 64
     if each_engine.kind == "NaiveEngine":
         assert most <= (1 + 1025 + 1) * 64
 
 
 def test_arithmetic_keeps_no_large_array(each_engine):
-    """Not even for the next addition."""
+    """A dead array above 4,096 bytes is freed before the next addition."""
     if each_engine.kind != "NaiveEngine":
         pytest.skip("operations may be pending there")
     x = mx.nd.ones((1025,), ctx=CTX)
     for _ in range(5):
         x + 1
-        assert held() <= 2 * 4100
+        assert allocated_bytes() <= 2 * 4100
 
 
 def test_small_part_holds_the_large_chunk(each_engine):
-    """A part holds the whole chunk, however small it is."""
+    """A dead part, however small, does not keep its large chunk allocated."""
     x = mx.nd.ones((4,), ctx=CTX)
     slab = Chunk(CTX, 1 << 20)
     part = slab.part(64, 64)
@@ -141,4 +141,4 @@ def test_small_part_holds_the_large_chunk(each_engine):
     for _ in range(3):  # without a GIL the part is one operation, and the slab the next
         np.testing.assert_array_equal((x + x).asnumpy(), 2)
         each_engine.wait_for_all()
-    assert held() <= 4 * 16
+    assert allocated_bytes() <= 4 * 16

@@ -1,4 +1,4 @@
-"""Chunks, the memory under arrays: allocated on first use, divided, freed, refused; on every engine."""
+"""Chunks, the memory of arrays: allocation on first use, parts, release, refusals; on every engine."""
 
 import gc
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def alive(resource):
-    """Return live allocations after all dead memory and pending deletes are processed."""
+    """Return the number of live allocations after all dead memory and pending deletes are processed."""
     gc.collect()
     for _ in range(3):
         nd.waitall()
@@ -23,7 +23,7 @@ def alive(resource):
 
 
 def test_memory_returns_when_arrays_die():
-    """A dropped array with pending work is freed after that work: no leak, no early free."""
+    """The memory of a dropped array is freed after the array's pending work, neither earlier nor never."""
     context = mx.cpu(6)
     resource = PoisonResource(_raw(context))
     with storage.using(resource):
@@ -42,9 +42,9 @@ def _raw(context):
 
 
 def test_out_of_memory_is_an_ordinary_error():
-    """At the call that creates an empty array, else at the wait.
+    """An allocation that fails raises OutOfMemoryError with the requested bytes.
 
-    Nothing is half done: the report lists the sizes, and the same call works after an array was dropped.
+    ``nd.empty`` raises it at the call, other functions at the wait. The same call succeeds after an array was dropped.
     """
     context = mx.cpu(6)
     with storage.using(LimitResource(_raw(context), 1000)) as resource:
@@ -78,7 +78,7 @@ def test_delayed_chunks_take_memory_at_first_use():
 
 
 def test_chunk_parts_have_own_vars_and_hold_it():
-    """Two parts of one slab are written independently; the slab is freed with its last part."""
+    """Two parts of a slab are written independently; the slab is freed with its last part."""
     context = mx.cpu(6)
     with storage.using(_raw(context)) as resource:
         slab = Chunk(context, 128, name="slab")
@@ -101,7 +101,7 @@ def test_chunk_parts_have_own_vars_and_hold_it():
 
 
 def test_an_array_must_lie_within_its_chunk():
-    """Offset plus bytes may not exceed the chunk."""
+    """An array whose offset plus bytes exceeds its chunk is refused."""
     chunk = Chunk(mx.cpu(), 64)
     NDArray(chunk, (14,), np.float32, 8)
     with pytest.raises(ShapeError, match="exceeds"):

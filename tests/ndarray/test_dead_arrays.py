@@ -14,7 +14,7 @@ SIZE = 1 << 16
 
 @pytest.fixture
 def pool(monkeypatch):
-    """A pool of eight arrays; the setting is read again."""
+    """Yield a pool with room for eight arrays, after clearing the cached setting."""
     release.drain(everything=True)
     config._reset_for_tests()
     monkeypatch.setattr(release.dead, "_threshold", None)
@@ -28,8 +28,8 @@ def pool(monkeypatch):
     config._reset_for_tests()
 
 
-def dies():
-    """Create and drop an array."""
+def create_and_drop():
+    """Create and drop an array of ``SIZE`` bytes."""
     x = mx.nd.zeros((SIZE // 4,), ctx=mx.cpu(48))
     x.wait_to_read()
     del x
@@ -42,19 +42,19 @@ def dies():
 )
 @pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
 def test_when_dead_arrays_go_back(pool, monkeypatch, gib, live):
-    """Count the pool's live arrays after each of five has died and another push has run."""
+    """The flag decides how many of five dead arrays are still live after each death and another push."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gib)
     counts = []
     for _ in range(5):
-        dies()
+        create_and_drop()
         mx.nd.waitall()
         counts.append(pool.statistics().live)
     assert counts == live
 
 
 def test_deferred_frees_run_when_memory_runs_out(pool, monkeypatch):
-    """With a negative value more arrays than fit can live and die in sequence."""
+    """With a negative value, dead arrays are freed when a new array does not fit."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", "-1")
     for _ in range(20):
-        dies()
+        create_and_drop()
     assert pool.statistics().failures == 0

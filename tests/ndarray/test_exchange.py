@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def test_numpy_reads_our_memory():
-    """np.from_dlpack shares: our later writes are visible there, and pending work is waited for."""
+    """np.from_dlpack waits for pending work and shares memory, so that later writes are visible there."""
     x = nd.zeros(4)
     x += 3
     there = np.from_dlpack(x)
@@ -25,7 +25,7 @@ def test_numpy_reads_our_memory():
 
 
 def test_numpy_memory_is_shared():
-    """from_dlpack and from_numpy share; the source lives as long as the array."""
+    """from_dlpack and from_numpy share memory, and keep the source alive."""
     values = np.arange(4, dtype=np.float32)
     for x in (nd.from_dlpack(values), nd.from_numpy(values)):
         x += 1
@@ -37,7 +37,7 @@ def test_numpy_memory_is_shared():
 
 
 def test_shared_memory_becomes_read_only_for_numpy():
-    """As in MXNet: the engine would not see NumPy's writes.
+    """Shared memory becomes read-only for NumPy, whose writes the engine would not see, as in MXNet.
 
     The memory can be shared again, unlike other read-only memory. A copy leaves the source writable.
     """
@@ -61,7 +61,7 @@ def test_shared_memory_becomes_read_only_for_numpy():
 
 
 def test_unshareable_memory_is_copied_or_refused():
-    """Strided and read-only memory: from_dlpack copies strided memory; from_numpy requires a copy."""
+    """from_dlpack copies strided memory; from_numpy refuses it unless a copy is requested."""
     values = np.arange(6, dtype=np.float32)
     x = nd.from_dlpack(values[::2])
     x += 1
@@ -77,7 +77,10 @@ def test_unshareable_memory_is_copied_or_refused():
 
 
 def test_capsules_follow_mxnet():
-    """A capsule shares the memory, by method or function; it can be used once, and other capsules are refused."""
+    """A DLPack capsule, from a method or function, shares the memory.
+
+    It can be used once; other capsules are refused.
+    """
     x = nd.arange(6).reshape((2, 3))
     for capsule in (x.to_dlpack_for_read(), nd.to_dlpack_for_read(x), nd.to_dlpack_for_write(x[1:])):
         y = nd.from_dlpack(capsule)
@@ -99,7 +102,7 @@ def test_capsules_follow_mxnet():
 
 
 def test_exported_memory_outlives_the_array():
-    """The block is not reused while the other side holds it (the pool poisons freed memory)."""
+    """Exported memory is not freed while NumPy refers to it; the resource would poison freed memory."""
     context = device.cpu(6)
     resource = PoisonResource(RawResource(device.get(context)))
     with storage.using(resource):
@@ -119,7 +122,7 @@ def test_exported_memory_outlives_the_array():
 
 
 def test_torch_round_trip():
-    """PyTorch shares our memory and we share PyTorch's."""
+    """PyTorch shares this package's memory, and this package shares PyTorch's."""
     torch = pytest.importorskip("torch")
     x = nd.arange(6).reshape((2, 3))
     tensor = torch.from_dlpack(x)

@@ -24,7 +24,7 @@ COPIES = [
 
 
 def expected(key):
-    """Return NumPy's result, with shape (1,) for one element as in MXNet."""
+    """Return NumPy's result, with shape (1,) for a single element as in MXNet."""
     value = BASE[key]
     return value.reshape(value.shape or (1,))
 
@@ -32,7 +32,7 @@ def expected(key):
 @together()
 @pytest.mark.parametrize("key", VIEWS, ids=str)
 def test_contiguous_selections_are_views(key):
-    """A write through the selection changes the array (the cases were run on MXNet 1.9.1)."""
+    """A write through a contiguous selection changes the array, as in MXNet 1.9.1."""
     x = nd.array(BASE)
     part = x[key]
     np.testing.assert_array_equal(part.asnumpy(), expected(key))
@@ -45,7 +45,7 @@ def test_contiguous_selections_are_views(key):
 @together()
 @pytest.mark.parametrize("key", COPIES, ids=str)
 def test_other_selections_are_copies(key):
-    """A write to the selection leaves the array unchanged."""
+    """A write to another selection leaves the array unchanged."""
     x = nd.array(BASE)
     part = x[key]
     np.testing.assert_array_equal(part.asnumpy(), expected(key))
@@ -57,7 +57,7 @@ def test_other_selections_are_copies(key):
 @pytest.mark.parametrize("key", VIEWS + COPIES, ids=str)
 @pytest.mark.parametrize("kind", ["number", "numpy", "array"])
 def test_assignment(key, kind):
-    """x[key] = value writes the same as NumPy."""
+    """``x[key] = value`` writes the same as NumPy."""
     x, after = nd.array(BASE), BASE.copy()
     values = -np.arange(1, BASE[key].size + 1, dtype=np.float32).reshape(BASE[key].shape)
     x[key] = {"number": 9, "numpy": values, "array": nd.array(values)}[kind]
@@ -68,7 +68,7 @@ def test_assignment(key, kind):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_basic_keys_agree_with_numpy(data):
-    """Random shapes and random keys of integers, slices, ... and None."""
+    """Random keys of integers, slices, ... and None read and write as in NumPy."""
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, max_side=4))
     key = data.draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -82,7 +82,7 @@ def test_random_basic_keys_agree_with_numpy(data):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_index_arrays_agree_with_numpy(data):
-    """Random index arrays, as NumPy arrays or NDArrays."""
+    """Random index arrays, as NumPy arrays or NDArrays, select as in NumPy."""
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=4))
     key = data.draw(hnp.integer_array_indices(shape))
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -94,7 +94,7 @@ def test_random_index_arrays_agree_with_numpy(data):
 
 
 def test_ndarray_indices_and_masks():
-    """Float NDArrays count as integers (MXNet's default dtype); boolean arrays are masks; both may be pending."""
+    """Float NDArrays count as integer indices, boolean arrays as masks; both may be pending."""
     x = nd.array([10, 20, 30])
     index = nd.zeros(2)
     index += 1
@@ -106,7 +106,7 @@ def test_ndarray_indices_and_masks():
 
 
 def test_an_array_may_be_assigned_from_itself():
-    """Overlapping parts of one array, and one array as index and value."""
+    """Assignment between overlapping parts, and with one array as index and value, uses the old values."""
     x = nd.array([1, 2, 3, 4])
     x[1:] = x[:3]
     np.testing.assert_array_equal(x.asnumpy(), [1, 1, 2, 3])
@@ -116,7 +116,7 @@ def test_an_array_may_be_assigned_from_itself():
 
 
 def test_values_broadcast_and_cast():
-    """Rows broadcast; leading dimensions of 1 are dropped; floats are truncated for integer arrays."""
+    """Assigned values broadcast, lose leading dimensions of 1, and are truncated for integer arrays."""
     x = nd.zeros((2, 2), dtype="int32")
     x[:] = [1.9, 2]
     x[1] = np.ones((1, 1, 2)) * 7
@@ -125,7 +125,7 @@ def test_values_broadcast_and_cast():
 
 @pytest.mark.parametrize("key", [2, -3, (0, 3), (0, 0, 0, 0), [2], ([0], [9])], ids=str)
 def test_out_of_range_raises_at_the_call(key):
-    """Reading and writing both refuse, and nothing changes."""
+    """An index out of range raises an IndexError on reading and writing, and nothing changes."""
     x = nd.array(BASE)
     with pytest.raises(IndexError):
         x[key]
@@ -136,14 +136,14 @@ def test_out_of_range_raises_at_the_call(key):
 
 @pytest.mark.parametrize("key", [1.5, "a", {}, [0.5], pytest.param(object(), id="object")], ids=str)
 def test_invalid_index_types_are_refused(key):
-    """The message lists the legal index types."""
+    """An invalid index raises an error that lists the legal index types."""
     with pytest.raises(ParameterError, match="integers"):
         nd.array(BASE)[key]
 
 
 @pytest.mark.parametrize("bad", [None, "3", [1, None], 1j, np.array([1j, 2]), [[1], [2, 3]], {"a": 1}])
 def test_non_numeric_values_are_refused(bad):
-    """Refused by name, and nothing is written: None is not NaN, text is not parsed, no imaginary part is dropped."""
+    """Values that are not real numbers are refused by name, and nothing is written."""
     x = nd.array([[1, 2], [3, 4]])
     for key in (0, [0, 1]):
         with pytest.raises(ParameterError, match="cannot assign"):
@@ -152,7 +152,7 @@ def test_non_numeric_values_are_refused(bad):
 
 
 def test_numpy_arrays_without_dimensions_as_indices():
-    """An integer selects as it does in NumPy."""
+    """A NumPy array without dimensions selects as in NumPy."""
     values = np.arange(6.0).reshape(2, 3)
     x = nd.array(values)
     np.testing.assert_array_equal(x[np.array(1)].asnumpy(), values[1])
@@ -161,13 +161,13 @@ def test_numpy_arrays_without_dimensions_as_indices():
 
 
 def test_nan_is_out_of_range():
-    """As an index it raises this error, without a conversion warning."""
+    """NaN as an index raises an IndexError, without a conversion warning."""
     with pytest.raises(IndexError, match="out of bounds"):
         nd.ones(3)[nd.array([np.nan])].asnumpy()
 
 
 def test_unfitting_values_are_refused():
-    """The message names the shapes; nothing changes."""
+    """Values that do not fit are refused; the error names the shapes, and nothing changes."""
     x = nd.array(BASE)
     with pytest.raises(ShapeError, match=r"shape \(3,\) to a part of shape \(2, 3, 4\)"):
         x[:] = np.ones(3)

@@ -1,6 +1,6 @@
 """Operator calls on arrays: arguments, inference, errors at the call, out=, aliasing, random operators.
 
-The operators are small and registered here, so that each property of a declaration is tested separately.
+The operators are small and registered in this file, so that each property of a declaration is tested separately.
 """
 
 import numpy as np
@@ -21,7 +21,10 @@ CALLS = {}
 
 
 def _axpy(ctx, params, ins, outs):
-    """Compute a * x + y through scratch. It writes y to the output first: right in place of y, wrong in place of x."""
+    """Compute a * x + y through scratch.
+
+    It writes y to the output first, which is correct in place of y but not in place of x.
+    """
     scratch = ctx.take(ins[0].shape, ins[0].dtype)
     outs[0][...] = ins[1]
     np.multiply(ins[0], params["a"], out=scratch)
@@ -29,7 +32,7 @@ def _axpy(ctx, params, ins, outs):
 
 
 def _counted(ctx, params, ins, outs):
-    """Add one to the auxiliary input; output the data and a hidden copy of the count."""
+    """Add one to the auxiliary input; output the data, and a copy of the count as the hidden output."""
     ins[1] += 1
     outs[0][...] = ins[0]
     outs[1][...] = ins[1]
@@ -41,6 +44,7 @@ def _noise(ctx, params, ins, outs):
 
 @pytest.fixture(autouse=True, scope="module")
 def operators():
+    """Register the operators of these tests for the whole module."""
     small_operators = [
         Op(
             name="_test_axpy",
@@ -91,7 +95,7 @@ X, Y = np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32)
 
 
 def test_ways_to_give_arguments():
-    """Inputs by position or name, then parameters by position or name, as text or numbers."""
+    """Inputs and then parameters can be given by position or by name, parameters as text or numbers."""
     x, y = nd.array(X), nd.array(Y)
     for result in (
         nd._test_axpy(x, y),
@@ -118,7 +122,7 @@ def test_none_as_input_or_parameter():
 
 
 def test_equal_but_distinct_parameters():
-    """The call cache distinguishes 0.0 from -0.0, and (1,) from (1.0,)."""
+    """The call cache distinguishes 0.0 from -0.0, and (1,) from (1.0,) and (True,)."""
     x = nd.array([1, 2])
     for zero in (0.0, -0.0, np.float32(0), np.float32(-0.0)):
         assert np.signbit(nd._mul_scalar(x, scalar=zero).asnumpy()).all() == np.signbit(zero)
@@ -130,7 +134,7 @@ def test_equal_but_distinct_parameters():
 
 
 def test_any_number_of_inputs():
-    """num_args is counted; a list counts as its elements."""
+    """``num_args`` is counted from the inputs; a list counts as its elements."""
     arrays = [nd.array(X), nd.array(Y), nd.array(X)]
     np.testing.assert_array_equal(nd._test_total(*arrays).asnumpy(), 2 * X + Y)
     np.testing.assert_array_equal(nd._test_total(arrays).asnumpy(), 2 * X + Y)
@@ -138,7 +142,7 @@ def test_any_number_of_inputs():
 
 
 def test_out_may_be_an_input():
-    """y is a declared in-place pair, x is not: both give the right values."""
+    """``out`` may be an input, also one that is not a declared in-place pair, or overlap inputs."""
     for target in ("x", "y", "other", "overlap"):
         base = nd.array(np.concatenate([X, Y]))
         x, y = base[:3], base[3:]
@@ -148,7 +152,7 @@ def test_out_may_be_an_input():
 
 
 def test_auxiliary_inputs_are_written():
-    """The kernel's write to the auxiliary state is ordered and stored; the hidden output stays hidden."""
+    """Writes to an auxiliary state are ordered and stored; the hidden output is not returned."""
     data, count = nd.array(X), nd.zeros(3)
     result = nd._test_counted(data, count)
     nd._test_counted(data, count)
@@ -157,7 +161,7 @@ def test_auxiliary_inputs_are_written():
 
 
 def test_random_operators_get_a_key_per_call():
-    """Calls differ; the seed repeats them."""
+    """Calls of a random operator differ, and the seed repeats them."""
     mx.random.seed(2)
     a, b = nd._test_noise(nd.ones(4)).asnumpy(), nd._test_noise(nd.ones(4)).asnumpy()
     mx.random.seed(2)
@@ -166,7 +170,7 @@ def test_random_operators_get_a_key_per_call():
 
 
 def test_workspace_is_returned():
-    """Scratch memory lives only during the call."""
+    """The workspace is freed after the call."""
     from weftplan import device, storage
     from weftplan.storage import RawResource
 
@@ -220,7 +224,7 @@ def test_operators_run_on_their_inputs_context(context):
     ],
 )
 def test_errors_are_raised_at_the_call(call, error, says):
-    """Before anything is pushed, on every engine, and the inputs keep their values."""
+    """Wrong calls raise before anything is pushed, on every engine, and the inputs keep their values."""
     x, y = nd.array(X), nd.array(Y)
     with pytest.raises(error, match=says):
         call(x, y)
@@ -229,7 +233,7 @@ def test_errors_are_raised_at_the_call(call, error, says):
 
 
 def test_methods_call_operators():
-    """x.sum(axis=1), x.T, x.exp() and a chain of them against NumPy."""
+    """Methods such as x.sum(axis=1), x.T and x.exp() equal NumPy."""
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     x = nd.array(values)
     np.testing.assert_array_equal(x.sum(axis=1).asnumpy(), values.sum(1))
@@ -240,7 +244,10 @@ def test_methods_call_operators():
 
 
 def test_context_of_operators_without_inputs():
-    """ctx as a context, as text, or by position; else the context of out; else the current context."""
+    """The context of an operator without inputs is ``ctx``, else that of ``out``, else the current context.
+
+    ``ctx`` may be a context, text, or a positional argument.
+    """
     one = mx.cpu(1)
     for result in (
         nd._zeros(shape=(2,), ctx=one),
@@ -264,7 +271,7 @@ def test_context_of_operators_without_inputs():
 
 
 def test_non_arrays_are_named():
-    """An input or out that is no NDArray is named."""
+    """An input or out that is not an NDArray raises an error that names it."""
     x = nd.array(X)
     for call, says in (
         (lambda: nd.take(x, [0, 1]), "take: input indices must be an NDArray, got list"),
@@ -280,14 +287,14 @@ def test_non_arrays_are_named():
 
 
 def test_every_method_has_its_operator():
-    """Every offered method has an operator."""
+    """Every operator method of NDArray has an operator."""
     assert sorted(name for name in OPERATOR_METHODS if not registry.contains(name)) == []
     assert set(dir(nd.NDArray)) >= OPERATOR_METHODS
     assert nd.NDArray.sum(nd.array([1, 2])).asscalar() == 3
 
 
 def test_namespaces():
-    """nd.linalg, nd.op, nd.contrib and nd._internal call the operators with these names in MXNet."""
+    """nd.linalg, nd.op, nd.contrib and nd._internal have the operators with these names in MXNet."""
     x = nd.array([[1, 2], [3, 4]])
     assert nd.linalg.gemm2(x, x).asnumpy().tolist() == [[7, 10], [15, 22]]
     assert nd._internal._plus_scalar(x, scalar=1.0).asnumpy().tolist() == [[2, 3], [4, 5]]
@@ -299,7 +306,7 @@ def test_namespaces():
 
 
 def test_split_v2():
-    """Equal sections, or pieces between indices, as a function and as a method."""
+    """split_v2 splits into equal sections, or between indices, as a function and as a method."""
     values = np.arange(8, dtype=np.float32).reshape(2, 4)
     x = nd.array(values)
     for pieces in (nd.split_v2(x, (1, 3), axis=1), x.split_v2([1, 3], 1)):
@@ -324,7 +331,10 @@ def test_infinities_are_results_not_warnings():
 
 
 def test_legacy_row_element_functions():
-    """choose_element_0index reads, fill_element_0index replaces and onehot_encode marks one element of each row."""
+    """choose_element_0index reads one element of each row, and fill_element_0index replaces it.
+
+    onehot_encode writes 1 to one element of each row.
+    """
     rows, index = mx.nd.array(np.arange(12).reshape(3, 4)), mx.nd.array([5, -1, 3])
     assert mx.nd.choose_element_0index(rows, index).asnumpy().tolist() == [3, 4, 11]
     filled = mx.nd.fill_element_0index(rows, mx.nd.array([100, 200, 300]), index).asnumpy()
@@ -344,7 +354,7 @@ def test_isnan_isinf_isfinite():
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
 def test_ranges_of_integers(dtype):
-    """Start and step are truncated before the count; the length is that of the range of floats."""
+    """Start and step of an integer arange are truncated; the length follows from the original numbers."""
     assert mx.nd.arange(1.3, 6.6, 1.3, dtype=dtype).asnumpy().tolist() == [1, 2, 3, 4, 5]
     assert mx.nd.arange(1.3, 6.6, 1.3, repeat=2, dtype=dtype).asnumpy().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert mx.nd.arange(9, 1, -2.5, dtype=dtype).asnumpy().tolist() == [9, 7, 5, 3]
@@ -352,7 +362,7 @@ def test_ranges_of_integers(dtype):
 
 
 def test_khatri_rao():
-    """Each column of the result is the Kronecker product of the matrices' columns."""
+    """Each column of khatri_rao is the Kronecker product of the matrices' columns."""
     matrices = [np.random.RandomState(k).uniform(-1, 1, (k + 2, 3)).astype("f4") for k in range(3)]
     product = mx.nd.khatri_rao(*map(mx.nd.array, matrices)).asnumpy()
     for column in range(3):

@@ -1,4 +1,4 @@
-"""Pending operations take no memory; if memory is short, they complete first."""
+"""Pending operations have no memory; if memory is short, they complete first."""
 
 import gc
 import threading
@@ -18,7 +18,7 @@ SHAPE = (MIB // 4,)
 
 
 def limited(nbytes, context=CTX):
-    """A pool whose system memory is limited to ``nbytes``."""
+    """Use storage on ``context`` whose system memory is limited to ``nbytes``."""
     return storage.using(LimitResource(RawResource(device.get(context)), nbytes))
 
 
@@ -43,12 +43,12 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_pending_operations_take_no_memory(program):
-    """Until it runs: results, temporaries, and later writes of them."""
+    """A pending operation's results, temporaries and later writes take no memory until it runs."""
     held, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     with engine.using(held), limited(64 * MIB) as resource:
         x = nd.ones(SHAPE, CTX)
         x.wait_to_read()
-        held.push(gate.wait, (), [x.var], CTX)  # nor does the only worker run operations independent of x
+        held.push(gate.wait, (), [x.var], CTX)  # blocks the only worker, also for operations independent of x
         results = [PROGRAMS[program](x) for _ in range(4)]
         before = resource.statistics().requested_bytes
         gate.set()
@@ -62,7 +62,7 @@ def test_pending_operations_take_no_memory(program):
 
 
 def test_unawaited_loop_holds_few_arrays(each_engine):
-    """``a = a * 2`` holds its input and output, not one array per step."""
+    """A loop of ``a = a * 1.5`` without waits uses at most 6 arrays at a time, not one per step."""
     with limited(64 * MIB) as resource:
         a = nd.ones(SHAPE, CTX)
         for _ in range(40):
@@ -75,7 +75,7 @@ def test_unawaited_loop_holds_few_arrays(each_engine):
 
 
 def test_loop_on_a_device_with_four_arrays():
-    """The same on a device with queues of its own, whose memory is freed only after its stream."""
+    """A loop runs with memory for four arrays on a device that frees memory only after its stream."""
     context = mx.sim(5)
     eng = engine.create("ThreadedEnginePerDevice")
     with engine.using(eng), limited(4 * MIB + 4096, context):
@@ -101,9 +101,10 @@ ENGINES = {
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_starved_operation_yields_to_others(kind):
-    """x -> y1 -> sum, x -> y2 -> sum, …: all y are ready at once, with room for two of eight.
+    """A starved operation runs other operations that free memory.
 
-    A starved operation runs the sums, after which their y are dropped.
+    Of x -> y1 -> sum, x -> y2 -> sum, …, all y are ready together, with room for two of eight. The starved operation
+    runs the sums, after which their y are dropped.
     """
     eng = ENGINES[kind]()
     with engine.using(eng), limited(3 * MIB + 8192):
@@ -128,7 +129,7 @@ def test_starved_operation_yields_to_others(kind):
 
 
 def test_new_array_waits_for_pending_operations(gate):
-    """``nd.empty`` is out of memory, but a dropped array is still being read."""
+    """``nd.empty`` waits for a pending reader of a dropped array if memory is short."""
     with limited(2 * MIB):
         x = nd.ones(SHAPE, CTX)
         x.wait_to_read()  # otherwise z takes the memory intended for x
@@ -148,7 +149,10 @@ def test_new_array_waits_for_pending_operations(gate):
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def threaded(request):
-    """An engine that raises at the wait; at the push, frames of the calls would hold the arrays."""
+    """Yield an engine that raises errors at the wait, with garbage collection disabled.
+
+    An engine that raises at the push would keep the arrays alive in the error's frames.
+    """
     eng = engine.create(request.param)
     gc.disable()
     with engine.using(eng):
@@ -160,7 +164,10 @@ def threaded(request):
 
 
 def test_refusal_holds_no_arrays(threaded):
-    """The failed operation's error names it; dropping its inputs frees them without a garbage collection."""
+    """The error of an operation without memory names the operation.
+
+    Dropping its inputs frees them without a garbage collection.
+    """
     with limited(3 * MIB) as resource:
         a, b = nd.ones(SHAPE, CTX), nd.ones(SHAPE, CTX)
         nd.waitall()
@@ -179,7 +186,7 @@ def test_refusal_holds_no_arrays(threaded):
 
 
 def test_failed_kernel_holds_no_arrays(threaded):
-    """The array that it should have written holds its error, but the error's frames hold no arrays."""
+    """The error of a failed kernel keeps no arrays alive."""
     with limited(8 * MIB) as resource:
         x = nd.ones(SHAPE, CTX)
         bad = x[nd.array([SHAPE[0] + 1], CTX)]
@@ -192,7 +199,7 @@ def test_failed_kernel_holds_no_arrays(threaded):
 
 
 def test_memory_comes_from_the_resource_of_the_call(gate):
-    """A result pushed under one resource is allocated from it, although another is in force when it runs."""
+    """A result is allocated from the resource in force at its push, even if another is in force when it runs."""
     x = nd.ones(SHAPE, ctx=CTX)
     x.wait_to_read()
     first, second = (storage.StatisticsResource(RawResource(device.get(CTX))) for _ in range(2))
@@ -209,7 +216,7 @@ def test_memory_comes_from_the_resource_of_the_call(gate):
 @pytest.mark.shows("FLAGS_gpu_allocator_retry_time")
 @pytest.mark.parametrize(("milliseconds", "fits"), [("20000", True), ("50", False)])
 def test_how_long_an_allocation_on_a_gpu_waits(monkeypatch, milliseconds, fits):
-    """An array has died while an operation uses it: its memory comes back in time, or the allocation fails."""
+    """An allocation waits for the memory of a dead array in use, for at most the milliseconds of the flag."""
     monkeypatch.setenv("FLAGS_gpu_allocator_retry_time", milliseconds)
     config._reset_for_tests()
     context, gate = mx.sim(6), threading.Event()

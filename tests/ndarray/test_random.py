@@ -1,4 +1,4 @@
-"""Random numbers: the same for the same seed on every engine, with the right distributions."""
+"""Random numbers: equal for equal seeds on every engine, with the right distributions."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def draws():
-    """Return a sample of every kind, as bytes."""
+    """Return a sample of every distribution, as bytes."""
     x = nd.arange(10)
     parts = [
         random.uniform(-1, 1, (5, 3)),
@@ -33,7 +33,7 @@ def draws():
 
 
 def test_the_seed_decides_everything():
-    """Seeding again repeats every draw; another seed, or none, does not."""
+    """Seeding again repeats every draw; another seed, or no new seed, does not."""
     mx.random.seed(3)
     first = draws()
     second = draws()
@@ -46,7 +46,7 @@ def test_the_seed_decides_everything():
 
 
 def test_every_engine_draws_the_same():
-    """Bits do not depend on the thread that runs the operations."""
+    """Draws have the same bits on every engine."""
     seen = []
     for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):
         eng = engine.create(kind)
@@ -59,7 +59,7 @@ def test_every_engine_draws_the_same():
 
 
 def test_contexts_have_their_own_numbers():
-    """cpu(0) and cpu(1) differ under one seed; seeding one does not affect the other."""
+    """cpu(0) and cpu(1) draw different numbers under one seed; seeding one does not affect the other."""
     mx.random.seed(5)
     a, b = random.next_key(mx.cpu(0)), random.next_key(mx.cpu(1))
     assert a[0] != b[0]
@@ -69,7 +69,7 @@ def test_contexts_have_their_own_numbers():
 
 
 def test_distributions():
-    """Kolmogorov-Smirnov tests at a fixed seed, and moments of the others."""
+    """Draws pass Kolmogorov-Smirnov or chi-square tests at a fixed seed; the Poisson mean is right."""
     from scipy import stats  # local, because it takes a second in every process that collects this file
 
     mx.random.seed(1)
@@ -89,7 +89,7 @@ def test_distributions():
 
 
 def test_shapes_and_targets():
-    """Shape (1,) by default; out= is filled in place; array parameters give a block per element."""
+    """The default shape is (1,), ``out`` is filled in place, and array parameters give a block per element."""
     assert random.uniform().shape == (1,)
     assert random.randn(2, 3).shape == (2, 3)
     out = nd.zeros((2, 2))
@@ -119,7 +119,7 @@ BY_ARRAY = [
 @pytest.mark.parametrize(("draw", "parameters", "mean", "variance"), BY_ARRAY)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
-    """Each element of the parameters, of any dtype, gives a float32 block with its mean and variance."""
+    """Each element of array parameters, of any float dtype, gives a float32 block with its mean and variance."""
     mx.random.seed(2)
     n = 20_000
     result = draw(*(nd.array(values, dtype=dtype) for values in parameters), shape=n)
@@ -135,7 +135,7 @@ def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
 
 
 def test_parameters_may_be_integers():
-    """The draw is float32 all the same, not truncated to whole numbers."""
+    """Integer parameters give float32 draws that are not truncated."""
     low, high = nd.array([0, 250], dtype="uint8"), nd.array([1, 255], dtype="uint8")
     drawn = random.uniform(low, high, 100)
     assert drawn.dtype == np.float32
@@ -144,7 +144,7 @@ def test_parameters_may_be_integers():
 
 
 def test_parameters_are_read_when_the_draw_runs():
-    """Later writes of a parameter array have no effect; a pending one is waited for."""
+    """A draw waits for pending writes of its parameter arrays and ignores later writes."""
     scale = nd.zeros(2)
     scale += 1000
     drawn = random.exponential(scale, shape=50)
@@ -156,7 +156,7 @@ def test_parameters_are_read_when_the_draw_runs():
 
 @pytest.mark.parametrize("shape", [(), 7, (2, 3), 100])
 def test_multinomial_returns_log_probabilities(shape):
-    """get_prob returns both, one logarithm per drawn number; impossible numbers are never drawn."""
+    """get_prob returns the draws and the logarithm of each draw's probability; impossible draws never occur."""
     weights = np.array([[0.25, 0.75, 0], [0, 0, 1], [0.5, 0, 0.5]] * 10, np.float32)
     picked, logs = random.multinomial(nd.array(weights), shape, get_prob=True)
     block = (shape,) if isinstance(shape, int) else shape
@@ -168,7 +168,7 @@ def test_multinomial_returns_log_probabilities(shape):
 
 
 def test_multinomial_writes_to_out():
-    """One, or with get_prob two; these arrays are returned."""
+    """multinomial writes to ``out`` and returns it: one array, or two with get_prob."""
     weights, places, logs = nd.array([0, 1]), nd.zeros(3), nd.ones(3)
     assert random.multinomial(weights, 3, out=places, name="ignored") is places
     assert places.asnumpy().tolist() == [1, 1, 1]
@@ -177,7 +177,7 @@ def test_multinomial_writes_to_out():
 
 
 def test_shuffle_permutes_rows_in_place_too():
-    """Rows stay whole; every row occurs once."""
+    """shuffle permutes whole rows, also in place."""
     x = nd.arange(40).reshape((10, 4))
     y = random.shuffle(x, out=x)
     assert y is x
@@ -214,7 +214,7 @@ def test_shuffle_permutes_rows_in_place_too():
     ],
 )
 def test_bad_arguments(call, error, says):
-    """Refused at the call, with the reason."""
+    """Bad arguments are refused at the call, with the reason."""
     with pytest.raises(error, match=says):
         call()
 
@@ -238,14 +238,17 @@ def test_bad_arguments(call, error, says):
     ],
 )
 def test_impossible_distributions(call, says):
-    """Illegal parameters are reported at the wait; at the call on an inline engine."""
+    """Impossible parameters raise a ParameterError at the wait, or at the call on an inline engine."""
     with pytest.raises(ParameterError, match=says):
         call().asnumpy()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes_of_draws_in_every_spelling(dtype):
-    """NumPy objects, classes and names set the dtype of the draw; float64 equals None and is still recognized."""
+    """A dtype as NumPy object, class or name sets the dtype of the draw.
+
+    float64, which NumPy compares equal to None, is still recognized.
+    """
     for inputs in (dtype, np.dtype(dtype), np.dtype(dtype).type):
         assert mx.random.normal(0, 1, shape=(2,), dtype=inputs).dtype == dtype
         assert mx.random.uniform(0, 1, shape=(2,), dtype=inputs).dtype == dtype

@@ -1,4 +1,4 @@
-"""The call cache: repeated calls by name give the first call's results, order and errors."""
+"""The call cache: repeated calls by name have the first call's results, order and errors."""
 
 import threading
 
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def values(name, dtype):
-    """Return numbers for an input of this name."""
+    """Return random numbers for the input ``name``."""
     if name == "index":
         return RNG.integers(0, 8, 5).astype(dtype)
     return RNG.normal(size=SHAPES[name]).astype(dtype)
@@ -51,7 +51,7 @@ def values(name, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
 def test_cached_call_equals_pushed_call(name, dtype):
-    """Caching changes no bits: `invoke` pushes every call as a worker operation."""
+    """Cached calls have the bits of ``invoke``, which pushes every call to a worker."""
     inputs, params = CALLS[name]
     function = operators.function(name)
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_cached_call_equals_pushed_call(name, dtype):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_small_repeated_calls_run_inline(kind, monkeypatch):
-    """A repeated call on idle arrays is over when it returns, and the calling thread has run it."""
+    """A repeated call on idle arrays runs in the calling thread and is complete when it returns."""
     threads = []
     compute = inline_calls._compute
     monkeypatch.setattr(inline_calls, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
@@ -81,7 +81,7 @@ def test_small_repeated_calls_run_inline(kind, monkeypatch):
 
 
 def test_a_write_before_the_call_is_seen():
-    """Program order holds, whether the input is idle or pending."""
+    """A cached call sees all earlier writes and no later write, even if its input is pending."""
     gate = threading.Event()
     a = nd.array(np.zeros((4, 4)))
     function = operators.function("exp")
@@ -96,7 +96,7 @@ def test_a_write_before_the_call_is_seen():
 
 
 def test_equal_but_distinct_arguments_are_distinguished():
-    """1 is not True, 0.0 is not -0.0, and a name is not a value."""
+    """The cache distinguishes 1 from True, 0.0 from -0.0, and positional from named arguments."""
     a = nd.array(np.arange(6.0).reshape(2, 3))
     clip = operators.function("clip")
     for low, high in ((0.0, 2.0), (-0.0, 2.0), (1, 2), (1.0, 2.0)):
@@ -112,7 +112,7 @@ def test_equal_but_distinct_arguments_are_distinguished():
 
 
 def test_named_inputs_follow_the_operators_order():
-    """Whatever the order of the arguments, also if one array is passed twice."""
+    """Named inputs are passed in the operator's order, also if one array is passed twice."""
     x, w, b = (nd.array(values(one, "float32")) for one in ("data", "weight", "bias"))
     function = operators.function("FullyConnected")
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_kernel_errors_are_raised_at_the_wait():
 
 
 def test_every_call_checks_contexts():
-    """Arrays of two contexts are refused, and results are on the context of the inputs."""
+    """A repeated call refuses arrays of two contexts, and its result is on the context of the inputs."""
     function = operators.function("elemwise_add")
     a, b = nd.array(np.ones(3)), nd.array(np.ones(3))
     function(a, b).wait_to_read()
@@ -151,7 +151,7 @@ def test_every_call_checks_contexts():
 
 
 def test_large_and_random_calls_are_pushed():
-    """Large, random or stateful calls are operations of a worker, or run in the engine's own way."""
+    """Large calls and random calls have no inline form in the cache."""
     large = nd.array(np.ones((256, 256)))
     kept = {}
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_large_and_random_calls_are_pushed():
 
 
 def test_new_arrays_reuse_only_dead_memory():
-    """A loop of small results uses one block, and live results keep their values."""
+    """2000 small results do not overwrite results that are still alive."""
     a = nd.array(np.arange(128, dtype="float32"))
     function = operators.function("square")
     kept = [function(a) for _ in range(50)]
@@ -177,7 +177,7 @@ def test_new_arrays_reuse_only_dead_memory():
 
 
 def test_every_bare_kernel_is_tested():
-    """Every operator with a bare kernel is among the calls above."""
+    """Every operator with a bare kernel has a call in ``CALLS``, except min."""
     names = registry.names(aliases=False)
     bare = {name for name in names if type(registry.get(name).forward).__name__ == "KernelWithBare"}
     assert {name for name in bare if not name.startswith("_")} - {"min"} <= {registry.get(name).name for name in CALLS}
@@ -196,7 +196,10 @@ UPDATES = {
 @pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "elsewhere"])
 @pytest.mark.parametrize("name", UPDATES)
 def test_cached_call_with_out_equals_pushed_call(name, inplace):
-    """Writing into an existing array, over an input or apart from all, with the states of optimizers."""
+    """Cached calls with ``out`` give the results of pushed calls, including optimizer states.
+
+    ``out`` is an input or another array.
+    """
     states, params = UPDATES[name]
     function = operators.function(name)
     mine, second = ([nd.array(values("data", "float32")) for _ in range(2 + states)] for _ in range(2))
@@ -211,7 +214,7 @@ def test_cached_call_with_out_equals_pushed_call(name, inplace):
 
 
 def test_call_with_out_waits_for_readers():
-    """A reader pushed before the call sees the old value."""
+    """A reader pushed before a call with ``out`` sees the old value."""
     gate, seen = threading.Event(), []
     function = operators.function("exp")
     a, out = nd.zeros((4, 4)), nd.zeros((4, 4))
@@ -227,7 +230,7 @@ def test_call_with_out_waits_for_readers():
 
 
 def test_call_with_overlapping_out_uses_old_values():
-    """Rows 1 to 4 get the old values of rows 0 to 3."""
+    """A call whose ``out`` overlaps its input uses the input's old values."""
     function = operators.function("exp")
     base = nd.array(np.arange(20.0).reshape(5, 4) / 20)
     old = base.asnumpy()
@@ -239,7 +242,7 @@ def test_call_with_overlapping_out_uses_old_values():
 
 
 def test_cached_call_refuses_unfitting_out():
-    """A cached call repeats the checks of the first."""
+    """A cached call checks the context and shape of ``out`` as the first call does."""
     function = operators.function("exp")
     a = nd.zeros((2, 2))
     for _ in range(2):
@@ -251,7 +254,7 @@ def test_cached_call_refuses_unfitting_out():
 
 
 def test_extrema_by_name_do_not_warn():
-    """NumPy has deprecated one spelling of its extrema; warnings are errors here."""
+    """maximum and minimum by name cause no deprecation warning of NumPy."""
     x, y = nd.array([1.0, 5.0]), nd.array([3.0, 2.0])
     for _ in range(3):
         assert nd.maximum(x, y).asnumpy().tolist() == [3.0, 5.0]

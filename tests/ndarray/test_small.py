@@ -1,4 +1,4 @@
-"""Small inline work on idle arrays: in program order, complete after an interrupt, and pushed if arrays are in use."""
+"""Small inline calls on idle arrays: in program order, complete after an interrupt, and pushed if arrays are in use."""
 
 import threading
 
@@ -14,7 +14,7 @@ nd = mx.nd
 
 
 def program(seed):
-    """Run random calls on a few small arrays and a large one that keeps the engine busy; return all bytes."""
+    """Run 120 random calls on a few small arrays and a large array that keeps the engine busy; return all bytes."""
     rng = np.random.default_rng(seed)
     arrays = [nd.array(rng.normal(size=(6, 8))) for _ in range(4)]
     large = nd.array(rng.normal(size=(200, 6, 8)))
@@ -53,7 +53,7 @@ def program(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_equal_serial_execution(seed):
-    """With any mix of inline and pushed calls."""
+    """Random programs, whose calls run inline or are pushed, give the bits of serial execution."""
     with engine.using(engine.create("NaiveEngine")):
         wanted = program(seed)
     for kind in ("ThreadedEngine", "ThreadedEnginePerDevice"):
@@ -72,7 +72,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_write_of_idle_arrays_runs_inline(name, monkeypatch):
-    """It is over when it returns, and counts as a version."""
+    """A write of idle arrays is complete when the call returns, and increments the version."""
     with engine.using(engine.create("ThreadedEngine")):
         a, b = nd.array(np.ones((4, 4))), nd.array(np.ones((4, 4)))
         WRITES[name](a, b)
@@ -86,7 +86,7 @@ def test_write_of_idle_arrays_runs_inline(name, monkeypatch):
 
 @pytest.mark.parametrize("name", WRITES)
 def test_write_waits_for_earlier_readers(name):
-    """A reader pushed before sees the old values."""
+    """A reader pushed before the write sees the old values."""
     with engine.using(engine.create("ThreadedEngine")) as current:
         a, b, seen, opened = nd.array(np.full((4, 4), 7.0)), nd.array(np.ones((4, 4))), [], threading.Event()
         WRITES[name](a, b)
@@ -100,7 +100,7 @@ def test_write_waits_for_earlier_readers(name):
 
 
 def test_interrupted_computation_is_not_repeated():
-    """A call repeated after Ctrl-C copies the computed result: adding twice would give another sum."""
+    """A call repeated after Ctrl-C copies the computed result, because computing it again would add twice."""
     a, b, m = (nd.array(np.full(4, value)) for value in (1.0, 2.0, 3.0))
 
     def kernel(one, other, state, out):
@@ -115,7 +115,7 @@ def test_interrupted_computation_is_not_repeated():
 
 
 def test_error_leaves_old_values():
-    """Failed work leaves nothing half written, and the following push raises the error."""
+    """An inline call that fails leaves the old values, so that the push that follows can raise the error."""
     a = nd.array(np.ones(4))
 
     def kernel(one, out):
@@ -127,7 +127,7 @@ def test_error_leaves_old_values():
 
 
 def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
-    """These are pushed."""
+    """Arrays that may be spilled, and arrays that overlap an output, are not written inline."""
     with engine.using(engine.create("ThreadedEngine")):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
@@ -139,7 +139,10 @@ def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
 
 @pytest.mark.parametrize(("values", "inline"), [(1 << 17, True), ((1 << 17) + 1, False)])
 def test_small_copies_run_inline(values, inline):
-    """A copy that takes no longer than waking a worker is inline; a copy by key has the limit of all small work."""
+    """A copy of at most 2^17 values, which takes no longer than waking a worker, runs inline.
+
+    A copy by key has the limit of all small work.
+    """
     with engine.using(engine.create("ThreadedEngine")):
         source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
         nd.waitall()

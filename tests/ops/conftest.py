@@ -1,4 +1,4 @@
-"""Fixtures for all tests of operators."""
+"""Fixtures of all operator tests."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from weftplan.ops.core.rule_cache import Settled
 
 @pytest.fixture(autouse=True)
 def asked_each_time(monkeypatch):
-    """Tests of operators change what rules answer by: sizes of blocks, numbers of parts."""
+    """Disable the cache of rule answers, because operator tests change block sizes and numbers of parts."""
     monkeypatch.setattr(Settled, "answer", lambda self, op, params, facts, ask: ask())

@@ -12,7 +12,7 @@ from weftplan.ops.nn.conv_geometry import Geometry
 
 
 def taps(geo: Geometry) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yield each place in the window, and which elements of a padded image it meets."""
+    """Yield each position in the window, and the slices of the padded image that it reads."""
     for tap in product(*map(range, geo.kernel)):
         yield (
             tap,
@@ -24,7 +24,7 @@ def taps(geo: Geometry) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
 
 
 def reference(geo: Geometry, x: Any, w: Any) -> Any:
-    """Cross-correlation in float64, tap by tap, from its definition."""
+    """Return the cross-correlation of ``x`` and ``w`` in float64, without bias."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
     out = np.zeros((geo.batch, geo.filters, *geo.grid))
@@ -38,7 +38,7 @@ def reference(geo: Geometry, x: Any, w: Any) -> Any:
 
 
 def gradients(geo: Geometry, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
-    """Gradients of ``sum(reference * dy)`` in float64, from the definition."""
+    """Return the gradients of ``sum(reference * dy)`` with respect to ``x`` and ``w``, in float64."""
     x, w, dy = (a.astype(np.float64) for a in (x, w, dy))
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
     dpadded, dw = np.zeros_like(padded), np.zeros_like(w)

@@ -1,4 +1,4 @@
-"""Attention, mixed precision and resizing: inference in both directions, and refusals."""
+"""Attention, mixed precision and resizing: inference in both directions, dtypes, values and refusals."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ F16, F32, F64, I32 = (np.dtype(name) for name in ("float16", "float32", "float64
 
 
 def infer(op, ins, outs, params):
-    """Return the shapes that an operator infers."""
+    """Return the (input shapes, output shapes) that the operator infers."""
     actual = registry.get(op)
     return actual.infer_shape(registry.parse_params(actual, params), list(ins), list(outs))
 
@@ -97,7 +97,7 @@ def test_refused(op, ins, params, error, says):
     ],
 )
 def test_dtypes_of_mixed_precision(op, params, ins, expected):
-    """Floats are converted to the requested or the widest dtype; integers stay."""
+    """Floats are cast to the requested, widest or narrowest dtype; float64 and integers are unchanged by amp_cast."""
     actual = registry.get(op)
     _, outs = actual.infer_dtype(registry.parse_params(actual, params), ins, [None] * len(ins))
     assert [None if out is None else np.dtype(out) for out in outs] == expected
@@ -105,7 +105,7 @@ def test_dtypes_of_mixed_precision(op, params, ins, expected):
 
 
 def test_multicast_in_place():
-    """Casts between dtypes of equal and of different sizes honour the declared inplace pairs."""
+    """amp_multicast meets the kernel contract in place, for casts between equal and different sizes."""
     arrays = [np.ones((3, 2), np.float16), np.full(4, 2, np.float32), np.arange(3)]
     check_contract("amp_multicast", arrays, {"num_outputs": 3})
     outs = run("amp_multicast", arrays, {"num_outputs": 3})
@@ -114,7 +114,7 @@ def test_multicast_in_place():
 
 @pytest.mark.parametrize("op", [QK, VALUES, QK2, VALUES2, "_contrib_div_sqrt_dim", RESIZE, ADAPTIVE])
 def test_integers_are_refused(op):
-    """There is no room for their results."""
+    """Attention and resizing operators refuse integers."""
     actual = registry.get(op)
     params = registry.parse_params(actual, {"heads": 1} if "interleaved" in op else {})
     with pytest.raises(DTypeError, match="expects floats, got int32"):
@@ -122,7 +122,7 @@ def test_integers_are_refused(op):
 
 
 def test_resizing_back_and_forth():
-    """An image of constant rows keeps them at any size; a size of one pixel gives the first pixel or the mean."""
+    """An image linear in its rows stays so at a larger size; adaptive pooling to one pixel gives the mean."""
     image = np.tile(np.linspace(0, 1, 5)[:, None], (1, 1, 1, 3))
     (wide,) = run(RESIZE, [image], {"height": 9, "width": 7})
     np.testing.assert_allclose(wide[0, 0, :, 4], np.linspace(0, 1, 9))

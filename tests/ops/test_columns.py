@@ -49,7 +49,7 @@ def test_refused(op, ins, params, error, says):
 
 
 def test_columns_and_back():
-    """Windows that do not overlap come back as they were; of those that do each element comes back as often."""
+    """col2im restores windows that do not overlap, and adds each element as often as windows contain it."""
     image = np.random.RandomState(0).uniform(-1, 1, (2, 3, 6, 4))
     apart = {"kernel": (2, 2), "stride": (2, 2)}
     (columns,) = run("im2col", [image], apart)
@@ -60,7 +60,7 @@ def test_columns_and_back():
 
 
 def test_columns_multiply_as_convolution():
-    """A product of a weight with the columns is the convolution."""
+    """The weight times the columns of im2col equals the convolution."""
     image, weight = (np.random.RandomState(k).uniform(-1, 1, s) for k, s in enumerate(((1, 2, 5, 4), (3, 2, 3, 2))))
     (columns,) = run("im2col", [image], WINDOW)
     expected = run("Convolution", [image, weight], {**WINDOW, "num_filter": 3, "no_bias": True})[0]
@@ -68,7 +68,7 @@ def test_columns_multiply_as_convolution():
 
 
 def test_correlation_finds_a_shift():
-    """Maps that differ by a shift agree best at that displacement."""
+    """Correlation of an image and its shifted copy is largest at that displacement."""
     image = np.random.RandomState(0).choice([-1.0, 1.0], (1, 8, 12, 12))
     moved = np.roll(image, (1, -2), axis=(2, 3))
     (out,) = run("Correlation", [image, moved], {"max_displacement": 2, "pad_size": 2})
@@ -77,7 +77,7 @@ def test_correlation_finds_a_shift():
 
 
 def test_correlation_of_equal_pixels():
-    """Where two pixels are equal, the slope of their absolute difference is 1 for the first map, as in MXNet."""
+    """For equal pixels, the absolute difference has slope 1 for the first map, as in MXNet, and -1 for the second."""
     image = np.ones((1, 1, 3, 3))
     params = {"max_displacement": 0, "is_multiply": False}
     first, second = gradients("Correlation", [image, image], [np.full((1, 1, 3, 3), 2.0)], params)

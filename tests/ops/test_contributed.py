@@ -1,4 +1,4 @@
-"""Operators that MXNet calls contributed, and replaced regions: values, gradients, contract, inference, bad input."""
+"""Contributed operators of MXNet and slice assignment: values, gradients, contract, inference, bad input."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,15 @@ from weftplan.errors import IndexRangeError, ParameterError, ShapeError
 
 
 def uniform(*shape, seed=0):
-    """float64 in [0, 1)."""
+    """Return random float64 numbers in [0, 1)."""
     return np.random.RandomState(seed + sum(shape)).uniform(0, 1, shape)
 
 
 def test_quadratic():
-    """a · x² + b · x + c with its gradient; integers lose the fraction of the result, not of the factors."""
+    """quadratic returns a · x² + b · x + c with its gradient.
+
+    For integers only the result is truncated, not the factors.
+    """
     x, params = uniform(3, 4) - 0.5, {"a": 1.5, "b": -2.0, "c": 0.25}
     np.testing.assert_allclose(run("_contrib_quadratic", [x], params)[0], 1.5 * x**2 - 2 * x + 0.25)
     check_gradient("_contrib_quadratic", [x], params)
@@ -25,7 +28,7 @@ def test_quadratic():
 
 
 def test_a_gradient_is_multiplied():
-    """The data goes through, and the gradient comes back times the scalar."""
+    """gradientmultiplier returns its data and multiplies the gradient by the scalar."""
     x = uniform(2, 3)
     np.testing.assert_array_equal(run("_contrib_gradientmultiplier", [x], {"scalar": -0.5})[0], x)
     np.testing.assert_allclose(gradients("_contrib_gradientmultiplier", [x], [x], {"scalar": -0.5})[0], -0.5 * x)
@@ -34,7 +37,7 @@ def test_a_gradient_is_multiplied():
 
 @pytest.mark.parametrize("axes", [None, (1,), (2, 0), (-1, -3, 0)])
 def test_index_array(axes):
-    """The indices of every element along the axes asked for; the data has no gradient, and matters by shape alone."""
+    """index_array returns the int64 indices of every element along ``axes``; only the data's shape matters."""
     shape = (2, 3, 4)
     expected = np.stack(np.mgrid[:2, :3, :4], axis=-1)[..., axes or slice(None)]
     actual = run("_contrib_index_array", [uniform(*shape)], {} if axes is None else {"axes": axes})[0]
@@ -46,14 +49,16 @@ def test_index_array(axes):
 
 
 def test_index_array_needs_axes_that_exist():
-    """An axis beyond the data's is refused when shapes are known."""
+    """index_array refuses an axis beyond the data's during shape inference."""
     with pytest.raises(ShapeError, match="axes of index_array"):
         mx.sym.contrib.index_array(mx.sym.Variable("x"), axes=(2,)).infer_shape(x=(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 2)])
 def test_index_copy(shape):
-    """Rows in other places; both tensors have gradients, and the places may be of any dtype."""
+    """index_copy replaces rows at integer or float32 indices, and has gradients for both tensors.
+
+    Of rows with equal indices, the last is copied."""
     old, new = uniform(*shape), uniform(3, *shape[1:], seed=7)
     for places in (np.array([0, 4, 2]), np.array([4, 0, 1], np.float32)):
         expected = old.copy()
@@ -65,7 +70,7 @@ def test_index_copy(shape):
 
 
 def test_index_copy_refuses():
-    """Bad indices are refused; MXNet 1.9.1 writes beyond the tensor for an index out of range."""
+    """index_copy refuses bad shapes, and indices out of range, for which MXNet 1.9.1 writes beyond the tensor."""
     sym = mx.sym.contrib.index_copy(*(mx.sym.Variable(name) for name in ("old", "index", "new")))
     assert sym.infer_shape(old=(5, 3), index=(2,))[0] == [(5, 3), (2,), (2, 3)]
     for shapes, words in (
@@ -82,7 +87,10 @@ def test_index_copy_refuses():
 
 
 def test_boolean_mask():
-    """Rows with a nonzero mask are kept, as in MXNet 1.9.1: negative numbers, fractions and NaN count."""
+    """boolean_mask returns the rows whose mask is nonzero, as in MXNet 1.9.1.
+
+    Negative numbers, fractions and NaN count as nonzero.
+    """
     data = mx.nd.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     mask = mx.nd.contrib.boolean_mask
     assert mask(data, mx.nd.array([0, 1, 0])).asnumpy().tolist() == [[4, 5, 6]]
@@ -107,7 +115,7 @@ REGIONS = [
 
 @pytest.mark.parametrize("region", REGIONS)
 def test_regions_are_replaced(region):
-    """``_slice_assign`` and ``_slice_assign_scalar`` are NumPy's assignments, out of place and in place."""
+    """``_slice_assign`` and ``_slice_assign_scalar`` equal NumPy's assignment, out of place and in place."""
     x = uniform(3, 4)
     place = tuple(map(slice, region["begin"], region["end"], region.get("step", (None,) * 2)))
     part = uniform(*x[place].shape, seed=5)
@@ -131,19 +139,19 @@ def test_regions_are_replaced(region):
 
 
 def centres(corners):
-    """Return (…, 4) corners as centre and size."""
+    """Return boxes (…, 4), given as corners, as centre and size."""
     low, high = corners[..., :2], corners[..., 2:]
     return np.concatenate([(low + high) / 2, high - low], axis=-1)
 
 
 def corners(count, images, seed):
-    """Random boxes."""
+    """Return random boxes as corners, of shape (images, count, 4)."""
     low = uniform(images, count, 2, seed=seed)
     return np.concatenate([low, low + 0.1 + uniform(images, count, 2, seed=seed + 9)], axis=-1)
 
 
 def test_boxes_are_encoded_and_decoded():
-    """Offsets in units of the anchors; decoding them gives the matched boxes again, from either form of anchors."""
+    """box_encode returns offsets in units of the anchors; box_decode restores the boxes from either form of anchors."""
     anchors, refs = corners(3, 2, 0), corners(4, 2, 1)
     samples, matches = np.array([[1.0, 0.4, 0.6], [-1, 2, 0.5]]), np.array([[0.0, 1, 3], [2, 1.7, 0]])
     means, stds = np.zeros(4), np.array([0.1, 0.2, 0.3, 0.4])
@@ -170,14 +178,14 @@ def test_boxes_are_encoded_and_decoded():
 
 
 def test_the_growth_of_a_box_is_limited():
-    """clip bounds the logarithms of the sizes."""
+    """``clip`` of box_decode limits the logarithms of the sizes."""
     data, anchor = np.array([[[0.0, 0, 5, -5]]]), np.array([[[0.0, 0, 1, 1]]])
     actual = run("_contrib_box_decode", [data, anchor], {"clip": np.log(2.0)})[0]
     np.testing.assert_allclose(actual[0, 0], [-1, -np.exp(-5) / 2, 1, np.exp(-5) / 2])
 
 
 def test_boxes_of_wrong_shapes():
-    """Shapes that do not belong together are refused by name."""
+    """box_encode and box_decode refuse shapes that do not fit; the error names the arrays."""
     ones = mx.nd.ones
     four = ones((4,)), ones((4,))
     with pytest.raises(ShapeError, match="samples must have 2 dimensions"):
@@ -192,9 +200,9 @@ def test_boxes_of_wrong_shapes():
 
 
 def test_classes_without_replacement():
-    """Rows hold distinct classes below range_max, small classes first; the tries equal those of sequential draws.
+    """_sample_unique_zipfian returns rows of distinct classes below range_max, mostly small classes.
 
-    With all classes wanted, each row is a permutation, and its tries at least as many.
+    It also returns the number of draws of each row. If all classes are wanted, each row is a permutation.
     """
     mx.random.seed(4)
     classes, tries = mx.nd._internal._sample_unique_zipfian(1000, shape=(3, 200))
@@ -215,7 +223,7 @@ def test_classes_without_replacement():
 
 
 def test_classes_with_replacement():
-    """Expected counts follow the formula, for arrays and for symbols, and the draws approximate them."""
+    """rand_zipfian returns the expected counts of the formula, for arrays and symbols, and its draws follow them."""
     mx.random.seed(5)
     inputs = mx.nd.array([0, 3, 19], dtype="int32")
     expected = np.log((np.arange(20) + 2) / (np.arange(20) + 1)) / np.log(21) * 20000
@@ -235,21 +243,21 @@ RATES = {"lr": 0.5, "wd": 0.1, "eta": 0.3, "beta1": 0.75, "beta2": 0.875, "clip_
 
 
 def adamw(w, g, mean, var):
-    """Return one step in float64, the gradient already rescaled."""
+    """Return weight, mean and variance after one step in float64; ``g`` is already rescaled."""
     g = np.clip(g, -2, 2)
     mean, var = 0.75 * mean + 0.25 * g, 0.875 * var + 0.125 * g * g
     return w - 0.3 * (0.5 * mean / (np.sqrt(var) + 1e-8) + 0.1 * w), mean, var
 
 
 def arrays(dtype="float32", shape=(70, 70)):
-    """weight, gradient, mean, var: more than one block of elements."""
+    """Return weight and gradient in ``dtype``, mean and variance in float32; by default more than one block."""
     result = [uniform(*shape, seed=k) for k in range(4)]
     return [mx.nd.array(x, dtype=dtype if k < 2 else "float32") for k, x in enumerate(result)]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_steps_of_adamw(mixed):
-    """Weight and states are those of the formula; the weight may be float16 with a copy in float32."""
+    """Weight and states equal the formula; a float16 weight is stepped through its float32 copy."""
     w, g, mean, var = arrays("float16" if mixed else "float32")
     expected = adamw(w.asnumpy().astype("f8"), 3.0 * g.asnumpy().astype("f8"), mean.asnumpy(), var.asnumpy())
     if mixed:
@@ -267,7 +275,7 @@ def test_steps_of_adamw(mixed):
 @pytest.mark.parametrize("factor", [np.nan, np.inf, -np.inf, 0.0])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_bad_factor_skips_the_step(factor, mixed):
-    """Neither weight nor states change, whatever the gradient holds."""
+    """A rescaling factor of 0, NaN or infinity leaves weight and states unchanged, whatever the gradient."""
     inputs = arrays("float16" if mixed else "float32")
     inputs[1][:] = np.inf
     states = [*inputs[:1], *inputs[2:], *([inputs[0].astype("float32")] if mixed else [])]
@@ -279,7 +287,7 @@ def test_a_bad_factor_skips_the_step(factor, mixed):
 
 
 def test_contract_of_adamw():
-    """In place, replayed, with exactly the declared scratch."""
+    """AdamW steps meet the kernel contract in place, replayed, with exactly the declared scratch."""
     inputs = [uniform(5, 4, seed=k).astype(np.float32) for k in range(4)]
     factor = np.array([1.5], np.float32)
     check_contract("_adamw_update", [*inputs, factor], RATES)
@@ -289,7 +297,10 @@ def test_contract_of_adamw():
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_several_weights_at_once(mixed):
-    """Each with its own rates, as one after the other; lists of other lengths change nothing."""
+    """One update of two weights with their own rates equals two single updates.
+
+    Lists of other lengths are refused and change nothing.
+    """
     sets = [arrays("float16" if mixed else "float32", (3, 4)) for _ in range(2)]
     if mixed:
         sets = [[*one, one[0].astype("float32")] for one in sets]
@@ -310,7 +321,10 @@ def test_several_weights_at_once(mixed):
 
 
 def test_group_adagrad():
-    """One rate a row, clipped gradients; weight decay and weights that are no matrix are refused."""
+    """GroupAdaGrad has one rate per row and clips gradients.
+
+    It refuses weight decay, and weights that are not matrices.
+    """
     optimizer = mx.optimizer.contrib.GroupAdaGrad(
         learning_rate=0.5, rescale_grad=2.0, clip_gradient=1.0, eps=1e-3, wd=0
     )
@@ -331,7 +345,7 @@ def test_group_adagrad():
 
 
 def test_scale_gradient():
-    """The data go through; their gradient is multiplied by the number in the array, and the array has none."""
+    """_scale_gradient returns its data and multiplies their gradient by the number in the array."""
     x, scale = uniform(3, 4), np.array([8.0])
     np.testing.assert_array_equal(run("_scale_gradient", [x, scale], {})[0], x)
     np.testing.assert_allclose(gradients("_scale_gradient", [x, scale], [x], {})[0], 8.0 * x)

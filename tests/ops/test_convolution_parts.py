@@ -1,4 +1,4 @@
-"""NumPy's convolutions in parts: right, of the same bits with any number of cores, each in a room of its own."""
+"""NumPy's convolutions in parts: correct, with the same bits for any number of cores, each in its own scratch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weftplan.support import core_sharing
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
-    """Work of test size is cut, into tiles of a few columns, on four cores."""
+    """Cut work of test size into tiles of a few columns, on four cores."""
     monkeypatch.setattr(conv_geometry, "FEW", 1 << 10)
     monkeypatch.setattr(conv_geometry, "LEAST_ROWS", 4)
     monkeypatch.setattr(conv_geometry, "SHARE", 1)
@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
 
 
 def layer(seed: int) -> Geometry:
-    """Return a random convolution of one to three axes, in one group or in several, depthwise too."""
+    """Return a random convolution of one to three axes, in one or several groups, including depthwise."""
     rng = random.Random(seed)
     axes = rng.choice((1, 2, 2, 2, 3))
     kernel, dilate, stride, pad = (
@@ -49,7 +49,7 @@ def layer(seed: int) -> Geometry:
 
 
 def arrays(geo: Geometry) -> tuple[Any, Any, Any]:
-    """Data, weight and the gradient of the result."""
+    """Return random data, weight and output gradient."""
     rng = np.random.default_rng(3)
     shapes: list[tuple[int, ...]] = [
         (geo.batch, geo.channels, *geo.image),
@@ -61,7 +61,10 @@ def arrays(geo: Geometry) -> tuple[Any, Any, Any]:
 
 
 def passes(geo: Geometry) -> list[Any]:
-    """Result, both gradients, and each of the two alone, in exactly the declared scratch."""
+    """Return the output, both gradients computed together, and each gradient computed alone.
+
+    Every pass has exactly the scratch declared for it.
+    """
     x, w, dy = arrays(geo)
 
     def context(nbytes: int) -> OpContext:
@@ -72,13 +75,16 @@ def passes(geo: Geometry) -> list[Any]:
     adjoint(context(geo.backward_nbytes()), geo, x, dy, w, *both)
     adjoint(context(geo.backward_nbytes(weight=False)), geo, None, dy, w, dx, None)
     adjoint(context(geo.backward_nbytes(data=False)), geo, x, dy, None, None, dw)
-    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, np.empty_like(x), None)  # less than was declared for
+    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, np.empty_like(x), None)  # needs less scratch
     return [out, *both, dx, dw]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Random layers, against the definition in float64; each part has its scratch for itself while all are at work."""
+    """Random layers equal the float64 definition while all their parts run at the same time.
+
+    If parts shared scratch, they would overwrite each other's columns.
+    """
     together, lay_out, scatter = SideBySide(), conv_gemm._lay_out, conv_gemm._scatter
 
     def laid_out(*each: Any) -> None:
@@ -98,15 +104,15 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for got, one in zip(passes(geo), (*want, *want[1:]), strict=True):
         eps = np.finfo(geo.dtype).eps
         most = max(1.0, np.abs(one).max(initial=0))
-        grows = 1 if geo.dtype == np.float16 else one.size**0.5  # sums of float16 are of float32
+        grows = 1 if geo.dtype == np.float16 else one.size**0.5  # float16 is summed in float32
         assert np.abs(got - one).max(initial=0) <= 4 * eps * most * grows, geo
     cuts = {len(parts(geo, weight=weight)) for weight in (False, True)} - {1}
     assert set(together.counts) <= cuts
-    assert set(together.counts) == cuts or geo.pointwise  # other products
+    assert set(together.counts) == cuts or geo.pointwise  # pointwise layers use other products
 
 
 def test_random_layers_are_cut_and_not_cut() -> None:
-    """The seeds above cover one to four parts, of images, channels and groups."""
+    """The seeds above include layers of one, two and four parts, with and without groups."""
     cuts_seen = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
              for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
     for weight in (False, True):
@@ -115,7 +121,10 @@ def test_random_layers_are_cut_and_not_cut() -> None:
 
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training steps on every engine, with one to four cores; the allocated bytes equal the plan."""
+    """Training steps have the same bits on two engines with one to four cores.
+
+    The allocated bytes equal the plan.
+    """
     split, counts = core_sharing.split, []
 
     def noting(work: Any, count: int) -> None:
@@ -135,7 +144,7 @@ def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
-    """Return the bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
+    """Return the bytes of the output and the gradients of one layer with 3x3 windows, computed by NumPy."""
     net = getattr(mx.sym, kind)(
         mx.sym.Variable("data"), kernel=(3, 3), num_filter=filters, pad=(1, 1), no_bias=False, name="c"
     )
@@ -151,7 +160,7 @@ def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
 def test_one_image_needs_no_more_scratch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """An inference plan for one image equals the plan without parts."""
+    """An inference plan for one image has the same peak with and without parts."""
     net = getattr(mx.sym, kind)(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, name="c")
     results = []
     for few in (1 << 10, 1 << 60):

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C as a plan may call them: in place, with unwanted outputs, repeated, and for inference."""
+"""CUDA C kernels called as a plan may call them: in place, with unwanted outputs, repeated, and for inference."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from tests.contract.devices import GPUS, place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
-from tests.ops.test_cuda_on_host import CASES, of
-from tests.ops.test_on_devices import fetch, put, same
+from tests.ops.test_cuda_on_host import CASES, cast_case
+from tests.ops.test_on_devices import copy_to, fetch, same
 from tests.support import ops_cuda_sources as cuda
 from tests.support.ops_harness import differentiate, garbage, prepare, spec_of, subsets
 from weftplan import device
@@ -17,7 +17,7 @@ from weftplan.ops.core.schema import OpContext
 
 @pytest.fixture(scope="module", params=GPUS)
 def where(request):
-    """The stand-in's first GPU, whose kernels are machine code of the host; or a real one."""
+    """Yield gpu(0): the stand-in with kernels compiled for the host, or a real GPU."""
     if request.param == "gpu":
         with place("gpu") as context:
             yield device.get(context(0))
@@ -31,8 +31,8 @@ def where(request):
 
 
 def calls_of(case, *, is_train=True):
-    """The forward call of a case and the calls of its gradient that have a kernel for GPUs."""
-    name, arrays, params = of(case, "float32")
+    """Return the calls of a case that have a GPU kernel: its forward call and the calls of its gradient."""
+    name, arrays, params = cast_case(case, "float32")
     call = prepare(name, arrays, params, is_train=is_train)
     call()
     result = [call]
@@ -43,23 +43,28 @@ def calls_of(case, *, is_train=True):
 
 
 def run(where, call, *, alias=None, wanted=None, recompute=False):
-    """Outputs and auxiliary states after one call on the device; the arguments are those of a call of the harness."""
+    """Return the outputs and auxiliary states after one call on the device.
+
+    ``alias`` is an (input, output) pair that shares memory; ``wanted`` flags the outputs to compute.
+    """
     op, params = call.op, call.params
     specs = [spec_of(x) for x in call.inputs]
     chosen = choose(op, params, specs, call.out_specs, "auto", on="gpu").implementation
     assert chosen.name == "cuda", op.name
     ignored = set(op.ignored(params))
-    inputs = [None if k in ignored else put(where, x) for k, x in enumerate(call.inputs)]
-    outputs = [put(where, garbage(s)) if wanted is None or wanted[k] else None for k, s in enumerate(call.out_specs)]
+    inputs = [None if k in ignored else copy_to(where, x) for k, x in enumerate(call.inputs)]
+    outputs = [
+        copy_to(where, garbage(s)) if wanted is None or wanted[k] else None for k, s in enumerate(call.out_specs)
+    ]
     if alias is not None:
         source, target = alias
-        memory = put(where, call.inputs[source])
+        memory = copy_to(where, call.inputs[source])
         outputs[target] = memory.view(call.out_specs[target].dtype).reshape(call.out_specs[target].shape)
         if source not in ignored:
             inputs[source] = memory
     size = chosen.workspace(params, specs, call.out_specs)
     ctx = OpContext(
-        where.xp, is_train=call.is_train, workspace=put(where, np.full(size, 0xFF, np.uint8)) if size else None,
+        where.xp, is_train=call.is_train, workspace=copy_to(where, np.full(size, 0xFF, np.uint8)) if size else None,
         random_key=call.key, recompute=recompute,
         output_shapes=() if wanted is None else [s.shape for s in call.out_specs],
     )  # fmt: skip
@@ -69,13 +74,13 @@ def run(where, call, *, alias=None, wanted=None, recompute=False):
 
 
 def bits(arrays):
-    """For comparison: NaN is equal to itself."""
+    """Return the arrays as bytes, so that NaN equals itself; None stays None."""
     return [None if x is None else x.tobytes() for x in arrays]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_place_and_with_unwanted_outputs(where, case):
-    """An operator's declarations hold for its CUDA kernel, with any subset of the outputs: the bits do not change."""
+    """A CUDA kernel gives the same bits in place, and with any subset of its outputs."""
     for call in calls_of(case):
         expected, states = run(where, call)
         for pair in call.op.inplace_pairs(call.params):
@@ -95,8 +100,8 @@ def test_in_place_and_with_unwanted_outputs(where, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_to_predict(where, case):
-    """Outside of training: statistics that were learnt are used and stay, nothing is dropped."""
+def test_inference_equals_the_host(where, case):
+    """Outside of training, GPU kernels equal the host and leave the learnt statistics unchanged."""
     for call in calls_of(case, is_train=False):
         before = [call.inputs[k].copy() for k in call.op.mutated(call.params)]
         expected = [y.copy() for y in call()]
@@ -107,7 +112,7 @@ def test_to_predict(where, case):
 
 
 def test_statistics_are_learnt_once(where):
-    """A forward pass that is computed again for backward gives the same bits and leaves the statistics alone."""
+    """A recomputed forward pass gives the same bits and leaves the statistics unchanged."""
     for case in CASES:
         for call in calls_of(case) if CASES[case][0] == "BatchNorm" else ():
             expected, _ = run(where, call)

@@ -1,4 +1,4 @@
-"""An installed compiler of NVIDIA's accepts every kernel in CUDA C; no GPU is needed."""
+"""NVIDIA's compilers, if installed, accept every CUDA C kernel; no GPU is needed."""
 
 import re
 
@@ -8,11 +8,14 @@ from tests.support import cuda_bounds
 from tests.support import ops_cuda_sources as cuda
 
 REGISTERS = 65536
-"""Of one block, on every GPU since 2014."""
+"""Registers of one block, on every GPU since 2014."""
 
 
-def compiled(sources, folder):
-    """nvcc's report on each kernel: the launch's number of threads is allowed, and no register spills to memory."""
+def check_compiled(sources, folder):
+    """Compile the sources with nvcc and check each kernel.
+
+    Its registers must suffice for the threads of its launch, and no register may spill to memory.
+    """
     names = [name for text in sources for name in re.findall(r"__global__ void (\w+)\(", text)]
     actual = cuda.nvcc(sources, folder)
     assert sorted(name for name, *_ in actual) == sorted(names)
@@ -24,24 +27,24 @@ def compiled(sources, folder):
 
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_nvcc_takes_every_source(tmp_path):
-    """In float32: no warning, no spills, and few enough registers for the threads of its blocks.
+    """nvcc compiles the float32 sources without warnings or spills, within the registers of a block.
 
-    Sources that take the compiler seconds, random numbers and steps of 24 weights, stand in the long test alone.
+    Slow sources (random numbers, optimizer steps) are compiled only in `test_nvcc_takes_every_dtype`.
     """
     long = ("philox", "updates", "dropout")
-    compiled([text for label, text in cuda.texts(every=False).items() if not label.startswith(long)], tmp_path)
+    check_compiled([text for label, text in cuda.texts(every=False).items() if not label.startswith(long)], tmp_path)
 
 
 @pytest.mark.stress
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_nvcc_takes_every_dtype(tmp_path):
-    """The same for every dtype that a letter of a source may stand for."""
-    compiled(list(cuda.texts(every=True).values()), tmp_path)
+    """nvcc compiles every source for every dtype without warnings or spills."""
+    check_compiled(list(cuda.texts(every=True).values()), tmp_path)
 
 
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_a_mistake_is_noticed(tmp_path):
-    """An unknown name, an unused variable, and too few registers are detected."""
+    """``nvcc`` raises for an unknown name and for an unused variable."""
     for code in ("y[0] = x;", "int unused = 3;"):
         with pytest.raises(AssertionError):
             cuda.nvcc([f'extern "C" __global__ void wrong(float* y) {{ {code} }}'], tmp_path)
@@ -55,14 +58,14 @@ def _or_skip(text):
 
 
 def test_nvrtc_takes_a_source_of_every_file():
-    """CuPy's own compiler, with its options, makes machine code of one kernel of each file."""
+    """CuPy's own compiler, with its options, compiles one kernel of each file."""
     for text in {label.partition(".")[0]: text for label, text in cuda.texts(every=False).items()}.values():
         assert len(_or_skip(text)) > 0
 
 
 @pytest.mark.stress
 def test_nvrtc_takes_every_source():
-    """The same of every source, for every dtype."""
+    """CuPy's own compiler compiles every source for every dtype."""
     for text in cuda.texts(every=True).values():
         assert len(_or_skip(text)) > 0
 
@@ -70,13 +73,16 @@ def test_nvrtc_takes_every_source():
 BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize", "normalize_back", "pool_largest",
                    "pool_sum", "find_largest", "pool_back", "spread_back", "pool_whole", "softmax_columns",
                    "softmax_columns_back", "drop", "drop_back")  # fmt: skip
-"""Kernels whose arithmetic is to take less time than their memory."""
+"""Kernels whose arithmetic must take less time than their memory accesses."""
 
 
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
-    """A division of 64 bits by a number that the compiler does not know takes some hundred instructions; a loop over
-    elements has none of 32 bits, either. One call of Philox serves eight elements of Dropout."""
+    """Kernels bound by memory have no 64-bit division, and no 32-bit division in a loop.
+
+    A 64-bit division by a variable takes about a hundred instructions. One call of Philox serves eight elements of
+    Dropout.
+    """
     kernels = {}
     for label, text in cuda.texts(every=False).items():
         if label.startswith(("batch_norm", "pooling", "softmax._ROWS", "dropout")):
@@ -93,8 +99,11 @@ def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
 
 @pytest.mark.skipif(cuda.NVCC is None or cuda.CUOBJDUMP is None, reason="nvcc or cuobjdump is not installed")
 def test_no_kernel_is_bound_by_instructions():
-    """Issuing the instructions of elementwise nodes, normalisation, pooling and softmax takes less time than moving
-    their bytes, on an H100 and but for the exceptions on an H200, by the machine code of each kernel."""
+    """Issuing a kernel's instructions takes less time than moving its bytes, on an H100 and an H200.
+
+    The instructions are counted in machine code, for elementwise nodes, normalisation, pooling and softmax.
+    ``cuda_bounds.ABOVE`` lists the exceptions.
+    """
     for rows in cuda_bounds.measured().values():
         for row, count in rows:
             for gpu, ratio in cuda_bounds.bounds(count, row.nbytes).items():
@@ -105,7 +114,7 @@ def test_no_kernel_is_bound_by_instructions():
 
 
 def test_the_page_has_the_bounds_of_every_kernel():
-    """``python -m tests.support.cuda_bounds --write`` writes them where the tools are."""
+    """The page lists every kernel; ``python -m tests.support.cuda_bounds --write`` writes it."""
     text = cuda_bounds.PAGE.read_text()
     for row in cuda_bounds.KERNELS:
         assert f"| `{row.kernel}` | {row.call} |" in text

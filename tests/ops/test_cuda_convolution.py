@@ -1,4 +1,4 @@
-"""Convolutions on a GPU without cuDNN: products by cuBLAS over tiles of windows, and columns in one launch each."""
+"""Convolutions on a GPU without cuDNN: cuBLAS products over tiles of windows, and one launch for the columns."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,10 @@ CASES = {
 
 
 def step(name, shape, params, ctx, dtype, *, bias=True):
-    """Output and gradients of one layer, with whole numbers as values: sums are exact in any order."""
+    """Return a layer's output and gradients by name, and the launches of its backward pass.
+
+    All values are whole numbers, so that sums are exact in any order.
+    """
     symbol = getattr(mx.sym, name)(mx.sym.Variable("data"), name="c", no_bias=not bias, **params)
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     executor = symbol.simple_bind(ctx, grad_req="write", type_dict=types, data=shape)
@@ -48,7 +51,7 @@ def step(name, shape, params, ctx, dtype, *, bias=True):
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_the_host(case, name, tile, monkeypatch):
-    """Some windows or images a tile, and all in one: forward and both gradients, bit by bit."""
+    """Output and gradients equal the host's bits, with few windows or images per tile and with all in one tile."""
     monkeypatch.setattr(tiling, "GPU", tiling.GPU._replace(tile_bytes=tile))
     shape, params = CASES[case]
     for dtype in ("float32", "float64") if case == "padded" else ("float32",):
@@ -62,7 +65,7 @@ def test_values_are_those_of_the_host(case, name, tile, monkeypatch):
 
 
 def test_a_tile_is_four_launches():
-    """Columns, product, product, columns back: a backward pass of two parts, all images at once."""
+    """A backward pass in one tile takes four launches: columns, two products, and columns back."""
     shape, params = CASES["padded"]
     with place("standin", kind="NaiveEngine") as context:
         _, launches = step("Convolution", shape, params, context(0), "float32", bias=False)
@@ -78,8 +81,8 @@ def test_a_tile_is_four_launches():
         ({"num_group": 2}, "float16", "products of float16"),
     ],
 )
-def test_what_is_refused_says_why(params, dtype, text):
-    """CuPy's products compute the rest, and the plan says why neither cuDNN nor the package does."""
+def test_the_plan_states_why_products_are_numpys(params, dtype, text):
+    """Groups and float16 are computed by CuPy's products, and the plan states the reason."""
     symbol = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c", **params)
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     planned = mx.planner.plan_symbol(symbol, {"data": (2, 4, 8, 8)}, types, context=mx.gpu(0))
@@ -90,7 +93,10 @@ def test_what_is_refused_says_why(params, dtype, text):
 
 @pytest.mark.parametrize("batch", [64, 80])
 def test_large_batches_stay_below_forty_launches(batch):
-    """VGG-16, whose columns are the largest: no operator above 40 launches, no byte outside the plan."""
+    """VGG-16 at a large batch takes at most 40 launches per operator and 8 on average.
+
+    The host never waits, and nothing is allocated outside the plan.
+    """
     with place("standin") as context:
         actual = counted(models.get("vgg16"), models.input_shapes("vgg16", batch=batch), context(0))
     assert actual.most <= 40
@@ -100,7 +106,7 @@ def test_large_batches_stay_below_forty_launches(batch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products(dtype):
-    """Transposed operands, one matrix for all, rows that are apart, results that are added."""
+    """gemm multiplies transposed operands, a matrix shared by the batch, strided rows, and adds to its result."""
     rng = np.random.default_rng(0)
 
     def whole(*shape):
@@ -135,7 +141,7 @@ def test_products(dtype):
 
 
 def test_the_standin_for_cublas_is_strict():
-    """Leading dimensions that are too small, and memory beyond an allocation, are refused."""
+    """The stand-in for cuBLAS refuses small leading dimensions, memory beyond an allocation, and scalars by value."""
     with place("standin") as context:
         where = device.get(context(0))
         xp = where.xp
@@ -158,7 +164,7 @@ def test_the_standin_for_cublas_is_strict():
 
 @pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
 def test_tensor_cores_are_asked_for(monkeypatch):
-    """With the flag, products of float32 may round to TF32, and the library is left as it was found."""
+    """With the flag, float32 products may round to TF32; afterwards the math mode is the default again."""
     monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", "1")
     shape, params = CASES["padded"]
     modes = []

@@ -1,4 +1,4 @@
-"""CTCLoss on a GPU: one launch for all steps, the values of the host, nothing that waits."""
+"""CTCLoss on a GPU: one launch for all steps, and the values of the host."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,10 @@ STEPS, BATCH, CHANNELS, LABELS = 7, 5, 6, 4
 
 
 def step(ctx, blank, given, dtype):
-    """Loss and gradient of samples whose labels fit, just fit, repeat, do not fit, and are none."""
+    """Return [loss, gradient] of one batch, and the (launches, synchronizations, atomics) of this step.
+
+    The labels of the five samples fit, just fit, repeat, do not fit, and are empty.
+    """
     sym = mx.sym
     inputs = {"data": sym.Variable("data"), "label": sym.Variable("label")}
     values = {"data": np.sin(np.arange(STEPS * BATCH * CHANNELS) * 1.7).reshape(STEPS, BATCH, CHANNELS) * 3}
@@ -40,7 +43,10 @@ def step(ctx, blank, given, dtype):
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("blank", ["first", "last"])
 def test_values_are_those_of_the_host(blank, given, dtype):
-    """Repeated labels, padding, samples that end early, labels that no alignment fits."""
+    """Loss and gradient equal the host's, with one launch per pass and no atomics.
+
+    The samples have repeated labels, padding, early ends, and labels that no alignment fits.
+    """
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = step(mx.cpu(), blank, given, dtype)
         actual, (launches, _, atomics) = step(context(0), blank, given, dtype)

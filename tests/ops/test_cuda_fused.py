@@ -1,4 +1,4 @@
-"""Layer norm and cells of GRUs on a GPU: the values of the host in few launches, no byte outside the plan."""
+"""Layer norm and GRU cells on a GPU: the host's values in few launches, and no memory outside the plan."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ LOOSE = {"float16": 2e-2, "float32": 2e-5, "float64": 1e-11}
 
 
 def step(symbol, shapes, ctx, dtype):
-    """Output, gradients and launches of a training step."""
+    """Return output and gradients by name, and the launches of one training step."""
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     executor = symbol.simple_bind(ctx, grad_req="write", type_dict=types, **shapes)
     rng = np.random.default_rng(4)
@@ -31,13 +31,13 @@ def step(symbol, shapes, ctx, dtype):
     return {name: array.asnumpy() for name, array in arrays.items()}, launches
 
 
-def compared(symbol, shapes, dtype):
-    """Return the launches on the stand-in; check that the values are the host's, and equal in two runs."""
+def check_values(symbol, shapes, dtype):
+    """Check that values equal the host's and repeat bit by bit; return the launches on the stand-in."""
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = step(symbol, shapes, mx.cpu(), dtype)
         actual, launches = step(symbol, shapes, context(0), dtype)
         repeated, _ = step(symbol, shapes, context(1), dtype)
-        if dtype != "float16":  # CuPy's products copy rows that are apart
+        if dtype != "float16":  # CuPy's products copy rows that are not contiguous
             assert device.get(context(0)).temporaries.reserved == 0
     for name, array in expected.items():
         scale = max(1.0, float(np.abs(array).max()))
@@ -60,9 +60,12 @@ def compared(symbol, shapes, dtype):
     ],
 )
 def test_norms_are_three_launches(op, shape, axis, dtype):
-    """Rows and gammas longer and shorter than a block is wide, along any axis: one launch forwards, two backwards."""
+    """Layer and instance norms take one launch forwards and two backwards.
+
+    Rows and gammas are longer and shorter than a block is wide, along any axis.
+    """
     how = {} if axis is None else {"axis": axis}
-    launches = compared(getattr(mx.sym, op)(mx.sym.Variable("data"), name="n", **how), {"data": shape}, dtype)
+    launches = check_values(getattr(mx.sym, op)(mx.sym.Variable("data"), name="n", **how), {"data": shape}, dtype)
     assert {name: count for name, count in launches.items() if "row" in name} == {
         "normalize_rows": 1,
         "normalize_rows_back": 1,
@@ -72,7 +75,7 @@ def test_norms_are_three_launches(op, shape, axis, dtype):
 
 @pytest.mark.parametrize("wanted", [{"data": "write"}, {"n_gamma": "write"}, {"n_beta": "write", "data": "add"}])
 def test_norms_compute_what_is_wanted(wanted):
-    """Unwanted gradients have no launch, or go to scratch that the plan counts."""
+    """Gradients requested alone equal the host's; scratch for the others is part of the plan."""
     symbol = mx.sym.LayerNorm(mx.sym.Variable("data"), name="n")
     results = []
     with place("standin", kind="NaiveEngine") as context:
@@ -95,7 +98,10 @@ def test_norms_compute_what_is_wanted(wanted):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_step_of_a_gru_is_two_launches(bidirectional, dtype):
-    """The product and the cell forwards; backwards the cell, the product, and the gradient that comes from above."""
+    """A GRU step takes one product and one cell kernel forwards.
+
+    Backwards it takes one cell kernel, and its products.
+    """
     steps, batch, size = 4, 2, 3
     state = mx.sym.Variable("state")
     symbol = mx.sym.RNN(
@@ -104,7 +110,7 @@ def test_a_step_of_a_gru_is_two_launches(bidirectional, dtype):
     )  # fmt: skip
     ways = 1 + bidirectional
     shapes = {"data": (steps, batch, 5), "state": (ways, batch, size)}
-    launches = compared(symbol, shapes, dtype)
+    launches = check_values(symbol, shapes, dtype)
     assert (launches["gru_step"], launches["gru_back"]) == (steps * ways, steps * ways)
-    if dtype != "float16":  # of the input forwards, of input, weights, states and initial state backwards
+    if dtype != "float16":  # forward: the input; backward: input, weights, states and initial state
         assert launches["sgemm" if dtype == "float32" else "dgemm"] == (2 * steps + 5) * ways

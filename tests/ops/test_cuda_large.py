@@ -1,6 +1,6 @@
-"""Kernels in CUDA C at arrays of nearly 2^31 elements: indices of 32 bits would wrap, or end in another element.
+"""CUDA C kernels at arrays of nearly 2^31 elements, where 32-bit indices would overflow.
 
-Memory is only reserved (200 GB, on a Linux that overcommits): the first, a middle and the last block of each launch
+Memory is only reserved (200 GB, on a Linux that overcommits). The first, a middle and the last block of each launch
 run, and only their pages are touched.
 """
 
@@ -35,7 +35,7 @@ class Far:
         self.nbytes = self.host.nbytes
 
     def reshape(self, *shape):
-        """Return the same memory."""
+        """Return a view of the same memory with another shape."""
         result = object.__new__(Far)
         result.host = self.host.reshape(*shape)
         result.shape, result.size, result.ndim, result.dtype = (
@@ -48,7 +48,10 @@ class Far:
 
 
 class Kernel:
-    """``cupy.RawKernel`` that runs three blocks, and keeps whether the last element of each result was written."""
+    """A stand-in for ``cupy.RawKernel`` that runs three blocks.
+
+    It records whether the last element of each result was written.
+    """
 
     ended: list = []  # noqa: RUF012 - of all launches of a test
 
@@ -81,7 +84,7 @@ MOST = 2**31 - 1
 
 
 def params(name, **given):
-    """Return the parameters of an operator, as text."""
+    """Return parsed parameters of an operator."""
     return parse_params(get(name), {k: str(v) for k, v in given.items()})
 
 
@@ -121,7 +124,7 @@ def _segments():
     index = Far(MOST, dtype=np.int32)
     segments.each(XP, segments._INDEX, "index_keys", keys.size, (index, keys, MOST, 1 << 20, 0), I=index.dtype)
     segments.launch(XP, segments.SORT, "sort_tile", keys.size // 2048, 1024, (keys, keys.size, 2048))
-    keys.host[(1 << 30) - 1], keys.host[-1] = 5, 4  # which change places
+    keys.host[(1 << 30) - 1], keys.host[-1] = 5, 4  # a pair that has to exchange places
     segments.each(XP, segments.SORT, "sort_step", keys.size // 2, (keys, keys.size, keys.size // 2))
     keys = Far(1 << 20, dtype=np.uint64)
     keys.host[-1] = (1 << 52) + keys.size - 1
@@ -165,7 +168,7 @@ def _steps():
     ids=lambda f: f.__name__[1:],
 )
 def test_the_last_element_is_reached(launch):
-    """Nothing overflows, every access is within its array, and the last block writes the last element."""
+    """No index overflows, every access is within its array, and the last block writes the last element."""
     Kernel.ended, Kernel.first = [], True
     launch()
     assert Kernel.ended

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C with a mistake in them: a barrier or a bound that is missing is noticed on the host."""
+"""Mutated CUDA C kernels: the host run detects a missing barrier or a missing bounds check."""
 
 import collections
 import re
@@ -8,7 +8,7 @@ import pytest
 from tests.contract.devices import place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
-from tests.ops.test_cuda_on_host import CASES, compare, of
+from tests.ops.test_cuda_on_host import CASES, cast_case, compare
 from tests.standin_cupy.cuda.memory import KernelError
 from tests.support import ops_cuda_sources as cuda
 from weftplan import device
@@ -20,11 +20,11 @@ pytestmark = [
 
 MISTAKE = re.compile(r"__syncthreads\(\);|if \(i >= count\) return;|if \(i < count\) ")
 HEAD = re.compile(r"int t = threadIdx.x;\s*$")
-"""The text before the first barrier of ``total`` and ``largest``, which separates them from an earlier reduction."""
+"""Text before the first barrier of ``total`` and ``largest``, which separates them from an earlier reduction."""
 
 
 def mutants(text):
-    """Yield the source without one of its barriers or bounds."""
+    """Yield copies of the source, each without one barrier or bounds check."""
     for matches in MISTAKE.finditer(text):
         if not HEAD.search(text[: matches.start()]):
             yield text[: matches.start()] + text[matches.end() :]
@@ -36,14 +36,14 @@ LABELS = [label for label, text in cuda.texts(every=False).items() if any(mutant
 
 @pytest.fixture(scope="module")
 def users():
-    """The stand-in's first GPU, and the cases that launch each source."""
+    """Yield the stand-in's first GPU, and the cases that launch each source."""
     build.build(cuda.texts(every=False).values())
     actual = collections.defaultdict(list)
     with place("standin") as context:
         where = device.get(context(0))
         for case in CASES:
             with on_host() as host:
-                compare(where, *of(case, "float32"))
+                compare(where, *cast_case(case, "float32"))
             for code, _ in host.executed:
                 actual[code].append(case)
         yield where, actual
@@ -51,14 +51,14 @@ def users():
 
 @pytest.mark.parametrize("label", LABELS)
 def test_mistakes_are_noticed(users, label):
-    """Mistakes show as wrong values or as refused accesses."""
+    """Every mutant fails a case, by wrong values or by a refused access."""
     where, actual = users
     text = cuda.texts(every=False)[label]
     for bad in mutants(text):
         for case in actual[text]:
             try:
                 with on_host((0, 1), lambda code, bad=bad: bad if code == text else code):
-                    compare(where, *of(case, "float32"))
+                    compare(where, *cast_case(case, "float32"))
             except (KernelError, AssertionError):
                 break
         else:

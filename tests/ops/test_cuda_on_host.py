@@ -1,7 +1,7 @@
-"""Every kernel in CUDA C runs on the host, through its own launch code, with the values of the host's kernels.
+"""Every CUDA C kernel runs on the host, through its own launch code, and gives the values of the host's kernels.
 
-The compiler is the host's (``tests/cuda_on_host``); threads run in several orders, which must leave the same bits, and
-every access is checked. A kernel that exists and is not run here fails :func:`test_every_kernel_has_run`.
+The host's compiler builds the kernels (``tests/cuda_on_host``). Threads run in several orders, which must give the same
+bits, and every access is checked. :func:`test_every_kernel_has_run` fails if a kernel has no test here.
 """
 
 import itertools
@@ -29,21 +29,21 @@ INF, NAN = np.inf, np.nan
 
 
 def numbers(*shape, scale=1.0, seed=0):
-    """Return distinct float32 numbers on both sides of 0."""
+    """Return distinct numbers from -scale to scale, in random order."""
     return (
         np.random.default_rng(seed).permutation(int(np.prod(shape))).reshape(shape) / np.prod(shape) * 2 - 1
     ) * scale
 
 
 def wild(*shape):
-    """Numbers with infinities among them."""
+    """Return numbers from -30 to 30; every seventh is replaced by minus infinity."""
     x = numbers(*shape, scale=30)
     x.reshape(-1)[::7] = -INF
     return x
 
 
 def whole(low, high, *shape, seed=0):
-    """Whole numbers."""
+    """Return random integers from ``low`` to ``high`` - 1, as float64."""
     return np.random.default_rng(seed).integers(low, high, shape).astype(np.float64)
 
 
@@ -137,19 +137,22 @@ CASES = {
     "dropout of all": ("Dropout", [numbers(40)], {"p": 1.0}),
 }  # fmt: skip
 VECTORS = {"BatchNorm": slice(1, None)}
-"""Arrays that stay float32 next to float16 data."""
+"""The inputs, by operator, that stay float32 if the data is float16."""
 
 
 @pytest.fixture(scope="module")
 def host():
-    """The stand-in's first GPU, whose kernels are machine code of the host; all in float32 are compiled at once."""
+    """Yield the stand-in's first GPU and the record of executed kernels.
+
+    Its kernels are machine code of the host. All float32 kernels are compiled together.
+    """
     build.build(cuda.texts(every=False).values())
     with place("standin") as context, on_host(SEEDS) as result:
         yield device.get(context(0)), result
 
 
 def compare(where, name, arrays, params):
-    """Forward and every call of the gradient by kernels for GPUs, against the host's."""
+    """Check that forward and every gradient call on the GPU ``where`` equal the host's."""
     call = prepare(name, arrays, params)
     inputs = [x.copy() for x in call.inputs]
     expected = [y.copy() for y in call()]
@@ -165,8 +168,8 @@ def compare(where, name, arrays, params):
             same(left[k], after[k], f"{result.op.name}: state {k}")
 
 
-def of(case, dtype):
-    """A case whose arrays have a dtype."""
+def cast_case(case, dtype):
+    """Return a case's operator, its arrays cast to ``dtype``, and its parameters."""
     name, arrays, params = CASES[case]
     kinds = [dtype] * len(arrays)
     if dtype == "float16" and name in VECTORS:
@@ -175,7 +178,10 @@ def of(case, dtype):
 
 
 def draw(where):
-    """Draw every distribution, of numbers and of arrays; some have the host's bits."""
+    """Draw from every distribution on the GPU ``where``, with scalar and array parameters.
+
+    Uniform float32 and float64 numbers must have the host's bits.
+    """
     xp = where.xp
     results = []
 
@@ -200,7 +206,7 @@ def draw(where):
 
 
 def step_all(where, dtype):
-    """Steps of one weight, and of a full launch of weights of many sizes, against the formulas in NumPy."""
+    """Check the step of one weight, and of a full launch of weights of many sizes, against NumPy formulas."""
     for (name, states), narrow in itertools.product(cuda.STEPS.items(), (False, True)):
         for count in (1, updates.GROUP):
             rows = [[numbers(1 + 97 * k, seed=k + s).astype(dtype) for s in range(2 + states)] for k in range(count)]
@@ -246,12 +252,15 @@ def _step(name, row):
 
 @pytest.mark.parametrize("case", CASES)
 def test_as_on_the_host(host, case):
-    """In float32: more elements than a block has threads, fewer, borders, ties, infinities, lengths out of range."""
-    compare(host[0], *of(case, "float32"))
+    """Each case in float32 equals the host.
+
+    The cases cover more elements than a block has threads, fewer, borders, ties, infinities, and lengths out of range.
+    """
+    compare(host[0], *cast_case(case, "float32"))
 
 
 def test_keys_are_sorted(host):
-    """In shared memory alone, and over many tiles."""
+    """Keys are sorted, both in shared memory alone and over many tiles."""
     for count in (2, 64, 2048, 16384):
         keys = np.random.default_rng(count).permutation(count).astype(np.uint64)
 
@@ -264,17 +273,17 @@ def test_keys_are_sorted(host):
 
 
 def test_distributions_are_drawn(host):
-    """Uniform numbers have the host's bits; others are finite. Their moments: test_cuda_random.py."""
+    """Uniform numbers have the host's bits; other draws are finite. ``test_cuda_random.py`` tests the moments."""
     draw(host[0])
 
 
 def test_steps_of_optimizers(host):
-    """One weight and a whole group, of 1 to 2,232 elements."""
+    """Optimizer steps equal their formulas, for one weight and for a full group of 1 to 2,232 elements each."""
     step_all(host[0], np.float32)
 
 
 def test_fused_nodes(host):
-    """A tree of elementwise nodes; more in test_cuda_pointwise.py."""
+    """A fused tree of elementwise nodes equals the host; ``test_cuda_pointwise.py`` tests more trees."""
     make, shape = NETWORKS["formulas"]
     results = []
     for context in (mx.cpu(), host[0].context):
@@ -286,7 +295,7 @@ def test_fused_nodes(host):
 
 
 def test_every_kernel_has_run(host, request):
-    """After the tests above every kernel has run: a new kernel needs a case, or this fails."""
+    """The tests above have run every kernel: a new kernel needs a case."""
     above = [item for item in request.session.items if item.path == request.path and item.name != request.node.name]
     if len(above) < len(CASES) + 3:
         pytest.skip("some of the tests above were not asked for")
@@ -295,7 +304,7 @@ def test_every_kernel_has_run(host, request):
 
 
 def unreachable(label):
-    """Return whether no call makes this source: lengths are floats, and whole numbers are drawn as doubles."""
+    """Return whether no call uses this source: lengths are floats, and integers are drawn as doubles."""
     where, *kinds = label.split()
     if where.startswith("sequence"):
         return kinds[0] not in cuda.FLOATS
@@ -304,22 +313,25 @@ def unreachable(label):
 
 @pytest.mark.stress
 def test_every_dtype():
-    """All cases in float16 and float64 as well, labels and indices of every dtype; then every source has run."""
+    """All cases equal the host in every float dtype, with labels and indices of every dtype.
+
+    Together the cases run every reachable source.
+    """
     build.build(cuda.texts(every=True).values())
     with place("standin") as context, on_host((0, 1, 5, 6)) as result:
         where = device.get(context(0))
         for dtype, case in itertools.product(cuda.FLOATS, CASES):
             if CASES[case][0] != "ROIPooling" or dtype != "float16":
-                compare(where, *of(case, dtype))
+                compare(where, *cast_case(case, dtype))
         for dtype, second in itertools.product(cuda.FLOATS, cuda.INDICES):
             for case, low in (("labels", 0), ("taken around", None), ("words", 0)):
-                name, arrays, params = of(case, dtype)
+                name, arrays, params = cast_case(case, dtype)
                 k = 0 if case == "words" else 1
                 arrays[k] = np.clip(arrays[k], 0 if second == "uint8" else low, 100).astype(second)
                 compare(where, name, arrays, params)
         for dtype, lengths in itertools.product(cuda.FLOATS, cuda.FLOATS):
             for case in (case for case in CASES if "along axis" in case):
-                name, arrays, params = of(case, dtype)
+                name, arrays, params = cast_case(case, dtype)
                 compare(where, name, [arrays[0], arrays[1].astype(lengths)], params)
         draw(where)
         for dtype in (np.float32, np.float64):

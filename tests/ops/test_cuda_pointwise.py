@@ -1,4 +1,4 @@
-"""Generated kernels of fused elementwise nodes: indices, vectors and their ends, and what compilers say."""
+"""Generated kernels of fused elementwise nodes: indices, vectors and their ends, and compiler output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("shape", "own"), [(shape, own) for shape, owns in SHAPES.items() for own in owns])
 def test_every_form_of_an_index(shape: Any, own: Any):
-    """Sizes that are multiples of a vector and others: the sum and its product are NumPy's."""
+    """A fused broadcast sum and product equals NumPy's, for sizes that are multiples of a vector and others."""
     x = mx.sym.broadcast_add(mx.sym.Variable("data"), mx.sym.Variable("own", shape=own)) * 3.0
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(own).astype(np.float32)
@@ -47,7 +47,7 @@ def test_every_form_of_an_index(shape: Any, own: Any):
 
 
 def test_a_shape_of_two_alternations_is_not_fused():
-    """No kernel has an index for it; the nodes run as they are."""
+    """A broadcast shape that alternates twice has no index form, so its nodes are not fused."""
     x = mx.sym.broadcast_add(mx.sym.Variable("data"), mx.sym.Variable("own", shape=(2, 1, 4))) * 3.0
     assert not groups(planned(x, (2, 3, 4), grad_req="null").graph)
 
@@ -55,7 +55,10 @@ def test_a_shape_of_two_alternations_is_not_fused():
 @pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_machine_code_computes_the_values(name: str):
-    """The sources run as machine code of the host, in two orders of threads, with every access checked."""
+    """Generated sources, compiled for the host, give the host's values and gradients.
+
+    They run in two orders of threads, with every access checked.
+    """
     make, shape = NETWORKS[name]
     results = []
     with place("standin", kind="NaiveEngine") as context, on_host((0, 1)) as host:
@@ -75,7 +78,7 @@ def test_machine_code_computes_the_values(name: str):
 
 @needs_nvcc
 def test_vectors_are_one_instruction(tmp_path: Any):
-    """The compiler merges loads and stores of neighbouring elements, since the pointers are said to be aligned."""
+    """nvcc merges loads and stores of neighbouring elements into one instruction, because the pointers are aligned."""
     for dtype, words in (("float32", "v4"), ("float64", "v2")):
         data = mx.sym.Variable("data")
         symbol = mx.sym.exp(data * 2.0) + data
@@ -89,7 +92,7 @@ def test_vectors_are_one_instruction(tmp_path: Any):
 
 @needs_nvcc
 def test_no_operation_is_contracted(tmp_path: Any):
-    """A product and a sum stay two roundings."""
+    """A product and a sum are rounded twice: the kernel has no fused multiply-add."""
     data = mx.sym.Variable("data")
     plan = planned(data * 2.0 + data, (4, 8), grad_req="null")
     (group,) = groups(plan.graph)
@@ -99,8 +102,10 @@ def test_no_operation_is_contracted(tmp_path: Any):
 
 @needs_cuobjdump
 def test_functions_do_not_depend_on_contraction(tmp_path: Any):
-    """CuPy's kernels are compiled with contraction, ours without: a function that is generated has the same
-    instructions with both, so it has the same bits. Those of float64 that have not are left to CuPy."""
+    """A generated function has the same instructions with and without contraction, and so the same bits.
+
+    CuPy compiles its kernels with contraction, this package without. float64 functions that differ are left to CuPy.
+    """
     heads = "const T* x, const T* z, T* y"
     bodies = {name: f"{name}(x[i]{', z[i]' * (count - 1)})" for name, count in FUNCTIONS.items()}
     bodies |= {"sqrt": "sqrt(x[i])", "divide": "x[i] / z[i]", "maximum": "isnan(x[i]) ? x[i] : fmax(x[i], z[i])"}
@@ -114,7 +119,7 @@ def test_functions_do_not_depend_on_contraction(tmp_path: Any):
 
 
 def test_functions_that_contraction_changes_are_not_generated():
-    """Of float64; in float32 they are."""
+    """log and log1p are fused in float32 but not in float64, where contraction would change their bits."""
     for dtype, fused in (("float32", True), ("float64", False)):
         for name, outer in itertools.product(("log", "log1p"), ("exp",)):
             symbol = getattr(mx.sym, outer)(getattr(mx.sym, name)(mx.sym.Variable("data")))
@@ -123,7 +128,7 @@ def test_functions_that_contraction_changes_are_not_generated():
 
 
 def test_a_formula_too_long_is_not_fused():
-    """Chains end where a kernel would become too long; the next begins there."""
+    """A long chain is split into fused kernels of at most 48 members."""
     x = mx.sym.Variable("data")
     for _ in range(200):
         x = x * 1.5 + 0.5

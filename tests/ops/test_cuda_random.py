@@ -1,4 +1,4 @@
-"""Random numbers on a GPU: a key gives the host's uniform numbers, whatever GPU it is, and other distributions hold."""
+"""Random numbers on a GPU: the host's uniform numbers for the same key, and moments of other distributions."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ KEY = (2**62 + 5, (7 << 32) + 3)
 
 
 def drawn(draw):
-    """What ``draw(generator, xp)`` gives on the host, and on a GPU."""
+    """Return the result of ``draw(generator, xp)`` on the host and on a GPU, both as NumPy arrays."""
     with place("standin") as context:
         where = device.get(context(0))
         results = []
@@ -25,7 +25,7 @@ def drawn(draw):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("count", [1, 7, 1000])
 def test_uniform_numbers_are_those_of_the_host(dtype, count):
-    """The bits are the host's, also for the numbers after the first call's."""
+    """Uniform numbers have the host's bits, also after an earlier draw from the generator."""
 
     def draw(generator, xp):
         generator.random((3,), dtype=dtype)
@@ -47,7 +47,7 @@ def test_uniform_numbers_are_those_of_the_host(dtype, count):
     ],
 )
 def test_distributions_hold(draw, mean, deviation):
-    """Mean and standard deviation within six standard errors; no number twice in a row."""
+    """The mean is within six standard errors and the deviation within 15 %; the first ten numbers differ."""
     for actual in drawn(draw):
         assert abs(actual.mean() - mean) < 6 * deviation / 4000**0.5
         assert abs(actual.std() - deviation) < 0.15 * deviation
@@ -55,8 +55,8 @@ def test_distributions_hold(draw, mean, deviation):
 
 
 def test_dropout_has_the_mask_of_the_host(monkeypatch):
-    """One launch, no states to set up; one key gives the same zeros on the host and on two GPUs."""
-    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # contexts have keys of their own otherwise
+    """Dropout takes one launch per pass; the same key gives the same zeros on the host and on two GPUs."""
+    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # otherwise contexts have different keys
     x = np.ones((33, 7), np.float32)
     results = []
     with place("standin", kind="NaiveEngine") as context:
@@ -77,8 +77,10 @@ def test_dropout_has_the_mask_of_the_host(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["rrelu", "RNN"])
 def test_every_element_has_a_number_of_its_own(kind, monkeypatch):
-    """Slopes of LeakyReLU(rrelu) and dropout between the layers of RNN are drawn for each element on a GPU, as on the
-    host, with its numbers: none is repeated from one block of work to the next."""
+    """rrelu slopes and RNN dropout are drawn per element on a GPU, with the host's numbers.
+
+    No number is repeated from one block of work to the next.
+    """
     monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)
     x = mx.sym.Variable("x")
     if kind == "rrelu":

@@ -1,4 +1,4 @@
-"""The suites of operators on GPUs, with kernels that are machine code of the host, in three orders of threads."""
+"""GPU operator tests with kernels compiled for the host, in three orders of threads."""
 
 import pytest
 
@@ -28,13 +28,13 @@ del (
 
 @pytest.fixture(scope="module")
 def where():
-    """Of the stand-in alone: a real GPU does not run the host's machine code."""
+    """Yield the stand-in's gpu(0) only: a real GPU does not run the host's machine code."""
     with place("standin") as context:
         yield device.get(context(0))
 
 
 @pytest.fixture(autouse=True)
 def kernels():
-    """Return the runner of kernels."""
+    """Run all kernels as machine code of the host, in three orders of threads."""
     with on_host((0, 1, 2)) as host:
         yield host

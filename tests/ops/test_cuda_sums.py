@@ -1,4 +1,4 @@
-"""Gradients by index on a GPU: sorted, added up in the order of the positions, the same bits as on the host."""
+"""Gradients by index on a GPU are summed in the order of positions and have the bits of the host."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from weftplan.ops.cuda import segments
 
 @pytest.mark.parametrize("count", [2, 64, 2048, 4096, 16384])
 def test_keys_are_sorted(count):
-    """One tile, two, and many: the same keys come out sorted."""
+    """Keys are sorted, in one tile, two, or many."""
     rng = np.random.default_rng(count)
     keys = rng.permutation(count).astype(np.uint64) << np.uint64(32) | rng.integers(0, 9, count, np.uint64)
     with place("standin") as context:
@@ -28,7 +28,10 @@ def test_keys_are_sorted(count):
 
 @pytest.mark.parametrize("rows", [1, 7, 50])
 def test_embedding_has_the_bits_of_the_host(rows):
-    """Large and small terms, few rows and many positions: another order of additions would show."""
+    """The gradient of Embedding has the host's bits.
+
+    Large and small terms on few rows would reveal another order of additions.
+    """
     rng = np.random.default_rng(rows)
     index = rng.integers(-2, rows + 2, 300).astype(np.float32)
     head = (rng.standard_normal((300, 5)) * 10.0 ** rng.integers(-6, 6, (300, 1))).astype(np.float32)
@@ -46,7 +49,7 @@ def test_embedding_has_the_bits_of_the_host(rows):
 
 
 def test_a_training_step_takes_nothing_from_cupy():
-    """Words, a sampler and regions: no atomics on floats, no memory that CuPy takes by itself."""
+    """A step with Embedding, BilinearSampler and ROIPooling uses no float atomics and no memory of CuPy's own."""
     sym = mx.sym
     words = sym.Embedding(sym.Variable("words"), input_dim=20, output_dim=4, name="e")
     image = sym.reshape(words, shape=(2, 1, 6, 4))
@@ -68,8 +71,10 @@ def test_a_training_step_takes_nothing_from_cupy():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("op", ["Embedding", "take", "gather_nd"])
 def test_a_frequent_index_is_summed_by_many_threads(op, dtype):
-    """Pieces of 1,024 terms, then the pieces, each in the order of the positions: rows named by at most as many have
-    the bits of the host, the others those of that order, in every run."""
+    """Terms of a frequent index are summed in pieces of 1,024, then the pieces are added in order.
+
+    Both GPUs have exactly the bits of this order. An index of at most 1,024 terms thus has the host's bits.
+    """
     rng = np.random.default_rng(1)
     places, rows, wide = 7001, 6, 3
     index = rng.choice(rows, places, p=[0.55, 0.3, 0.12, 0.02, 0.01, 0.0])

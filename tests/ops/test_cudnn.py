@@ -1,4 +1,4 @@
-"""Convolutions through cuDNN, on stand-ins: values, workspace in the plan, the choice of an algorithm."""
+"""Convolutions through cuDNN on stand-ins: values, planned workspace, and the choice of an algorithm."""
 
 import contextlib
 import importlib.metadata
@@ -30,12 +30,15 @@ SHAPES = {
 
 
 def network(name, params):
-    """Return one layer whose sum is the loss."""
+    """Return a symbol that applies the layer ``name`` to its data."""
     return getattr(mx.sym, name)(mx.sym.Variable("data"), name="c", **params)
 
 
 def results(net, shape, ctx, dtype="float32"):
-    """Return outputs and gradients of one step, the plan, and the launched kernels."""
+    """Return the output and gradients of one training step, and the executor.
+
+    After the call, ``meter`` counts the launches of this step.
+    """
     rng = np.random.default_rng(3)
     types = dict.fromkeys(net.list_arguments(), dtype)
     executor = net.simple_bind(ctx, grad_req="write", data=shape, type_dict=types)
@@ -51,6 +54,7 @@ def results(net, shape, ctx, dtype="float32"):
 
 
 def same(found, expected, dtype):
+    """Check that two lists of arrays agree within the tolerance of ``dtype``."""
     for mine, theirs in zip(found, expected, strict=True):
         loose = 2e-2 if dtype == "float16" else 2e-5
         np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=loose, atol=loose * 10)
@@ -58,7 +62,7 @@ def same(found, expected, dtype):
 
 @contextlib.contextmanager
 def provided(where, **settings):
-    """Contexts of GPUs with cuDNN, of the stand-ins or real."""
+    """Provide contexts of GPUs with cuDNN: real GPUs if ``where`` is "gpu", else stand-ins."""
     if where == "gpu":
         pytest.importorskip("cudnn", reason="nvidia-cudnn-frontend is not installed")
     with cudnn() if where == "standin" else contextlib.nullcontext(), place(where, **settings) as context:
@@ -70,7 +74,10 @@ def provided(where, **settings):
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
 @pytest.mark.parametrize("case", SHAPES)
 def test_values_are_those_of_the_host(case, name, dtype, where):
-    """Forward and all gradients; each part is one launch of cuDNN, and CuPy allocates nothing outside the plan."""
+    """Output and gradients equal the host's.
+
+    cuDNN computes each of the three parts, and CuPy allocates nothing outside the plan.
+    """
     shape, params = SHAPES[case]
     if name == "Deconvolution" and params.get("num_group", 1) > 1:
         shape = (shape[0], params["num_filter"], *shape[2:])
@@ -86,7 +93,7 @@ def test_values_are_those_of_the_host(case, name, dtype, where):
 
 
 def bound(context, **params):
-    """Return a layer bound for training; (bytes of scratch that its plan counts, the algorithms that run)."""
+    """Bind a convolution, run it once, and return all algorithms that cuDNN has chosen."""
     net = network("Convolution", {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **params})
     executor = net.simple_bind(context(0), grad_req="null", data=(2, 4, 8, 8))
     executor.forward(is_train=False)
@@ -111,7 +118,7 @@ IMAGE = 2 * 4 * 8 * 8 * 4
 )
 @pytest.mark.shows("MXNET_CUDNN_AUTOTUNE_DEFAULT")
 def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, share):
-    """The level of tuning, the limit of the operator and TF32; the plan counts the scratch of the choice."""
+    """The tuning level, the operator's workspace limit and TF32 decide which algorithm is chosen."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
     monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", tf32)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
@@ -122,7 +129,7 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
 @pytest.mark.parametrize(("limit", "share"), [("-1", 4.0), ("0", 0.0), ("1024", 4.0)])
 @pytest.mark.shows("FLAGS_conv_workspace_size_limit")
 def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
-    """The smaller of both limits holds: the fastest algorithm is not taken when its scratch is above the flag."""
+    """The smaller limit of flag and operator applies: an algorithm that needs more scratch is not chosen."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     monkeypatch.setenv("FLAGS_conv_workspace_size_limit", limit)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
@@ -142,7 +149,11 @@ def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
 )
 @pytest.mark.shows("MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "MXNET_CUDA_ALLOW_TENSOR_CORE")
 def test_mxnets_variables_of_tensor_cores(monkeypatch, settings, tf32):
-    """One lets float32 use them, where Paddle's flag is not set; the other forbids it, to products and convolutions."""
+    """Variables of MXNet allow or forbid TF32 for float32 products and convolutions.
+
+    MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION allows it unless Paddle's flag is set; MXNET_CUDA_ALLOW_TENSOR_CORE=0
+    always forbids it.
+    """
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
@@ -153,7 +164,7 @@ def test_mxnets_variables_of_tensor_cores(monkeypatch, settings, tf32):
 
 @pytest.mark.shows("FLAGS_cudnn_exhaustive_search")
 def test_exhaustive_search_and_the_node_itself(monkeypatch):
-    """FLAGS_cudnn_exhaustive_search measures; ``cudnn_tune`` of a node comes before both."""
+    """FLAGS_cudnn_exhaustive_search measures the algorithms, unless the node's own ``cudnn_tune`` is off."""
     monkeypatch.setenv("FLAGS_cudnn_exhaustive_search", "1")
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         (searched,) = bound(context)
@@ -164,7 +175,7 @@ def test_exhaustive_search_and_the_node_itself(monkeypatch):
 
 
 def test_a_choice_is_made_once(monkeypatch):
-    """Two executors of one problem: plans are tried for the first alone."""
+    """A second executor of the same problem reuses the chosen algorithm without trying plans."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         bound(context)
@@ -174,7 +185,7 @@ def test_a_choice_is_made_once(monkeypatch):
 
 
 def test_convolutions_are_captured(monkeypatch):
-    """A step with cuDNN is replayed as CUDA graphs, with the same bits as call by call."""
+    """A step with cuDNN is replayed as CUDA graphs and gives the bits of separate calls."""
     shape, params = SHAPES["plain"]
     net = mx.sym.Activation(network("Convolution", params), act_type="relu")
     results = []
@@ -197,7 +208,7 @@ def test_convolutions_are_captured(monkeypatch):
 
 
 def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
-    """A step after the setting has changed runs with the algorithms that its plan counted."""
+    """An executor runs its planned algorithms even if the tuning level has changed since."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
         executor = net.simple_bind(context(0), grad_req="write", data=(2, 4, 8, 8))
@@ -209,7 +220,10 @@ def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
 
 @pytest.mark.parametrize("why", ["missing", "broken", "float64", "off", "numpy"])
 def test_products_where_cudnn_is_not(monkeypatch, why):
-    """Not installed, not loadable, a dtype that it does not offer, switched off: the same values through cuBLAS."""
+    """Without cuDNN, convolutions run through cuBLAS and give the same values.
+
+    cuDNN is missing, not loadable, without the dtype, switched off for the node, or switched off by WEFTPLAN_KERNELS.
+    """
     shape, params = SHAPES["plain"]
     dtype = "float64" if why == "float64" else "float32"
     if why == "off":
@@ -235,7 +249,10 @@ def test_products_where_cudnn_is_not(monkeypatch, why):
 
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
 def test_pointwise_products_take_nothing_beside_the_plan(name):
-    """Without cuDNN, with several images: the transposed weight lies in scratch; CuPy would copy it."""
+    """Without cuDNN, pointwise convolutions of several images allocate nothing outside the plan.
+
+    The transposed weight lies in planned scratch; CuPy would allocate a copy of it.
+    """
     shape, params = SHAPES["pointwise"]
     net = network(name, {**params, "no_bias": True})
     with place("standin", kind="NaiveEngine") as context:
@@ -247,7 +264,7 @@ def test_pointwise_products_take_nothing_beside_the_plan(name):
 
 
 def test_a_plan_for_cudnn_does_not_run_without_scratch():
-    """Where even the smallest algorithm does not fit what was planned, the error says so."""
+    """If even the smallest algorithm needs more scratch than was planned, the error states the planned bytes."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         problem = cudnn_algorithms.Problem(
             "fprop", (1, 1, 4, 4), (1, 1, 3, 3), (1, 1, 2, 2), (1, 1), (1, 1), (0, 0), "float64"
@@ -259,7 +276,7 @@ def test_a_plan_for_cudnn_does_not_run_without_scratch():
 
 @pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
 def test_products_as_tf32(monkeypatch):
-    """The flag tells CuPy before the first product; without it CuPy is left as it is."""
+    """The flag sets CuPy's compute type before the first product; without the flag it is unchanged."""
     with place("standin") as context:
         mx.nd.ones((2, 2), ctx=context(0)).wait_to_read()
         assert machine.compute_types == {}
@@ -270,7 +287,7 @@ def test_products_as_tf32(monkeypatch):
 
 
 def test_the_steps_of_a_graph_have_an_order():
-    """The stand-in refuses plans before the graph is lowered, and filters before plans."""
+    """The stand-in refuses to create execution plans before the graph is lowered."""
     with cudnn() as module, place("standin", kind="NaiveEngine"):
         graph = module.pygraph(handle=module.create_handle())
         with pytest.raises(AssertionError, match="order"):
@@ -278,7 +295,7 @@ def test_the_steps_of_a_graph_have_an_order():
 
 
 def test_the_stand_in_has_the_real_names():
-    """The stand-in has the parameters of the real package, if that is installed."""
+    """The stand-in's methods take only parameters of the real package, if that is installed."""
     try:
         version = importlib.metadata.version("nvidia-cudnn-frontend")
     except importlib.metadata.PackageNotFoundError:
@@ -289,14 +306,17 @@ def test_the_stand_in_has_the_real_names():
             continue
         theirs = inspect.signature(getattr(real.pygraph, name)).parameters
         if "args" in theirs:
-            continue  # made from a table
+            continue  # a method generated from a table
         assert set(inspect.signature(method).parameters) <= set(theirs), (name, version)
 
 
 @pytest.mark.parametrize("level", ["0", "1"])
 def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
-    """When an executor is bound to gpu(2), and to each GPU of a Module; no worker plans or measures anything, and GPUs
-    of one model take the same algorithm."""
+    """The binding thread chooses each node's algorithm on the node's own GPU.
+
+    This holds for an executor on gpu(2) and for both GPUs of a Module, which use the same algorithm. No worker thread
+    chooses or measures.
+    """
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
     asked, choose = [], cudnn_algorithms._choose
     main = threading.current_thread()

@@ -1,4 +1,4 @@
-"""Convolutions and regions that are moved: plain loops, numeric gradients, inference in both directions, refusals."""
+"""Deformable convolutions and regions: plain loops, numeric gradients, inference in both directions, refusals."""
 
 import importlib.util
 import math
@@ -31,7 +31,10 @@ inputs, cases = _module("inputs"), _module("cases_windows")
 
 
 def tensors(*, groups=1, modulated=False, bias=True, seed=0):
-    """Data, offset, mask, weight and bias that fit WINDOW or GROUPED; no element lies on a pixel: slopes jump there."""
+    """Return data, offset, mask, weight and bias that fit WINDOW or GROUPED.
+
+    No offset moves an element onto a pixel, because slopes jump there.
+    """
     rng = np.random.RandomState(seed)
     moves = rng.randint(-2, 3, (2, groups * 12, 3, 6)) + rng.uniform(0.1, 0.9, (2, groups * 12, 3, 6))
     actual = [rng.uniform(-1, 1, (2, 4, 5, 6)), moves]
@@ -42,7 +45,7 @@ def tensors(*, groups=1, modulated=False, bias=True, seed=0):
 
 
 def by_loops(data, offset, mask, weight, *, groups, modulated):
-    """Return the definition, element by element."""
+    """Return the convolution without bias by its definition, element by element."""
     out = np.zeros((2, 4, 3, 6))
     each, filters = 4 // groups, 4 // groups
 
@@ -73,7 +76,7 @@ def by_loops(data, offset, mask, weight, *, groups, modulated):
 @pytest.mark.parametrize("modulated", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolution_by_loops(groups, modulated):
-    """Every element of every window is sampled where its offset moves it, in both kinds of convolution."""
+    """Both convolutions sample every window element where its offset moves it, as plain loops do."""
     data, offset, *mask, weight, bias = tensors(groups=groups, modulated=modulated)
     params = GROUPED if groups == 2 else WINDOW
     (out,) = run(MODULATED if modulated else PLAIN, [data, offset, *mask, weight, bias], params)
@@ -98,13 +101,13 @@ def test_gradients_of_convolutions(op, groups):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("op", [PLAIN, MODULATED])
 def test_contract_of_convolutions(op, dtype):
-    """Unwanted outputs and the exact workspace."""
+    """Both convolutions meet the kernel contract: unwanted outputs and the exact workspace."""
     check_contract(op, [x.astype(dtype) for x in tensors(groups=2, modulated=op == MODULATED)], GROUPED)
 
 
 @pytest.mark.parametrize("op", [PLAIN, MODULATED])
 def test_tiles_do_not_matter(op):
-    """One window at a time gives what all together give, for values and gradients alike."""
+    """Computing one window at a time gives the values and gradients of all windows together."""
     actual = tensors(groups=2, modulated=op == MODULATED)
     heads = [np.random.RandomState(1).uniform(-1, 1, (2, 4, 3, 6))]
     whole = [*run(op, actual, GROUPED), *gradients(op, actual, heads, GROUPED)]
@@ -115,7 +118,7 @@ def test_tiles_do_not_matter(op):
 
 
 def test_no_moves_are_an_ordinary_convolution():
-    """With offsets of 0 and a mask of 1, both are Convolution."""
+    """With offsets of 0 and a mask of 1, both convolutions equal Convolution."""
     data, offset, mask, weight, bias = tensors(modulated=True)
     expected = run("Convolution", [data, weight, bias], WINDOW)[0]
     np.testing.assert_allclose(run(PLAIN, [data, 0 * offset, weight, bias], WINDOW)[0], expected, atol=1e-12)
@@ -125,7 +128,7 @@ def test_no_moves_are_an_ordinary_convolution():
 
 @pytest.mark.parametrize("op", [PLAIN, MODULATED])
 def test_offsets_that_are_no_numbers(op):
-    """Elements that NaN or infinity moves are outside of the image."""
+    """Elements with an offset of NaN, infinity or 1e300 are outside of the image and add 0."""
     data, offset, *mask, weight, bias = tensors(modulated=op == MODULATED)
     for value in (np.nan, np.inf, -np.inf, 1e300):
         (out,) = run(op, [data, np.full_like(offset, value), *mask, weight, bias], WINDOW)
@@ -135,13 +138,13 @@ def test_offsets_that_are_no_numbers(op):
 @pytest.mark.parametrize("case", [c for c in cases.CASES if c["op"] == PLAIN], ids=inputs.case_name)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_contract_of_golden_cases(case, dtype):
-    """The contract of kernels on MXNet's cases, in other dtypes than there."""
+    """MXNet's golden cases meet the kernel contract in float64 and float16."""
     check_contract(case["op"], [x.astype(dtype) for x in inputs.case_inputs(case)], case["params"])
 
 
 @pytest.mark.parametrize("params", [{}, {"group_size": 3}, {"group_size": 1, "spatial_scale": 0.25}])
 def test_gradient_of_position_sensitive_pooling(params):
-    """The data has the gradient of central differences; a region of no image gives 0."""
+    """The data has the gradient of central differences; a region of a missing image gives 0."""
     params = {"output_dim": 2, "pooled_size": 2, "spatial_scale": 0.5, **params}
     planes = 2 * params.get("group_size", 2) ** 2
     data = np.random.RandomState(1).uniform(-1, 1, (2, planes, 8, 9))
@@ -166,7 +169,7 @@ def test_gradient_of_moved_regions(classes):
 
 @pytest.mark.parametrize("ratio", [-1, 2])
 def test_gradient_of_turned_regions(ratio):
-    """The data has the gradient of central differences, which MXNet 1.9.1 lacks."""
+    """The data has the gradient of central differences; MXNet 1.9.1 has no such gradient."""
     data = np.random.RandomState(3).uniform(-1, 1, (2, 2, 6, 7))
     regions = np.array([[0, 4.0, 5.0, 6.0, 3.0, 30.0], [1, 2.0, 7.0, 4.0, 8.0, -100.0], [2, 1, 1, 1, 1, 0]])
     check_gradient(
@@ -174,8 +177,8 @@ def test_gradient_of_turned_regions(ratio):
     )
 
 
-def test_a_region_turned_by_nothing_is_one_that_is_not_turned():
-    """Without an angle RROIAlign is ROIAlign of the same corners."""
+def test_rotation_by_zero_equals_roi_align():
+    """RROIAlign with angle 0 equals ROIAlign of the same corners."""
     data = np.random.RandomState(4).uniform(-1, 1, (1, 2, 9, 8))
     (turned,) = run(
         TURNED, [data, np.array([[0, 4.0, 4.0, 5.0, 3.0, 0.0]])], {"pooled_size": 2 * (2,), "spatial_scale": 1}
@@ -249,7 +252,7 @@ def test_shapes(op, ins, outs, params, expected):
     ],
 )
 def test_refused(op, ins, params, error, says):
-    """Shapes and parameters that do not fit are refused, with the reason."""
+    """Shapes and parameters that do not fit raise an error that states the reason."""
     with pytest.raises(error, match=says):
         infer(op, ins, [None], params)
 
@@ -260,7 +263,7 @@ def test_refused(op, ins, params, error, says):
      (TURNED, {"pooled_size": (2, 3), "spatial_scale": 1.0})],
 )  # fmt: skip
 def test_integers_are_refused(op, params):
-    """Samples are weighted, so they are floats."""
+    """Operators that interpolate the data refuse integers."""
     actual = registry.get(op)
     parsed = registry.parse_params(actual, params)
     count = len(actual.input_names(parsed))

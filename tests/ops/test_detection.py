@@ -1,4 +1,4 @@
-"""Detection operators: the contract of kernels, inference in both directions, and plain loops that give the same."""
+"""Detection operators: the kernel contract, shape inference in both directions, and comparisons with plain loops."""
 
 import importlib.util
 import inspect
@@ -34,13 +34,16 @@ inputs, cases = _module("inputs"), _module("cases_detection")
 @pytest.mark.parametrize("case", cases.CASES, ids=inputs.case_name)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_contract(case, dtype):
-    """Unwanted outputs, the exact workspace and in-place pairs, of every golden case, in other dtypes than there."""
+    """Every golden case meets the kernel contract in float64 and float16.
+
+    The contract: unwanted outputs, exact workspace and in-place pairs.
+    """
     arrays = [x.astype(dtype) for x in inputs.case_inputs(case)]
     check_contract(case["op"], arrays, case.get("params", {}))
 
 
 def test_every_operator_has_a_case():
-    """No operator of the package is left out of the golden cases."""
+    """Every detection operator has a golden case."""
     family = {
         name
         for name in registry.names(aliases=False)
@@ -52,14 +55,14 @@ def test_every_operator_has_a_case():
 
 
 def boxes(seed, count, *more):
-    """Return the rows of random corners."""
+    """Return random boxes as corners, of shape (*more, count, 4)."""
     rng = np.random.RandomState(seed)
     low = rng.uniform(0, 0.6, (*more, count, 2))
     return np.concatenate([low, low + rng.uniform(0.05, 0.4, (*more, count, 2))], axis=-1)
 
 
 def overlap(a, b):
-    """Intersection over union of two boxes, step by step."""
+    """Return the intersection over union of two boxes."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     inter = max(width, 0) * max(height, 0)
@@ -68,7 +71,7 @@ def overlap(a, b):
 
 
 def test_overlaps_one_by_one():
-    """Every pair of boxes, of any number of leading dimensions."""
+    """box_iou returns the overlap of every pair of boxes, for any number of leading dimensions."""
     left, right = boxes(1, 3, 2), boxes(2, 5)
     (actual,) = run(IOU, [left, right])
     assert actual.shape == (2, 3, 5)
@@ -78,7 +81,10 @@ def test_overlaps_one_by_one():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_suppression_one_by_one(seed):
-    """The survivors of a plain loop, in the order of their scores, and -1 in the rows that are left."""
+    """box_nms returns the boxes that a plain loop keeps, by descending score, then rows of -1.
+
+    Its second output is the row number of each kept box.
+    """
     rng = np.random.RandomState(seed)
     count = 30
     data = np.concatenate([rng.randint(0, 3, (count, 1)), rng.uniform(size=(count, 1)), boxes(seed, count)], axis=1)
@@ -95,14 +101,17 @@ def test_suppression_one_by_one(seed):
 
 
 def test_gradient_of_suppression():
-    """The boxes that are kept get their gradients back, the others none."""
+    """The gradient of box_nms goes to the kept boxes; suppressed boxes get 0."""
     data = np.concatenate([np.linspace(0.9, 0.1, 6)[:, None], boxes(3, 6)], axis=1)
     check_gradient(NMS, [data], {"score_index": 0, "coord_start": 1, "overlap_thresh": 0.2})
 
 
 @pytest.mark.parametrize("background", [{}, {"background_id": -1}, {"background_id": 0}])
 def test_boxes_of_the_background_go(background):
-    """Those of class -1 unless told otherwise, as in MXNet 1.9.1; without classes every box stays."""
+    """box_nms drops boxes of the background class, which is -1 by default as in MXNet 1.9.1.
+
+    Without ``id_index`` it keeps every box.
+    """
     rows = np.array([[0, 0.5, 0.1, 0.1, 0.2, 0.2], [-1, 0.6, 0.5, 0.5, 0.7, 0.8], [1, 0.3, 0.8, 0.1, 0.9, 0.2]])
     kept = [0, 2] if background.get("background_id", -1) == -1 else [1, 2]
     actual = run(NMS, [rows], {"id_index": 0, **background})[0]
@@ -117,7 +126,7 @@ AREA = {"pooled_size": (2, 3), "spatial_scale": 0.7}
 
 @pytest.mark.parametrize("params", [{}, {"sample_ratio": 2}, {"aligned": True}, {"position_sensitive": True}])
 def test_gradient_of_regions(params):
-    """It is that of the averages; regions of images that are not there have none, nor has the place of a region."""
+    """ROIAlign has the gradient of central differences for its data; a region of a missing image gives 0."""
     data = np.random.RandomState(0).uniform(-1, 1, (2, 6 if "position_sensitive" in params else 2, 5, 6))
     check_gradient(ALIGN, [data, REGIONS], {**AREA, **params}, wrt=(0,))
     (out,) = run(ALIGN, [data, REGIONS], {**AREA, **params})
@@ -126,7 +135,7 @@ def test_gradient_of_regions(params):
 
 
 def test_regions_of_a_plane():
-    """Averages of a linear image are its values at the middles of the cells."""
+    """ROIAlign of an image linear in row and column returns the values at the cell centres."""
     rows, columns = np.mgrid[:20, :30].astype(float)
     image = (2 * rows + 3 * columns)[None, None]
     (out,) = run(ALIGN, [image, np.array([[0, 4.0, 6.0, 16.0, 10.0]])], {"pooled_size": (2, 3), "spatial_scale": 1.0})
@@ -134,7 +143,7 @@ def test_regions_of_a_plane():
 
 
 def test_proposals_are_repeated():
-    """A single remaining region fills the output, with its score."""
+    """A single remaining region fills all output rows of Proposal, with its score."""
     params = {"scales": (1.0,), "ratios": (1.0,), "rpn_post_nms_top_n": 3, "rpn_min_size": 1, "output_score": True}
     scores = np.zeros((1, 2, 1, 1))
     scores[0, 1] = 0.75
@@ -144,7 +153,7 @@ def test_proposals_are_repeated():
 
 
 def test_targets_of_one_box():
-    """The anchor equal to the box takes it, encoded as zeros; the other anchors are background."""
+    """MultiBoxTarget gives the box to the anchor equal to it, with offsets 0; the other anchors are background."""
     anchors = boxes(4, 5)[None]
     label = np.array([[[2.0, *anchors[0, 3]], [-1.0] * 5]])
     location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 4, 5))], {"overlap_threshold": 0.9})
@@ -154,7 +163,7 @@ def test_targets_of_one_box():
 
 
 def test_detection_undoes_targets():
-    """Boxes that are coded against anchors are found again."""
+    """MultiBoxDetection decodes the offsets of MultiBoxTarget to the original boxes."""
     anchors, truth = boxes(5, 4)[None], boxes(6, 4)
     label = np.concatenate([np.arange(4.0)[:, None], truth], axis=1)[None]
     location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 5, 4))], {"overlap_threshold": -1.0})
@@ -167,7 +176,7 @@ def test_detection_undoes_targets():
 
 
 def test_too_few_negatives():
-    """The error for mining with too little background names the parameter to change."""
+    """Negative mining with too few background anchors raises an error that states both counts."""
     anchors = np.tile(boxes(7, 1), (1, 6, 1))
     label = np.array([[[0.0, *anchors[0, 0]]]])
     params = {"negative_mining_ratio": 3.0, "overlap_threshold": -1.0}
@@ -270,7 +279,7 @@ def test_shapes(op, ins, outs, params, expected):
     ],
 )
 def test_refused(op, ins, params, error, says):
-    """Shapes and parameters that do not fit are refused, with the reason."""
+    """Shapes and parameters that do not fit raise an error that states the reason."""
     actual = registry.get(op)
     with pytest.raises(error, match=says):
         infer(op, ins, [None] * len(actual.output_names(registry.parse_params(actual, params))), params)
@@ -278,7 +287,7 @@ def test_refused(op, ins, params, error, says):
 
 @pytest.mark.parametrize("op", [IOU, NMS, MATCHING, PRIOR, DETECTION, TARGET, ALIGN, PROPOSAL, PROPOSALS])
 def test_integers_are_refused(op):
-    """Boxes are floats."""
+    """Detection operators raise a DTypeError for int32 boxes."""
     actual = registry.get(op)
     params = registry.parse_params(actual, {"threshold": 0.5} if op == MATCHING else AREA if op == ALIGN else {})
     count = len(actual.input_names(params))
@@ -287,7 +296,7 @@ def test_integers_are_refused(op):
 
 
 def test_no_boxes_at_all():
-    """Where nothing is found, everything is -1."""
+    """box_nms and MultiBoxDetection return only -1 if no box passes the threshold."""
     data = np.concatenate([np.full((4, 2), 0.1), boxes(8, 4)], axis=1)
     assert (run(NMS, [data], {"valid_thresh": 0.5})[0] == -1).all()
     call = prepare(DETECTION, [np.zeros((2, 3, 5)), np.zeros((2, 20)), boxes(9, 5)[None]], {"threshold": 0.5})
@@ -306,7 +315,7 @@ def test_no_boxes_at_all():
     ],
 )
 def test_regions_beyond_all_numbers(op, params, planes, scale):
-    """A region whose corners are no numbers once they are scaled gives 0, as one of no image does."""
+    """A region whose scaled corners are too large for float32, infinite or NaN gives 0."""
     columns = 6 if "RROI" in op else 5
     rois = np.array([[0, 1e30, 1e30, 2e30, 2e30, 3e30][:columns]], np.float32)
     out = run(op, [np.ones((1, planes, 3, 3), np.float32), rois], {**params, "spatial_scale": scale})[0]

@@ -1,4 +1,4 @@
-"""Kernel forms: all operators use them, with one parameter per array."""
+"""Kernel forms, the adapters of an author's function to the kernel calling convention: all operators use them."""
 
 import ast
 import inspect
@@ -18,14 +18,14 @@ from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
 ADAPTORS = {"fusion/depthwise_block.py", "fusion/pointwise.py", "fusion/relu.py", "sync_batch_norm.py"}
-"""Files with functions that call another operator's kernel, whatever its arrays are."""
+"""Files with functions that call the kernel of any other operator."""
 BRANCHES = {"nn/pooling.py"}
-"""Files with kernels that take other scratch in each of several branches."""
+"""Files with kernels that take different scratch in each branch."""
 FLOAT = np.dtype(np.float32)
 
 
-def written(op):
-    """Return the kernel function of ``op`` in its author's form; None for another kind of kernel."""
+def kernel_form(op):
+    """Return the kernel form of ``op`` that wraps its author's function; None for another kind of kernel."""
     actual = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
     return actual if isinstance(actual, (ArrayKernel, ContextKernel)) else None
 
@@ -33,15 +33,15 @@ def written(op):
 OPERATORS = [
     op
     for op in map(registry.get, registry.names(aliases=False))
-    if written(op) is not None and not callable(op.inputs) and not callable(op.outputs)
+    if kernel_form(op) is not None and not callable(op.inputs) and not callable(op.outputs)
 ]
 
 
 @together()
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 def test_a_kernel_has_a_parameter_for_every_array(op):
-    """The author's function can be called with the array module or context, the parameters, and all arrays."""
-    form = written(op)
+    """The author's function takes the array module or context, the parameters, and every array; then any scratch."""
+    form = kernel_form(op)
     signature = inspect.signature(form.function)
     inputs = ["first", "parameters", *op.inputs, *op.outputs]
     if getattr(form, "scratch", None) is None:
@@ -53,7 +53,7 @@ def test_a_kernel_has_a_parameter_for_every_array(op):
 
 
 def functions():
-    """Yield (place, definition) of every function in the operators' files but those of compilers."""
+    """Yield (file, definition) of every function in the operators' files, except the compilers' files."""
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(("compiled/", "cuda/")):
@@ -62,8 +62,8 @@ def functions():
                     yield name, node
 
 
-def test_nobody_repeats_the_calling_convention():
-    """No operator's file defines a function of (ctx, params, inputs, outputs): the forms do that for all."""
+def test_no_operator_repeats_the_calling_convention():
+    """No operator file but the adaptors defines a function of (ctx, params, inputs, outputs): the forms provide it."""
     for name, node in functions():
         names = [arg.arg for arg in node.args.args]
         repeated = names[:1] == ["ctx"] and {"inputs", "outputs"} <= set(names)
@@ -71,7 +71,10 @@ def test_nobody_repeats_the_calling_convention():
 
 
 def test_scratch_that_no_helper_takes_is_declared_with_its_kernel():
-    """A kernel written for a workspace passes it to a helper, so that its scratch is declared once."""
+    """A workspace kernel passes its context to a helper.
+
+    A kernel that takes its scratch itself must declare it with ``@kernel(scratch=...)``.
+    """
     for name, node in functions():
         if name in BRANCHES or not any(ast.unparse(one) == "workspace_kernel" for one in node.decorator_list):
             continue
@@ -82,7 +85,7 @@ def test_scratch_that_no_helper_takes_is_declared_with_its_kernel():
 
 @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype), ((1,), x.dtype)])
 def scaled_cube(xp, p, x, out, square, factor):
-    """factor · x³, of two arrays of scratch."""
+    """Write factor · x³ to ``out``, with two arrays of scratch."""
     factor.fill(p["factor"])
     xp.multiply(x, x, out=square)
     xp.multiply(square, x, out=out)
@@ -90,12 +93,12 @@ def scaled_cube(xp, p, x, out, square, factor):
 
 
 def operator(forward):
-    """Return an operator of one array."""
+    """Return an operator of one input and one output with this kernel."""
     return Op(name="cube", forward=forward, infer_shape=same_shape, infer_dtype=same_dtype)
 
 
 def test_scratch_is_declared_once():
-    """The operator's workspace equals its kernel's scratch, and the kernel fits into it."""
+    """The operator's workspace is its kernel's scratch, and the kernel fits into it."""
     op = operator(scaled_cube)
     x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
     specs = [TensorSpec(x.shape, FLOAT)]
@@ -107,7 +110,7 @@ def test_scratch_is_declared_once():
 
 
 def test_every_way_to_call_gives_the_same():
-    """A call by the convention, a prepared one, a bound one and a bare one write the same bytes, again and again."""
+    """A prepared, a bound and a bare call write the same bytes, also if repeated."""
     op, params = operator(scaled_cube), {"factor": 3}
     x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
     node = NodeCall(op, op.forward, params, np, [x], [out], workspace=np.empty(192, np.uint8))
@@ -125,7 +128,7 @@ def test_every_way_to_call_gives_the_same():
 
 
 def test_nothing_is_called_between_an_executor_and_the_author():
-    """An executor calls the author's function itself with its arguments, of either form."""
+    """A prepared or bound call calls the author's function directly, in either form."""
 
     @kernel
     def plain(xp, p, x, out):
@@ -143,7 +146,7 @@ def test_nothing_is_called_between_an_executor_and_the_author():
 
 
 def test_scratch_without_elements():
-    """Arrays without elements need no workspace, and the bare form asks for none."""
+    """Arrays without elements need no workspace, and the bare call takes none."""
     empty = np.empty((0,), FLOAT)
     specs = [TensorSpec((0,), FLOAT)]
     only = kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])(lambda xp, p, x, out, t: xp.copyto(out, t))
@@ -152,7 +155,7 @@ def test_scratch_without_elements():
 
 
 def test_a_kernel_of_a_workspace_is_prepared():
-    """Its call takes the same scratch each time, and makes no context again."""
+    """A prepared call of a workspace kernel can be repeated: it takes the same scratch each time."""
 
     @workspace_kernel
     def doubled(ctx, p, x, out):
@@ -169,7 +172,7 @@ def test_a_kernel_of_a_workspace_is_prepared():
 
 
 def test_a_chosen_kernel_is_called_in_every_way():
-    """The parameters choose the kernel, its own parameters, and whether the call can be prepared."""
+    """The parameters choose the kernel, the kernel's own parameters, and whether the call can be prepared."""
 
     @kernel
     def scaled(xp, p, x, out):
@@ -196,7 +199,7 @@ def test_a_chosen_kernel_is_called_in_every_way():
 
 
 def test_only_what_depends_on_the_run_is_not_prepared():
-    """Every operator can be prepared but those that draw numbers, ask for training, or place unwanted outputs."""
+    """Every operator can be prepared, except those that draw numbers, ask for training, or place unwanted outputs."""
     asking = {"BatchNorm", "_contrib_SyncBatchNorm", "_npx_batch_norm", "IdentityAttachKLSparseReg", "UpSampling"}
     asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
     operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
@@ -204,5 +207,8 @@ def test_only_what_depends_on_the_run_is_not_prepared():
 
 
 def test_the_gradient_of_leaky_relu_is_elementwise():
-    """A choice between elementwise kernels says so, or no call of it by name runs inline."""
+    """The gradient of LeakyReLU, a choice between elementwise kernels, is elementwise too.
+
+    Otherwise no call of it by name would run inline.
+    """
     assert registry.get("_backward_LeakyReLU").forward.elementwise

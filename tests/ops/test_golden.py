@@ -1,4 +1,4 @@
-"""Every operator case that MXNet 1.9.1 has computed once comes out the same here (see tests/golden/README.md)."""
+"""Every golden case gives the results of MXNet 1.9.1 (see ``tests/golden/README.md``)."""
 
 import collections
 import functools
@@ -32,7 +32,7 @@ _FILES = {stem: np.load(inputs.DATA / f"{stem}.npz") for stem in CASES if (input
 
 @pytest.mark.parametrize("stem", CASES)
 def test_every_case_is_stored(stem):
-    """Each case list has its file, with exactly its cases, as they read today."""
+    """Each golden file stores exactly the current cases of its list."""
     assert stem in _FILES, f"run tests/golden/generate.py {stem}"
     stored = _FILES[stem]
     texts = {key[: -len("/case")]: str(stored[key]) for key in stored.files if key.endswith("/case")}
@@ -41,7 +41,7 @@ def test_every_case_is_stored(stem):
 
 @functools.cache
 def parts(stem):
-    """Return a file's parts of each case: its text, outputs, gradients and states."""
+    """Return, by case name, the parts that a golden file stores: text, outputs, gradients and states."""
     actual = collections.defaultdict(list)
     for key in _FILES[stem].files:
         name, what = key.rsplit("/", 1)

@@ -1,4 +1,4 @@
-"""Pieces of kernels: small on a CPU, one launch's worth on a GPU; plan and kernel see the same sizes."""
+"""Tile sizes: small on a CPU, large on a GPU, and equal in the plan and in the kernel."""
 
 import threading
 
@@ -14,14 +14,17 @@ from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.schema import TensorSpec
 
 LAUNCHES = {"mlp": (64, 3), "lenet": (64, 4), "vgg16": (16, 6), "resnet50": (32, 5)}
-"""Networks: batch, most launches per node in a training step."""
+"""Networks: batch size, and the largest mean number of launches per node in a training step."""
 LARGE = {"densenet121": (16, 5), "lstm": (32, 3)}
-"""The same, of networks that take long to plan."""
+"""As ``LAUNCHES``, for networks that take long to plan."""
 
 
 @pytest.mark.parametrize("name", [*LAUNCHES, *(pytest.param(name, marks=pytest.mark.stress) for name in LARGE)])
 def test_a_training_step(name):
-    """Few launches per node, at most 40 in one operator, no wait of the host, no byte outside the plan."""
+    """A training step takes few launches per node and at most 40 in one operator.
+
+    The host waits at most once, and nothing is allocated outside the plan.
+    """
     batch, most = (LAUNCHES | LARGE)[name]
     with place("standin") as context:
         actual = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
@@ -42,7 +45,7 @@ def test_a_training_step(name):
     ],
 )
 def test_the_counts_notice(extra, noticed):
-    """An operator with CuPy's own memory, one with a device wait, and one of many launches each change their count."""
+    """CuPy's own memory, waits of the host, and operators of many launches are each counted."""
     net = mx.sym.FullyConnected(extra(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64)), num_hidden=3)
     with place("standin") as context:
         actual = counted(net, {"data": (4, 64)}, context(0), dry=False)
@@ -51,7 +54,7 @@ def test_the_counts_notice(extra, noticed):
 
 
 def test_memory_of_cupys_own_pool_counts(monkeypatch):
-    """Were kernels not given our allocator, what they take would be seen."""
+    """Memory that a kernel takes from CuPy's own pool is counted as outside the plan."""
     net = mx.sym.sort(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64), axis=1)
     with place("standin") as context:
         monkeypatch.setattr(device.get(context(0)).temporaries, "allocate", default_pool.malloc)
@@ -59,7 +62,10 @@ def test_memory_of_cupys_own_pool_counts(monkeypatch):
 
 
 def test_the_plan_counts_what_the_device_needs():
-    """A network on a GPU plans larger pieces than on a CPU, and its executor allocates exactly what the plan says."""
+    """A network needs more memory on a GPU, with its larger tiles, than on a CPU.
+
+    Its executor allocates exactly the planned peak.
+    """
     net = mx.sym.SoftmaxOutput(
         mx.sym.FullyConnected(
             mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, pad=(1, 1)), num_hidden=4
@@ -78,7 +84,7 @@ def test_the_plan_counts_what_the_device_needs():
 
 
 def test_sizes_are_those_of_the_thread():
-    """Within ``using`` this thread alone has other sizes; they come back however the block ends."""
+    """``using`` changes the sizes of its own thread only, and restores them even after an exception."""
     seen = []
 
     def work():
@@ -97,7 +103,7 @@ def test_sizes_are_those_of_the_thread():
 
 
 def test_scratch_of_a_small_prelu():
-    """For a small array, prelu takes scratch of a quarter of it; on a GPU that of one launch, so of the whole."""
+    """For a small array, prelu takes scratch of at most a third of it on the host; on a GPU, of the whole array."""
     op = registry.get("LeakyReLU")
     params = {"act_type": "prelu"}
     specs = [TensorSpec(shape, np.dtype("float32")) for shape in ((1, 28, 22, 22), (28,))]

@@ -23,7 +23,7 @@ WINDOW = {"x": 1, "y": 2, "width": 3, "height": 2}
     ],
 )
 def test_contract_and_gradient(op, shape, params):
-    """Kernels keep their contract, and gradients are those of central differences."""
+    """Image kernels meet the contract and have the gradients of central differences."""
     data = np.random.RandomState(0).uniform(-1, 1, shape)
     check_gradient(op, [data], params)
     for dtype in ("float16", "float32"):
@@ -31,7 +31,7 @@ def test_contract_and_gradient(op, shape, params):
 
 
 def infer(op, data, out, params):
-    """Return (shape of data, shape of output) that an operator infers."""
+    """Return the (data shape, output shape) that the operator infers."""
     actual = registry.get(op)
     new = actual.infer_shape(registry.parse_params(actual, params), [data], [out])
     return new[0][0], new[1][0]
@@ -72,7 +72,7 @@ def test_refused(op, data, params, error, says):
 
 
 def test_both_interfaces_have_the_namespace():
-    """mx.sym.image and mx.nd.image compute the same."""
+    """mx.sym.image and mx.nd.image have the same operators, with the same results."""
     data = mx.nd.array(np.arange(24).reshape(2, 4, 3), dtype="uint8")
     symbol = mx.sym.image.normalize(mx.sym.image.to_tensor(mx.sym.Variable("data")), mean=(0.1, 0.2, 0.3), name="n")
     (out,) = symbol.eval(data=data)

@@ -1,4 +1,4 @@
-"""Shape and dtype inference: both directions, partial knowledge, and messages that name what clashes."""
+"""Shape and dtype inference: both directions, partially known shapes, and errors that name the conflict."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ F32, F64 = np.dtype("float32"), np.dtype("float64")
 
 
 def shapes(op, ins, outs=None, **params):
-    """Inferred (inputs, outputs) of an operator."""
+    """Return the (input shapes, output shapes) that an operator infers."""
     actual = registry.get(op)
     if actual.variadic:
         params.setdefault(actual.variadic, len(ins))
@@ -74,7 +74,7 @@ def shapes(op, ins, outs=None, **params):
     ],
 )
 def test_two_way(op, ins, outs, params, expected):
-    """Known shapes of inputs and outputs fill the holes of both."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     assert shapes(op, ins, outs, **params) == expected
 
 
@@ -121,7 +121,7 @@ def test_two_way(op, ins, outs, params, expected):
     ],
 )
 def test_conflict(op, ins, params, parts):
-    """A clash is a ShapeError that names the shapes."""
+    """Conflicting shapes raise a ShapeError that names them."""
     with pytest.raises(ShapeError) as caught:
         shapes(op, ins, **params)
     for part in parts:
@@ -131,7 +131,7 @@ def test_conflict(op, ins, params, parts):
 @together()
 @pytest.mark.parametrize("case", CASES + NO_GRADIENT, ids=ident)
 def test_nothing_known(case):
-    """With nothing known, inference says nothing wrong and raises nothing; known outputs alone raise nothing either."""
+    """Inference from nothing, or from output shapes alone, contradicts no true shape and raises nothing."""
     op, arrays, params = case
     none = [None] * len(arrays)
     ins, outs = shapes(op, none, **params)
@@ -146,7 +146,7 @@ def test_nothing_known(case):
 @together()
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_repeating_inference_changes_nothing(case):
-    """Inference is a fixed point: fed its own result it gives the same."""
+    """Inference from inferred shapes returns the same shapes."""
     op, arrays, params = case
     once = shapes(op, [x.shape for x in arrays], **params)
     assert shapes(op, *once, **params) == once
@@ -154,7 +154,7 @@ def test_repeating_inference_changes_nothing(case):
 
 @given(st.data())
 def test_broadcast_agrees_with_numpy(data):
-    """Forward broadcasting equals NumPy's for random shapes."""
+    """Broadcast inference equals NumPy's for random shapes."""
     dims = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     a, b = (
         tuple(1 if data.draw(st.booleans()) else dim for dim in dims[data.draw(st.integers(0, len(dims) - 1)) :])
@@ -165,7 +165,7 @@ def test_broadcast_agrees_with_numpy(data):
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5).map(tuple), st.data())
 def test_reshape_codes_keep_size(source, data):
-    """Random legal codes give a shape of the same size."""
+    """Random legal reshape codes give a shape of the same size."""
     codes, position = [], 0
     while position < len(source):
         code = data.draw(st.sampled_from([0, -2, -3, -4]))
@@ -207,12 +207,12 @@ def test_reshape_codes_keep_size(source, data):
     ],
 )
 def test_reshape_codes(source, codes, reverse, expected):
-    """The table of MXNet's documentation, unknown dimensions, and splitting from the right."""
+    """Reshape codes give the shapes of MXNet's documentation, also for unknown dimensions and splits from the right."""
     assert reshaped(source, codes, reverse=reverse) == expected
 
 
 def test_dtype_conflict():
-    """Elementwise operators need equal dtypes; the error names both and the remedy."""
+    """elemwise_add refuses different dtypes; the error names both and the remedy."""
     op = registry.get("elemwise_add")
     for ins in ([F32, F64], [F64, F32]):
         with pytest.raises(DTypeError, match=r"float(32|64) and float(32|64) differ; cast"):
@@ -221,7 +221,10 @@ def test_dtype_conflict():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
 def test_dtype_spreads(dtype):
-    """One known dtype is enough, wherever it stands; float64, which NumPy calls equal to None, is no exception."""
+    """One known dtype, at any position, determines the others.
+
+    float64 is included because NumPy compares it equal to None.
+    """
     op, known = registry.get("elemwise_add"), np.dtype(dtype)
     for hole in range(3):
         inputs = [None, None, None]
@@ -231,7 +234,7 @@ def test_dtype_spreads(dtype):
 
 
 def test_merge_keeps_its_arguments():
-    """Rules return new lists and leave what they were given alone."""
+    """Inference rules return new lists and do not change their arguments."""
     ins, outs = [(2, 0), (0, 3)], [None]
     rules.same_shape({}, ins, outs)
     rules.broadcast_shape({}, ins, outs)

@@ -1,4 +1,4 @@
-"""Integers in tensor operators: they stay integers, wrap around, and divide exactly towards zero."""
+"""Integers in tensor operators: results stay integers, wrap around, and are divided exactly, towards zero."""
 
 import math
 
@@ -25,14 +25,14 @@ from weftplan.ops.core import kernels, registry, tiling
     ],
 )
 def test_integers_stay_integers(op, scalar, x, expected):
-    """A scalar is cut to the array's integer dtype, and quotients drop their fraction."""
+    """A scalar is truncated to the array's integer dtype, and quotients drop their fraction."""
     (y,) = run(op, [np.array(x, np.int32)], {"scalar": scalar})
     assert y.dtype == np.int32
     assert y.tolist() == expected
 
 
 def test_unsigned_scalars_wrap():
-    """uint8 arithmetic wraps, whatever the sign of the scalar."""
+    """uint8 arithmetic wraps around, whatever the sign of the scalar."""
     x = np.array([250, 1], np.uint8)
     assert run("_plus_scalar", [x], {"scalar": 10})[0].tolist() == [4, 11]
     assert run("_plus_scalar", [x], {"scalar": -2})[0].tolist() == [248, 255]
@@ -44,7 +44,10 @@ LARGE = [2**62 + 1, -(2**62) - 3, 2**53 + 1, -7]
 
 @pytest.mark.parametrize("op", ["elemwise_div", "broadcast_div"])
 def test_quotients_of_integers_are_exact(op):
-    """64-bit integers that no float holds divide exactly, towards zero, and to 0 by 0, in place of either operand."""
+    """64-bit integers that no float can represent are divided exactly, towards zero; division by 0 gives 0.
+
+    The kernel may write to the memory of either operand.
+    """
     x = np.array(LARGE, np.int64)
     for divisor in (1, 2, -3, 0):
         expected = [0 if divisor == 0 else int(math.copysign(1, v * divisor)) * (abs(v) // abs(divisor)) for v in LARGE]
@@ -60,7 +63,7 @@ def test_quotients_of_integers_are_exact(op):
 
 
 def test_quotients_of_integers_and_numbers_are_exact():
-    """So do 64-bit integers with a number, on either side."""
+    """64-bit integers are divided exactly by a scalar, and a scalar by them."""
     x = np.array(LARGE, np.int64)
     assert run("_div_scalar", [x], {"scalar": 1})[0].tolist() == LARGE
     assert run("_div_scalar", [x], {"scalar": -2})[0].tolist() == [-(2**61), 2**61 + 1, -(2**52), 3]
@@ -73,7 +76,7 @@ def test_quotients_of_integers_and_numbers_are_exact():
 
 
 def test_mean_of_integers_is_exact():
-    """The mean of 64-bit integers goes by way of no float."""
+    """The mean of 64-bit integers is computed without floats, so it is exact up to truncation."""
     x = np.array([LARGE], np.int64).T
     assert run("mean", [x], {"axis": 1})[0].tolist() == LARGE
     assert run("mean", [np.array([-3, -4])], {})[0].tolist() == [-3]
@@ -81,7 +84,7 @@ def test_mean_of_integers_is_exact():
 
 @pytest.mark.parametrize("op", ["tanh", "exp", "sqrt", "sin", "cbrt", "arctan", "hypot"])
 def test_small_integers_compute_in_double(op):
-    """int8 and uint8 give what int32 gives: not rounded to float16 in between, as NumPy would."""
+    """int8, uint8 and int16 give the results of int32: they are not rounded to float16 in between, as in NumPy."""
     values = np.arange(5)
     inputs = [values, values[::-1]] if op == "hypot" else [values]
     name = "_hypot" if op == "hypot" else op
@@ -103,7 +106,7 @@ FLOATS_ONLY = [
 @pytest.mark.parametrize(("op", "count", "params"), FLOATS_ONLY)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
 def test_operators_for_floats_refuse_integers(op, count, params, dtype):
-    """Integers have no room for their results: refused when dtypes are inferred, by name, as in MXNet 1.9.1."""
+    """Operators for floats refuse integers by name during dtype inference, as in MXNet 1.9.1; float16 is accepted."""
     op = registry.get(op)
     parsed = registry.parse_params(op, params)
     outputs: list = [None] * op.num_outputs(parsed)
@@ -114,7 +117,7 @@ def test_operators_for_floats_refuse_integers(op, count, params, dtype):
 
 
 def test_relu_of_integers():
-    """relu needs no fractions."""
+    """relu accepts integers, because its results need no fractions."""
     assert run("Activation", [np.array([-2, 3], np.int32)], {"act_type": "relu"})[0].tolist() == [0, 3]
 
 
@@ -133,7 +136,7 @@ def test_relu_of_integers():
     ],
 )
 def test_clip_saturates_its_bounds(dtype, low, high, x, expected):
-    """A bound beyond the range of the dtype, infinite or NaN limits nothing; the others lose their fraction."""
+    """A bound beyond the dtype's range is saturated, NaN is ignored, and other bounds lose their fraction."""
     assert run("clip", [np.array(x, dtype)], {"a_min": low, "a_max": high})[0].tolist() == expected
 
 
@@ -149,7 +152,7 @@ def test_clip_saturates_its_bounds(dtype, low, high, x, expected):
 )
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_arange_of_integers(params, expected, dtype):
-    """Start and step lose their fractions before anything is added up; the length is that of the given numbers."""
+    """Start and step are truncated before they are added; the length follows from the original numbers."""
     (y,) = run("_arange", [], {**params, "dtype": dtype})
     assert y.dtype == dtype
     assert y.tolist() == expected
@@ -168,7 +171,7 @@ ONE_INPUT = {
 @pytest.mark.parametrize("op", ONE_INPUT)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_gradients_through_integers(op, dtype):
-    """The slope loses its fraction, then multiplies the incoming gradient: figures of MXNet 1.9.1."""
+    """The slope is truncated, then multiplied by the incoming gradient, with the results of MXNet 1.9.1."""
     (actual,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
     assert actual.dtype == dtype
     for got, want in zip(actual.tolist(), ONE_INPUT[op], strict=True):
@@ -185,7 +188,7 @@ TWO_INPUTS = {
 
 @pytest.mark.parametrize("op", TWO_INPUTS)
 def test_gradients_through_two_integers(op):
-    """The same of operators of two tensors; a remainder of integers has no gradient."""
+    """Operators of two integer tensors truncate their slopes too; a remainder has no gradient."""
     actual = gradients(op, [np.array(X, np.int32), np.array([2, 3, -1, 5], np.int32)], [np.array(G, np.int32)])
     for side, expected in zip(actual, TWO_INPUTS[op], strict=True):
         assert all(want is None or got == want for got, want in zip(side.tolist(), expected, strict=True))
@@ -200,14 +203,14 @@ SCALARS = {
 
 @pytest.mark.parametrize("op", SCALARS)
 def test_gradients_through_integers_and_numbers(op):
-    """The same of operators of a tensor and a number, which loses its fraction in the gradient, too."""
+    """Operators of an integer tensor and a scalar truncate the slope and the scalar."""
     (actual,) = gradients(op, [np.array(X, np.int32)], [np.array(G, np.int32)], {"scalar": 2.5})
     assert actual.tolist() == SCALARS[op]
 
 
 @pytest.mark.parametrize(("op", "params"), [("norm", {}), ("norm", {"ord": 1}), ("prod", {}), ("prod", {"axis": 0})])
 def test_gradients_of_reduced_integers(op, params):
-    """Norms and products of integers have gradients of integers."""
+    """Norms and products of integers have integer gradients."""
     (actual,) = gradients(op, [np.array([1, 2, -4], np.int32)], [np.array([2], np.int32)], params)
     assert actual.tolist() == {"norm": [0, 0, -2] if not params else [2, 2, -2], "prod": [-16, -8, 4]}[op]
 
@@ -215,7 +218,7 @@ def test_gradients_of_reduced_integers(op, params):
 @pytest.mark.parametrize("op", ["tanh", "square", "_mod", "broadcast_power", "_power_scalar", "_rmod_scalar"])
 @pytest.mark.parametrize("dtype", ["int8", "int64"])
 def test_contract_of_integers(op, dtype, monkeypatch):
-    """Gradients through integers honour in-place pairs and the declared workspace, in one block and in many."""
+    """Gradients through integers meet the kernel contract, in one block and in many."""
     two = op in ("_mod", "broadcast_power")
     arrays = [np.array([1, 2, 3, 2, 1], dtype)] * (1 + two)
     for block in (tiling.HOST.block, 2):

@@ -1,4 +1,4 @@
-"""IdentityAttachKLSparseReg: MXNet 1.9.1's values over three steps, and refusals."""
+"""IdentityAttachKLSparseReg: MXNet 1.9.1's values over three steps, contract, recomputation, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ AVERAGES = [
 
 
 def test_three_steps_of_mxnet() -> None:
-    """Output, gradient and moving average after each training step; outside of training nothing changes."""
+    """Output, gradient and moving average equal MXNet's after each of three training steps.
+
+    Outside of training the average does not change.
+    """
     random = np.random.RandomState(0)
     sigmoid = mx.sym.Activation(mx.sym.Variable("x"), act_type="sigmoid")
     net = mx.sym.IdentityAttachKLSparseReg(sigmoid, sparseness_target=0.2, penalty=0.01, momentum=0.8, name="kl")
@@ -46,13 +49,16 @@ def test_three_steps_of_mxnet() -> None:
 
 
 def test_contract_of_kernels() -> None:
-    """In place, unwanted outputs, the declared workspace."""
+    """The operator meets the kernel contract: in place, unwanted outputs, exact workspace."""
     data = np.random.RandomState(0).uniform(0.1, 0.9, (3, 4))
     check_contract("IdentityAttachKLSparseReg", [data, np.full(4, 0.3)])
 
 
 def test_recomputation_keeps_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward pass that mirroring repeats changes the moving average once, and the gradient has the same bits."""
+    """A forward pass repeated by mirroring updates the moving average only once.
+
+    The gradients have the bits of a step without mirroring.
+    """
 
     def step() -> list[np.ndarray]:
         x = mx.sym.Variable("x")
@@ -74,7 +80,7 @@ def test_recomputation_keeps_the_average(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wrong_inputs_are_refused() -> None:
-    """Data of other than two axes, and integers."""
+    """Data of other than two axes, and integers, are refused."""
     with pytest.raises(ShapeError, match=r"data must be \(samples, units\), got \(2, 3, 4\); flatten it first"):
         mx.sym.IdentityAttachKLSparseReg(mx.sym.Variable("x")).infer_shape(x=(2, 3, 4))
     with pytest.raises(DTypeError, match="int32"):

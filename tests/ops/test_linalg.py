@@ -12,19 +12,19 @@ from weftplan.ops.linalg import core as linalg_core
 
 
 def uniform(*shape, seed=0):
-    """float64 in [-1, 1)."""
+    """Return random float64 numbers in [-1, 1)."""
     return np.random.RandomState(seed + sum(shape)).uniform(-1, 1, shape)
 
 
-def heavy(*shape, seed=0):
-    """Matrices whose diagonal dominates: every factorization is well-conditioned."""
+def diagonally_dominant(*shape, seed=0):
+    """Return random diagonally dominant matrices, whose factorizations are well-conditioned."""
     n = shape[-1]
     return uniform(*shape, seed=seed) / n + 2 * np.eye(n)
 
 
 def symmetric(*shape):
-    """Positive definite matrices."""
-    x = heavy(*shape)
+    """Return random symmetric positive definite matrices."""
+    x = diagonally_dominant(*shape)
     return x @ x.swapaxes(-1, -2)
 
 
@@ -42,32 +42,32 @@ CASES = [
     ("linalg_syrk", [uniform(2, 3, 2)], {"alpha": 0.5}),
     ("linalg_syrk", [uniform(3, 2)], {"transpose": True}),
     *(
-        (op, [heavy(2, 3, 3), uniform(*((2, 2, 3) if flags["rightside"] else (2, 3, 2)))], flags)
+        (op, [diagonally_dominant(2, 3, 3), uniform(*((2, 2, 3) if flags["rightside"] else (2, 3, 2)))], flags)
         for op in ("linalg_trmm", "linalg_trsm")
         for flags in FLAGS
     ),
-    ("linalg_potri", [heavy(2, 3, 3)], {}),
-    ("linalg_potri", [heavy(2, 3, 3)], {"lower": False}),
+    ("linalg_potri", [diagonally_dominant(2, 3, 3)], {}),
+    ("linalg_potri", [diagonally_dominant(2, 3, 3)], {"lower": False}),
     *(("linalg_gelqf", [uniform(*shape)], {}) for shape in ((2, 3), (3, 3), (1, 1), (2, 2, 5))),
-    ("linalg_sumlogdiag", [heavy(2, 3, 3)], {}),
-    ("linalg_sumlogdiag", [heavy(3, 3)], {}),
+    ("linalg_sumlogdiag", [diagonally_dominant(2, 3, 3)], {}),
+    ("linalg_sumlogdiag", [diagonally_dominant(3, 3)], {}),
     *(("linalg_extractdiag", [uniform(2, 4, 4)], {"offset": k}) for k in (0, 1, -2)),
     *(("linalg_extracttrian", [uniform(2, 4, 4)], {"offset": k}) for k in (0, 1, -2)),
     *(("linalg_makediag", [uniform(2, 3)], {"offset": k}) for k in (0, 1, -2)),
     *(("linalg_maketrian", [uniform(2, 6)], {"offset": k, "lower": False}) for k in (0, 1, -2)),
-    ("linalg_inverse", [heavy(2, 3, 3)[:, ::-1].copy()], {}),
-    ("linalg_det", [heavy(2, 3, 3)[:, ::-1].copy()], {}),
-    ("linalg_slogdet", [heavy(4, 4)[::-1].copy()], {}),
+    ("linalg_inverse", [diagonally_dominant(2, 3, 3)[:, ::-1].copy()], {}),
+    ("linalg_det", [diagonally_dominant(2, 3, 3)[:, ::-1].copy()], {}),
+    ("linalg_slogdet", [diagonally_dominant(4, 4)[::-1].copy()], {}),
 ]
 
 
 def ident(case):
-    """Return the name of a case."""
+    """Return the test ID of a case."""
     return f"{case[0]}{[x.shape for x in case[1]]}{case[2]}"
 
 
 def test_every_operator_has_a_case():
-    """No operator of the family is left out of the cases."""
+    """Every operator of the family has a case, except potrf and syevd, which have their own tests."""
     family = {name for name in registry.names(aliases=False) if name.startswith("_linalg_")}
     assert family == {registry.get(op).name for op, _, _ in CASES} | {"_linalg_potrf", "_linalg_syevd"}
 
@@ -79,7 +79,10 @@ def test_gradient(case):
 
 
 def test_gradient_of_the_factor():
-    """potrf reads the lower triangle alone but its gradient is symmetric: that of a symmetric change of the matrix."""
+    """The gradient of potrf is symmetric, although potrf reads only the lower triangle.
+
+    It equals the derivative along a symmetric change of the matrix.
+    """
     a = symmetric(2, 4, 4)
     weights = np.tril(uniform(2, 4, 4, seed=3))
     actual = gradients("linalg_potrf", [a], [weights])[0]
@@ -94,7 +97,7 @@ def test_gradient_of_the_factor():
 @pytest.mark.parametrize("case", [*CASES, ("linalg_potrf", [symmetric(2, 4, 4)], {})], ids=ident)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_contract(case, dtype):
-    """In-place pairs, unwanted outputs, exact workspace."""
+    """Every case meets the kernel contract: in-place pairs, unwanted outputs, exact workspace."""
     op, arrays, params = case
     check_contract(op, [x.astype(dtype) for x in arrays], params)
 
@@ -102,9 +105,9 @@ def test_contract(case, dtype):
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 70])
 @pytest.mark.parametrize("panel", [5, 32])
 def test_sizes_around_panels(n, panel, monkeypatch):
-    """Matrices of less than, exactly and more than whole panels give the results of NumPy's LAPACK, in both passes."""
+    """Matrices smaller than, equal to and larger than whole panels give the results of NumPy's LAPACK."""
     monkeypatch.setattr(linalg_core, "PANEL", panel)
-    a, spd, b = heavy(2, n, n), symmetric(2, n, n), uniform(2, n, 3)
+    a, spd, b = diagonally_dominant(2, n, n), symmetric(2, n, n), uniform(2, n, 3)
     near = {"rtol": 1e-9, "atol": 1e-9}
     factor = np.linalg.cholesky(spd)
     np.testing.assert_allclose(run("linalg_potrf", [spd])[0], factor, **near)
@@ -121,7 +124,7 @@ def test_sizes_around_panels(n, panel, monkeypatch):
 
 
 def test_rows_are_swapped():
-    """Zeros on the diagonal do no harm: the largest element of a column is the pivot."""
+    """Zeros on the diagonal do no harm: the largest element of each column becomes the pivot."""
     a = np.array([[0.0, 1e-20, 1.0], [1e-20, 1.0, 1.0], [1.0, 1.0, 1.0]])
     np.testing.assert_allclose(run("linalg_inverse", [a])[0] @ a, np.eye(3), atol=1e-12)
     assert run("linalg_det", [np.eye(4)[[1, 0, 2, 3]]])[0] == -1
@@ -141,7 +144,7 @@ LARGE = [
 
 @pytest.mark.parametrize(("op", "count", "params"), LARGE, ids=[case[0] for case in LARGE])
 def test_memory(op, count, params):
-    """Besides NumPy's buffers (8192 elements an operand) nothing is allocated outside the workspace."""
+    """Nothing but NumPy's buffers (8192 elements per operand) is allocated outside the workspace."""
     check_hidden(prepare(op, [symmetric(4, 150, 150)] * count, params), 3 * 8192 * 8 + 20_000)
 
 
@@ -159,7 +162,7 @@ def test_memory(op, count, params):
     ],
 )
 def test_inference(op, ins, out, params, expected):
-    """Shapes are known from either side."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     actual = registry.get(op)
     new_ins, new_outs = actual.infer_shape(registry.parse_params(actual, params), ins, [out])
     assert (list(new_ins), list(new_outs)) == (expected[0], [expected[1]])
@@ -187,13 +190,13 @@ def test_wrong_shapes(op, shapes, params, words):
 
 @pytest.mark.parametrize("dtype", ["float16", "int32"])
 def test_wrong_dtypes(dtype):
-    """Only float32 and float64, as in MXNet."""
+    """potrf accepts only float32 and float64, as in MXNet."""
     with pytest.raises(DTypeError, match="float32 and float64"):
         run("linalg_potrf", [np.eye(2, dtype=dtype)])
 
 
-def test_what_has_no_result():
-    """Matrices that are not positive definite, or singular, raise when the result is waited for."""
+def test_singular_matrices_raise():
+    """A matrix that is not positive definite, or singular, raises an error at the wait for the result."""
     with pytest.raises(MXNetError, match="positive definite"):
         mx.nd.linalg_potrf(mx.nd.array([[1.0, 2.0], [2.0, 1.0]])).asnumpy()
     with pytest.raises(MXNetError, match="singular"):
@@ -201,7 +204,7 @@ def test_what_has_no_result():
 
 
 def test_in_a_bound_graph():
-    """The likelihood of a Gaussian by its factor: gradients accumulate, under the planner's memory sharing."""
+    """The log-determinant by a Cholesky factor runs in a bound graph, and adds its gradient to the given array."""
     a = symmetric(3, 3)
     x = mx.sym.Variable("x")
     factor = mx.sym.linalg_potrf(x)
@@ -216,7 +219,7 @@ def test_in_a_bound_graph():
 
 @pytest.mark.parametrize("shape", [(40, 40), (3, 33, 50), (1, 5)])
 def test_lq_of_larger_matrices(shape):
-    """L · Q is the input, Q has orthonormal rows, L is lower triangular; signs are those of LAPACK."""
+    """L · Q equals the input, Q has orthonormal rows, L is lower triangular, with the signs of LAPACK."""
     a = uniform(*shape)
     q, factor = run("linalg_gelqf", [a])
     np.testing.assert_allclose(factor @ q, a, atol=1e-12)
@@ -227,13 +230,16 @@ def test_lq_of_larger_matrices(shape):
 
 
 def test_lq_of_rows_of_zeros():
-    """They give zeros in L, and no NaN."""
+    """A row of zeros gives zeros in L, and no NaN."""
     q, factor = run("linalg_gelqf", [np.array([[0.0, 0, 0], [1, 2, 2]])])
     np.testing.assert_allclose(factor @ q, [[0, 0, 0], [1, 2, 2]], atol=1e-15)
 
 
 def test_eigenvalues():
-    """Uᵀ diag(L) U is the input; eigenvalues ascend; of each eigenvector the greatest element is positive."""
+    """Uᵀ diag(L) U equals the input, with ascending eigenvalues.
+
+    The largest element of each eigenvector is positive.
+    """
     a = symmetric(2, 5, 5)
     u, values = run("_linalg_syevd", [a])
     np.testing.assert_allclose(u.swapaxes(-1, -2) @ (values[..., None] * u), a, atol=1e-12)
@@ -244,7 +250,10 @@ def test_eigenvalues():
 
 @pytest.mark.parametrize("op", ["_linalg_syevd", "linalg_potrf"])
 def test_gradients_of_symmetric_matrices(op):
-    """Along symmetric changes the gradient agrees with differences of both outputs, upper factors included."""
+    """Gradients of syevd and potrf equal central differences along symmetric changes.
+
+    This holds for both outputs of syevd and for lower and upper factors of potrf.
+    """
     a, change = symmetric(3, 3) + np.diag([0.0, 1.0, 2.5]), uniform(3, 3)
     change = change + change.T
     for params in [{}] if op == "_linalg_syevd" else [{}, {"lower": False}]:
@@ -259,14 +268,14 @@ def test_gradients_of_symmetric_matrices(op):
 
 @pytest.mark.parametrize("op", ["_linalg_syevd", "linalg_gelqf", "linalg_potrf"])
 def test_contract_of_factorizations(op):
-    """In-place pairs, unwanted outputs and the exact workspace, for one matrix and for two."""
+    """Factorizations meet the kernel contract for one matrix and for a stack of two."""
     for a in (symmetric(3, 3), symmetric(2, 4, 4)):
         for params in [{"lower": False}, {}] if op == "linalg_potrf" else [{}]:
             check_contract(op, [a], params)
 
 
 def test_lq_inference():
-    """Shapes of the input and of both factors tell each other."""
+    """The shapes of input, Q and L complete each other; fewer columns than rows are refused."""
     op = registry.get("linalg_gelqf")
     assert op.infer_shape({}, [(2, 3, 5)], [None, None]) == ([(2, 3, 5)], [(2, 3, 5), (2, 3, 3)])
     assert op.infer_shape({}, [None], [(3, 0), (0, 3)]) == ([(3, 0)], [(3, 0), (3, 3)])

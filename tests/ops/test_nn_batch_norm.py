@@ -1,4 +1,4 @@
-"""BatchNorm: writers and readers of the moving statistics, fixed gamma, accuracy."""
+"""BatchNorm: updates and uses of the moving statistics, fixed gamma, accuracy."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 def batch_norm(is_train=True, recompute=False, **params):
-    """Return (call after it ran, pristine inputs)"""
+    """Return a BatchNorm call that has run, and the original inputs."""
     arrays = [uniform(4, 3, 2, 2), *(uniform(3, seed=k) for k in range(3)), uniform(3, low=0.5, high=2.0)]
     call = prepare(
         "BatchNorm", [x.copy() for x in arrays], {"momentum": 0.7, **params}, is_train=is_train, recompute=recompute
@@ -20,7 +20,10 @@ def batch_norm(is_train=True, recompute=False, **params):
 
 
 def test_moving_statistics_follow_the_batch_in_training():
-    """new = momentum·old + (1 - momentum)·batch, the variance biased; gamma and beta stay as they are."""
+    """Training updates the moving statistics as momentum·old + (1 - momentum)·batch, with the biased variance.
+
+    gamma and beta do not change.
+    """
     call, (data, gamma, beta, mean, var) = batch_norm()
     np.testing.assert_allclose(call.inputs[3], 0.7 * mean + 0.3 * data.mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(call.inputs[4], 0.7 * var + 0.3 * data.var((0, 2, 3)), rtol=1e-12)
@@ -32,14 +35,14 @@ def test_moving_statistics_follow_the_batch_in_training():
     "how", [{"recompute": True}, {"is_train": False}, {"use_global_stats": True}], ids=lambda how: next(iter(how))
 )
 def test_moving_statistics_stay(how):
-    """Recomputing, predicting and use_global_stats leave the moving statistics alone."""
+    """Recomputing, predicting and use_global_stats do not change the moving statistics."""
     call, arrays = batch_norm(**how)
     np.testing.assert_array_equal(call.inputs[3], arrays[3])
     np.testing.assert_array_equal(call.inputs[4], arrays[4])
 
 
 def test_recomputed_batch_norm_gives_the_same_bits():
-    """A recomputed forward call normalises by the batch, as the first call did."""
+    """A recomputed forward call normalises by the batch and gives the bits of the first call."""
     for first, repeated in zip(batch_norm()[0].outputs, batch_norm(recompute=True)[0].outputs, strict=True):
         np.testing.assert_array_equal(first, repeated)
 
@@ -55,7 +58,7 @@ def test_prediction_uses_the_moving_statistics():
 
 
 def test_fixed_gamma_counts_as_one_and_gets_no_gradient():
-    """fix_gamma: any stored gamma gives what gamma = 1 gives, and its gradient is 0."""
+    """With fix_gamma any stored gamma acts as 1, and its gradient is 0."""
     call, (data, _, beta, mean, var) = batch_norm(fix_gamma=True)
     ones = run("BatchNorm", [data, np.ones(3), beta, mean, var], {"fix_gamma": False, "momentum": 0.7})
     np.testing.assert_array_equal(call.outputs[0], ones[0])
@@ -65,7 +68,7 @@ def test_fixed_gamma_counts_as_one_and_gets_no_gradient():
 
 
 def test_batch_norm_of_a_far_mean():
-    """The variance is taken of centred data: a mean a thousand deviations away costs no accuracy of the variance."""
+    """A mean a thousand deviations from 0 does not reduce the accuracy of the variance."""
     rng = np.random.RandomState(0)
     data = (1000 + rng.standard_normal((64, 2, 8, 8))).astype(F32)
     vectors = [np.ones(2, F32), np.zeros(2, F32), np.zeros(2, F32), np.ones(2, F32)]

@@ -1,6 +1,7 @@
-"""Promises of single neural-network operators beyond the common contract: kept arrays, activations, embeddings.
+"""Behaviour of single neural-network operators beyond the common contract.
 
-The other families have files of their own: ``test_nn_<family>.py``.
+This file tests what the backward pass keeps, activations and embeddings. Other families have their own files:
+``test_nn_<family>.py``.
 """
 
 import numpy as np
@@ -10,8 +11,8 @@ from tests.support.ops_harness import differentiate, gradients, prepare, run
 from tests.support.ops_nn_cases import uniform
 
 
-def kept(op, arrays, params):
-    """Return the arrays that the gradient rule keeps alive, sorted: x<k> for forward inputs, y<k> for outputs."""
+def arrays_kept(op, arrays, params):
+    """Return the sorted names of the arrays that the gradient reads: x<k> for forward inputs, y<k> for outputs."""
     call = prepare(op, arrays, params)
     call()
     _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
@@ -61,8 +62,8 @@ C3 = [uniform(3) for _ in range(4)]
     ],
 )
 def test_backward_keeps_no_more_than_it_must(op, arrays, params, expected):
-    """The tensors that stay alive for the backward pass are exactly these: they decide the planned peak."""
-    assert kept(op, arrays, params) == expected
+    """The backward pass keeps exactly these arrays alive; they decide the planned peak."""
+    assert arrays_kept(op, arrays, params) == expected
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "tanh", "softrelu", "softsign"])
@@ -79,7 +80,7 @@ def test_activation_of_large_numbers(kind, dtype):
 
 
 def test_embedding_clips_indices_and_adds_repeated_rows():
-    """Indices outside the vocabulary are clipped; the gradient of a row adds up over its uses."""
+    """Embedding clips indices outside the vocabulary and adds up the gradients of a repeated row."""
     weight = uniform(3, 2)
     index = np.array([-5, 1, 1, 99])
     params = {"input_dim": 3, "output_dim": 2}

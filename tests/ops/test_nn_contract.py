@@ -1,4 +1,7 @@
-"""The contract of every neural-network operator: numeric gradients, in-place pairs, None outputs, workspace, dtypes."""
+"""The contract of every neural-network operator.
+
+It covers numeric gradients, in-place pairs, unwanted outputs, exact workspace and dtypes.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +15,10 @@ from weftplan.ops.nn import embedding, softmax_output
 
 
 def wrt(case):
-    """Return the differentiated inputs of a case: floats other than statistics, labels and a fixed gamma."""
+    """Return the inputs of a case to differentiate, or None for all floats.
+
+    Statistics, labels and a fixed gamma are excluded.
+    """
     op, _, params = case
     if op in ("Crop", "softmax_cross_entropy", "ROIPooling"):
         return (0,)
@@ -31,7 +37,7 @@ def test_gradient(case):
 
 @pytest.mark.parametrize("shape", [(3, 2), (6, 50)])
 def test_one_wrong_element_of_a_gradient_is_noticed(shape, monkeypatch):
-    """Of few elements and of many: the check of gradients rejects one that is off by a thousandth."""
+    """``check_gradient`` rejects a gradient with one element off by a thousandth, among few elements and many."""
     actual = ops_harness.differentiate
 
     def off(call, ograds):
@@ -50,7 +56,7 @@ def test_one_wrong_element_of_a_gradient_is_noticed(shape, monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_contract(case, dtype):
-    """Forward and backward calls honour in-place pairs, None outputs and their declared workspace."""
+    """Forward and backward calls meet the contract: in-place pairs, unwanted outputs, exact workspace."""
     op, arrays, params = case
     check_contract(op, narrowed(op, arrays, dtype), params)
 
@@ -58,7 +64,7 @@ def test_contract(case, dtype):
 @together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_contract_outside_training(case):
-    """The same for the forward call outside training."""
+    """Outside training, the forward call meets the contract: exact workspace and in-place pairs."""
     op, arrays, params = case
     call = prepare(op, arrays, params, is_train=False)
     expected = [y.copy() for y in call()]
@@ -70,7 +76,7 @@ def test_contract_outside_training(case):
 
 
 def shrink(monkeypatch, elements):
-    """Make every block, tile and batch of labels small, so that each loop over them runs more than once."""
+    """Make blocks, tiles and batches of labels small, so that each loop over them repeats."""
     monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 64 * elements))
     monkeypatch.setattr(softmax_output, "_LABELS", 3)
     monkeypatch.setattr(embedding, "_INDICES", 3)
@@ -80,7 +86,7 @@ def shrink(monkeypatch, elements):
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("elements", [1, 7, 40])
 def test_contract_in_small_blocks(case, elements, monkeypatch):
-    """With tiny blocks and tiles the contract holds and the results stay the same, forward and backward."""
+    """With tiny blocks and tiles the contract is met and results stay the same, forward and backward."""
     op, arrays, params = case
     random = registry.get(op).random and params.get("act_type", "rrelu") == "rrelu"
 
@@ -104,7 +110,7 @@ def test_contract_in_small_blocks(case, elements, monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtype(case, dtype):
-    """float16 and float32 stay what they are, forward and backward, and lie near the float64 result."""
+    """float16 and float32 inputs give outputs of their dtype, close to the float64 result, forward and backward."""
     op, arrays, params = case
     rounded = [x.astype(dtype).astype(np.float64) if x.dtype == np.float64 else x for x in arrays]
     exact = prepare(op, rounded, params)
@@ -123,7 +129,7 @@ def test_dtype(case, dtype):
 @together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_recomputing_repeats(case):
-    """The call that is repeated, on the states that the first one has left, gives the same bits, random ones, too."""
+    """A recomputed call, on the states that the first call left, gives the same bits, even random ones."""
     op, arrays, params = case
     left = [x.copy() for x in arrays]
     runs = [prepare(op, left, params, recompute=repeated)() for repeated in (False, True)]
@@ -166,7 +172,7 @@ LARGE = [
 
 @pytest.mark.parametrize("case", LARGE, ids=ident)
 def test_no_hidden_memory(case):
-    """On 4 MiB of data no kernel allocates more than a few blocks of its own, forward or backward."""
+    """On 4 MiB of data no kernel allocates more than 600,000 bytes outside its workspace, forward or backward."""
     op, arrays, params = case
     call = prepare(op, [np.ascontiguousarray(x) for x in arrays], params)
     check_hidden(call, 600_000)

@@ -1,4 +1,4 @@
-"""CTCLoss: every alignment counted by hand, lengths, extreme logits, memory, wrong inputs, in a bound graph."""
+"""CTCLoss: sums over every alignment, lengths, extreme logits, memory, wrong inputs, bound graphs."""
 
 import itertools
 
@@ -12,12 +12,12 @@ from weftplan.ops.core import registry
 
 
 def uniform(*shape, scale=1.0):
-    """float64 in [-scale, scale)."""
+    """Return random float64 numbers in [-scale, scale)."""
     return np.random.RandomState(sum(shape)).uniform(-scale, scale, shape)
 
 
-def counted(logits, labels, blank):
-    """Minus the log of the summed probability of every path that collapses to ``labels``."""
+def loss_over_paths(logits, labels, blank):
+    """Return minus the log of the summed probability of every path that collapses to ``labels``."""
     steps, channels = logits.shape
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     total = 0.0
@@ -29,18 +29,18 @@ def counted(logits, labels, blank):
 
 @pytest.mark.parametrize("labels", [[], [1], [2, 1], [1, 1], [1, 2, 1], [2, 2, 1]])
 def test_every_alignment_counts(labels):
-    """The loss is that of all paths that collapse to the labels, counted one by one."""
+    """The loss equals that of all paths that collapse to the labels, enumerated one by one."""
     data = uniform(5, 1, 3, scale=2.0)
     padded = np.array([labels + [0] * (3 - len(labels))])
-    assert run("CTCLoss", [data, padded])[0][0] == pytest.approx(counted(data[:, 0], labels, 0), rel=1e-12)
+    assert run("CTCLoss", [data, padded])[0][0] == pytest.approx(loss_over_paths(data[:, 0], labels, 0), rel=1e-12)
     last = np.array([[k - 1 for k in labels] + [-1] * (3 - len(labels))])
     shifted = np.roll(data, -1, axis=2)
     actual = run("CTCLoss", [shifted, last], {"blank_label": "last"})[0][0]
-    assert actual == pytest.approx(counted(data[:, 0], labels, 0), rel=1e-12)
+    assert actual == pytest.approx(loss_over_paths(data[:, 0], labels, 0), rel=1e-12)
 
 
 def test_a_short_sample_is_as_if_alone():
-    """Steps and labels beyond a sample's lengths change neither loss nor gradient; theirs is 0."""
+    """Steps and labels beyond a sample's lengths do not affect its loss and gradient; their own gradient is 0."""
     data, label = uniform(8, 3, 4), np.array([[1, 2, 3], [2, 2, 1], [3, 1, 1]])
     steps, labels = np.array([3, 8, 5]), np.array([2, 3, 1])
     flags = {"use_data_lengths": True, "use_label_lengths": True}
@@ -56,7 +56,7 @@ def test_a_short_sample_is_as_if_alone():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_extreme_logits(dtype):
-    """Certain channels give finite losses and gradients: 0 on the right path, the distance off it."""
+    """Logits of 800 give finite losses and gradients: 0 on the right path, the distance of 800 off it."""
     data = np.zeros((2, 2, 3))
     data[0, 0, 1] = data[1, 0, 2] = 800.0
     data[0, 1, 2] = data[1, 1, 2] = 800.0
@@ -68,7 +68,10 @@ def test_extreme_logits(dtype):
 
 
 def test_what_cannot_be_aligned():
-    """Too many labels for the steps, with blanks between equal labels: loss and gradient are 0, as in MXNet."""
+    """Labels that need more steps than the data have give the loss and the gradient 0, as in MXNet.
+
+    Equal labels in sequence need a blank between them.
+    """
     arrays = [uniform(3, 2, 3), np.array([[1, 1, 2], [1, 2, 1]])]
     loss = run("CTCLoss", arrays)[0]
     actual = gradients("CTCLoss", arrays, [np.ones(2)])[0]
@@ -79,7 +82,10 @@ def test_what_cannot_be_aligned():
 
 
 def test_memory():
-    """Besides NumPy's buffers nothing is allocated outside the workspace, and that does not grow with the steps."""
+    """Nothing but NumPy's buffers is allocated outside the workspace.
+
+    The workspace does not grow with the number of steps.
+    """
     limit = 4 * 8192 * 8 + 20_000
     sizes = []
     for steps in (20, 60):
@@ -105,13 +111,13 @@ def test_memory():
     ],
 )
 def test_wrong_inputs(arrays, params, error, words):
-    """Bad inputs are refused by name."""
+    """Wrong inputs raise an error that names the input."""
     with pytest.raises(error, match=words):
         run("CTCLoss", arrays, params)
 
 
 def test_names():
-    """Its old names, its inputs, and their inferred shapes."""
+    """CTCLoss has its old names, the right inputs, and their inferred shapes."""
     assert {registry.get(name).name for name in ("ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")} == {"CTCLoss"}
     loss = mx.sym.CTCLoss(mx.sym.Variable("x"), use_label_lengths=True, name="c")
     assert loss.list_arguments() == ["x", "c_label", "c_label_lengths"]
@@ -122,7 +128,7 @@ def test_names():
 
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_in_a_bound_graph(request_):
-    """Bound and differentiated, with gradients written or added, it gives the kernels' results."""
+    """A bound CTCLoss gives the kernels' loss and gradients, written or added."""
     data, label = uniform(5, 2, 4).astype(np.float32), np.array([[1, 2], [3, 0]], np.float32)
     loss = mx.sym.CTCLoss(mx.sym.Variable("x"), mx.sym.Variable("label"))
     inputs = {"x": mx.nd.array(data), "label": mx.nd.array(label)}

@@ -1,4 +1,4 @@
-"""Dropout and the random slopes of LeakyReLU: shares, masks, keys, and inference."""
+"""Dropout and the random slopes of LeakyReLU: kept shares, masks, random keys, and inference."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,10 @@ F32 = np.float32
 
 
 def test_dropout_keeps_a_share_and_scales_it():
-    """About 1 - p of the elements stay, scaled by 1 / (1 - p); the byte mask says which; the gradient uses it."""
+    """Dropout keeps about 1 - p of the elements and scales them by 1 / (1 - p).
+
+    Its byte mask is 1 for kept elements, and the gradient uses this mask.
+    """
     data = np.ones((100, 1000), F32)
     call = prepare("Dropout", [data], {"p": 0.3})
     out, mask = call()
@@ -25,18 +28,18 @@ def test_dropout_keeps_a_share_and_scales_it():
 
 
 class _Sized:
-    """A strict generator that requires a size, since CuPy draws a single number without one."""
+    """A generator that refuses to draw without a size: CuPy draws a single number then."""
 
     def __init__(self, generator):
         self._generator = generator
 
     def random(self, size=None, dtype=np.float64, out=None):
-        """Draws, if told how many."""
+        """Return ``size`` uniform numbers; ``size`` must not be None."""
         assert size is not None
         return self._generator.random(size, dtype=dtype, out=out)
 
     def standard_normal(self, size=None, dtype=np.float64, out=None):
-        """Draws, if told how many."""
+        """Return ``size`` normal numbers; ``size`` must not be None."""
         assert size is not None
         return self._generator.standard_normal(size, dtype=dtype, out=out)
 
@@ -54,7 +57,7 @@ class _Sized:
     ids=lambda case: f"{case[0]}-{case[2].get('act_type', case[2].get('axes', ''))}",
 )
 def test_every_element_has_a_draw_of_its_own(case, monkeypatch):
-    """Generators are told how many numbers to draw: CuPy's would draw one and repeat it."""
+    """Random operators always pass a size to the generator; otherwise CuPy would draw one number for all elements."""
     op, arrays, params = case
     expected = [y.copy() for y in run(op, arrays, params)]
     make = OpContext.generator
@@ -76,7 +79,7 @@ def test_dropout_outside_training():
 
 
 def test_dropout_axes_share_one_draw():
-    """Along `axes` all elements live or die together."""
+    """Dropout with ``axes`` keeps or drops all elements along these axes together."""
     out, mask = run("Dropout", [np.ones((40, 5, 6))], {"axes": (1, 2)})
     assert mask.shape == (40, 1, 1)
     assert (out == out[:, :1, :1]).all()
@@ -84,7 +87,7 @@ def test_dropout_axes_share_one_draw():
 
 
 def test_dropout_depends_on_the_key_alone():
-    """Another key gives other numbers; the same key the same numbers, with a wanted or unwanted mask."""
+    """Another key gives another output; the same key gives the same output, whether or not the mask is wanted."""
     data = np.ones(1000)
     first = prepare("Dropout", [data], key=(1, 2))
     repeated = first()[0]
@@ -93,7 +96,7 @@ def test_dropout_depends_on_the_key_alone():
 
 
 def test_rrelu_slopes():
-    """Training draws slopes between the bounds, one per element; otherwise their mean is the slope."""
+    """Training draws one slope per element between the bounds; inference uses the mean of the bounds."""
     data = np.full(1000, -1.0)
     out, mask = run("LeakyReLU", [data], {"act_type": "rrelu", "lower_bound": 0.2, "upper_bound": 0.4})
     assert (mask > 0.2 - 1e-6).all()
@@ -105,7 +108,7 @@ def test_rrelu_slopes():
 
 
 def test_only_floats_are_dropped():
-    """Integers are refused before anything runs, with a remedy, since scaling would have to round them."""
+    """Type inference refuses integers for Dropout and suggests a cast, because scaling would have to round them."""
     symbol = mx.sym.Dropout(mx.sym.Variable("data"))
     with pytest.raises(DTypeError, match="Dropout expects floats, got int64: cast the data first"):
         symbol.infer_type(data="int64")

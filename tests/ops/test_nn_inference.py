@@ -1,4 +1,4 @@
-"""Shapes and dtypes of neural-network operators: both directions, and messages that name what clashes."""
+"""Shapes and dtypes of neural-network operators: inference in both directions, and errors that name the conflict."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
 
 
 def parsed(op, params):
-    """Return the operator and its parameters, by way of text."""
+    """Return the operator and its parameters, parsed from their text."""
     actual = registry.get(op)
     return actual, registry.parse_params(actual, {k: format_value(v) for k, v in params.items()})
 
 
 def shapes(op, ins, outs, params):
-    """Inferred (inputs, outputs)."""
+    """Return the (input shapes, output shapes) that an operator infers, for as many outputs as ``outs``."""
     actual, values = parsed(op, params)
     count = actual.num_outputs(values)
     assert len(ins) == len(actual.input_names(values))
@@ -145,7 +145,7 @@ CONV = {"kernel": (3, 3), "num_filter": 8}
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """Unknown shapes and dimensions (0) follow from known shapes, in either direction."""
+    """Known shapes of inputs and outputs complete unknown shapes and dimensions (0)."""
     assert shapes(op, ins, outs, params) == expected
 
 
@@ -189,7 +189,7 @@ def test_shapes(op, ins, outs, params, expected):
     ],
 )
 def test_shape_clash(op, ins, params, message):
-    """A clash raises ShapeError that names the operator and both shapes."""
+    """Conflicting shapes raise a ShapeError that names the operator and both shapes."""
     with pytest.raises(ShapeError, match=message) as caught:
         shapes(op, ins, [None], params)
     assert ("regression output" if op == "LinearRegressionOutput" else op) in str(caught.value)
@@ -226,21 +226,21 @@ def test_shape_clash(op, ins, params, message):
     ],
 )
 def test_bad_parameter(op, ins, params, message):
-    """A parameter that makes no sense raises ParameterError that names operator, parameter and value."""
+    """An invalid parameter raises a ParameterError that names operator, parameter and value."""
     with pytest.raises(ParameterError, match=message) as caught:
         shapes(op, ins, [None], params)
     assert op in str(caught.value)
 
 
 def dtypes(op, ins, params, out=None):
-    """Inferred dtypes of inputs and outputs."""
+    """Return the inferred dtypes of inputs and outputs."""
     actual, values = parsed(op, params)
     new = actual.infer_dtype(values, list(ins), [out, *[None] * (actual.num_outputs(values) - 1)])
     return [list(part) for part in new]
 
 
 def test_dtypes():
-    """One dtype for all, except where labels, indices, masks and statistics have their own."""
+    """All inputs and outputs have one dtype, except labels, indices, masks and statistics."""
     assert dtypes("FullyConnected", [F16, None, None], {"num_hidden": 1}) == [[F16] * 3, [F16]]
     assert dtypes("Convolution", [None, None, F64], CONV) == [[F64] * 3, [F64]]
     assert dtypes("BatchNorm", [F16, *[None] * 4], {}) == [[F16, *[F32] * 4], [F16, F32, F32]]

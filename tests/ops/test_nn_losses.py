@@ -1,4 +1,4 @@
-"""Softmax and the losses: gradients of the objective they stand for, labels, lengths, extreme numbers."""
+"""Softmax and losses: gradients of the underlying objective, labels, lengths, extreme numbers."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def cross_entropy(labels, axis, *, weight=1.0, alpha=0.0, counted=None):
     ],
 )
 def test_softmax_output_has_the_gradient_of_cross_entropy(shape, labels, axis, params, how):
-    """Whatever gradient comes in, the data's gradient is that of the (scaled, smoothed, masked) cross entropy."""
+    """The data's gradient is that of the (scaled, smoothed, masked) cross entropy, whatever gradient comes in."""
     labels = np.array(labels)
     check_gradient(
         "SoftmaxOutput", [uniform(*shape), labels], params, wrt=(0,), objective=cross_entropy(labels, axis, **how)
@@ -56,7 +56,7 @@ def test_softmax_output_has_the_gradient_of_cross_entropy(shape, labels, axis, p
 
 
 def test_out_grad_multiplies():
-    """With out_grad the gradient is multiplied by the incoming one, element by element."""
+    """With out_grad the gradient is multiplied element by element by the incoming gradient."""
     data, labels, ograd = uniform(4, 3), np.array([0, 1, 2, 1]), uniform(4, 3, seed=2)
     plain = gradients("SoftmaxOutput", [data, labels], [ograd])[0]
     np.testing.assert_allclose(
@@ -66,7 +66,7 @@ def test_out_grad_multiplies():
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "float32", "uint8"])
 def test_labels_of_any_dtype(kind):
-    """Labels need not have the data's dtype."""
+    """Labels of another dtype than the data give the same gradient."""
     data = uniform(4, 3)
     labels = np.array([0, 1, 2, 1])
     np.testing.assert_array_equal(
@@ -84,7 +84,7 @@ def test_labels_of_any_dtype(kind):
     ],
 )
 def test_regression_outputs_have_the_gradient_of_their_loss(op, loss):
-    """The gradient is that of the loss, times grad_scale over the elements of a sample."""
+    """The gradient is that of the loss, times grad_scale, divided by the elements of a sample."""
     label = distinct(4, 3)
 
     def objective(outputs):
@@ -95,7 +95,7 @@ def test_regression_outputs_have_the_gradient_of_their_loss(op, loss):
 
 @pytest.mark.parametrize("op", ["SoftmaxOutput", "LinearRegressionOutput", "MakeLoss", "make_loss"])
 def test_losses_ignore_the_incoming_gradient(op):
-    """Losses are marked so that no head gradient need be given, and their gradient does not depend on one."""
+    """Losses need no head gradient: they are marked as losses, and their gradient does not depend on it."""
     assert registry.get(op).loss
     inputs = [uniform(4, 3), np.zeros(4) if op == "SoftmaxOutput" else np.zeros((4, 3))]
     inputs = inputs[: len(registry.get(op).input_names({}))]
@@ -105,7 +105,7 @@ def test_losses_ignore_the_incoming_gradient(op):
 
 
 def test_block_grad_stops():
-    """BlockGrad and its alias pass the data and no gradient, without a backward node."""
+    """stop_gradient has the gradient 0 and no backward node."""
     call = prepare("stop_gradient", [uniform(3)])
     call()
     actual, builder = differentiate(call, [np.ones(3)])
@@ -116,7 +116,7 @@ def test_block_grad_stops():
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "SoftmaxOutput"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_softmax_of_large_numbers(op, dtype):
-    """Data near the end of the dtype's range gives no infinity and no NaN."""
+    """Data near the limit of the dtype's range give finite, correct probabilities."""
     top = float(np.finfo(dtype).max) / 4
     data = np.array([[top, 0, -top], [top, top, top]], dtype)
     inputs = [data, np.zeros(2, dtype)] if op == "SoftmaxOutput" else [data]
@@ -135,7 +135,7 @@ def test_softmax_of_large_numbers(op, dtype):
     ],
 )
 def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
-    """Parts that are at work together, each in its own room of the declared scratch, make the bits of one part."""
+    """Parts that run at the same time, each in its own scratch, give the bits of a single part."""
     monkeypatch.setattr(tiling, "block", lambda: 80)
     data = uniform(*shape, low=-30, high=30).astype(F32)
     label = [np.zeros((shape[0], *shape[2:]), F32)] if op == "SoftmaxOutput" else []
@@ -156,7 +156,7 @@ def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
 @pytest.mark.parametrize(("shape", "params"), [((13, 40), {}), ((3, 5, 7), {"multi_output": True})])
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_a_small_softmax_takes_a_shorter_way_to_the_same_bits(monkeypatch, kind, shape, params):
-    """A softmax that fits one block uses the bare form."""
+    """The bare form for a small softmax gives the bits of the general form."""
     data = uniform(*shape, low=-30, high=30).astype(kind)
     inputs = [data, np.zeros((shape[0], *shape[2:]), kind)]
     short = run("SoftmaxOutput", inputs, params)[0]
@@ -169,7 +169,7 @@ def test_a_small_softmax_takes_a_shorter_way_to_the_same_bits(monkeypatch, kind,
     [((5, 3), {}, [0, -1, 3, 2, 1 << 40]), ((1, 3, 5), {"multi_output": True}, [[-7, 1, 3, 2, 9]])],
 )
 def test_a_label_that_is_no_class_leaves_the_output(shape, params, labels):
-    """Below the classes and above them."""
+    """A label below or above the classes subtracts nothing: the gradient is the output."""
     data, labels = uniform(*shape), np.array(labels, np.float64)
     output = run("SoftmaxOutput", [data, labels], params)[0]
     actual = gradients("SoftmaxOutput", [data, labels], [np.ones(shape)], params)[0]
@@ -180,7 +180,7 @@ def test_a_label_that_is_no_class_leaves_the_output(shape, params, labels):
 
 @pytest.mark.parametrize("elements", [40, 41, 47])
 def test_the_gradient_of_a_large_softmax_is_cut(monkeypatch, elements):
-    """Every element is scaled once, whichever part has it."""
+    """A gradient in parts scales every element once, and has the bits of a single part."""
     data, label = uniform(1, elements, low=-3, high=3).astype(F32), np.array([7], F32)
     params = {"grad_scale": 0.3}
     whole = gradients("SoftmaxOutput", [data, label], [np.ones_like(data)], params)[0]
@@ -199,20 +199,20 @@ def test_the_gradient_of_a_large_softmax_is_cut(monkeypatch, elements):
 
 
 def test_softmax_lengths():
-    """Only the first `length` classes count; the others are 0; a length of 0 gives a row of zeros."""
+    """Only the first ``length`` classes count; the others are 0. A length of 0 gives a row of zeros."""
     out = run("softmax", [np.zeros((4, 3)), np.array([3, 2, 1, 0])], {"use_length": True})[0]
     np.testing.assert_allclose(out, [[1 / 3] * 3, [0.5, 0.5, 0], [1, 0, 0], [0, 0, 0]])
 
 
 def test_softmax_output_dtype():
-    """`dtype` sets the dtype of the output and leaves that of the gradient."""
+    """``dtype`` sets the dtype of the output but not of the gradient."""
     data = uniform(3, 4).astype(np.float16)
     assert run("softmax", [data], {"dtype": "float32"})[0].dtype == F32
     assert gradients("softmax", [data], [np.ones((3, 4), F32)], {"dtype": "float32"})[0].dtype == np.float16
 
 
 def test_temperature_must_be_positive():
-    """A temperature of 0 is refused in words."""
+    """A temperature of 0 is refused; the error names the parameter."""
     with pytest.raises(ParameterError, match=r"temperature=0\.0"):
         run("softmax", [uniform(2, 3)], {"temperature": 0.0})
 

@@ -1,4 +1,4 @@
-"""RNN: sequence lengths, dropout between layers, half precision, memory, wrong inputs, and in a bound graph."""
+"""RNN: sequence lengths, dropout between layers, memory, wrong inputs, inference, and bound graphs."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from weftplan.ops.core import registry
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
-def called(mode, layers=1, both=False, **how):
-    """Return (arrays, params) of a call that gives states."""
+def rnn_call(mode, layers=1, both=False, **how):
+    """Return (arrays, params) of an RNN call with state outputs; ``both`` makes it bidirectional."""
     _, arrays, params = _rnn(mode, layers, both, steps=5, batch=3, inputs=2, size=3, state_outputs=True, **how)
     return arrays, params
 
@@ -29,9 +29,9 @@ def called(mode, layers=1, both=False, **how):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("both", [False, True])
 def test_a_short_sequence_is_run_as_if_alone(mode, both):
-    """With lengths, each sample's outputs, states and gradients are those of its own sequence; the rest is zero."""
+    """With lengths, each sample has the outputs, states and gradients of its own sequence; the rest is zero."""
     lengths = [2, 5, 1]
-    arrays, params = called(mode, 2, both, lengths=lengths)
+    arrays, params = rnn_call(mode, 2, both, lengths=lengths)
     plain = {key: value for key, value in params.items() if key != "use_sequence_length"}
     whole = run("RNN", arrays, params)
     visible = 3 if mode == "lstm" else 2
@@ -60,8 +60,8 @@ def test_a_short_sequence_is_run_as_if_alone(mode, both):
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_inference_without_reserve_gives_the_same_bits(layers, both):
-    """Outputs and states are the same without the hidden output."""
-    arrays, params = called("lstm", layers, both)
+    """Outputs and states have the same bits without the hidden output."""
+    arrays, params = rnn_call("lstm", layers, both)
     call = prepare("RNN", arrays, params)
     kept = [y.copy() for y in call()]
     alone = call(wanted=[True, True, True, False])
@@ -70,10 +70,13 @@ def test_inference_without_reserve_gives_the_same_bits(layers, both):
 
 
 def test_dropout_lies_between_layers_only():
-    """A single layer drops nothing; two layers drop in training alone, about the share p, and scale what is kept."""
-    arrays, params = called("gru", 1, p=0.5)
+    """A single layer drops nothing.
+
+    Two layers drop only in training, about the share p of the first layer's output.
+    """
+    arrays, params = rnn_call("gru", 1, p=0.5)
     np.testing.assert_array_equal(run("RNN", arrays, params)[0], run("RNN", arrays, {**params, "p": 0.0})[0])
-    arrays, params = called("gru", 2, p=0.25)
+    arrays, params = rnn_call("gru", 2, p=0.25)
     quiet = run("RNN", arrays, params, is_train=False)
     np.testing.assert_array_equal(quiet[0], run("RNN", arrays, {**params, "p": 0.0})[0])
     _, big, params = _rnn("gru", 2, False, steps=20, batch=20, inputs=2, size=30, p=0.25)
@@ -83,8 +86,8 @@ def test_dropout_lies_between_layers_only():
 
 
 def test_a_dropped_layer_is_the_second_layer_of_what_was_kept():
-    """The second layer sees the first layer's output times the mask over 1 - p."""
-    arrays, params = called("lstm", 2, p=0.4)
+    """The second layer reads the first layer's output times the mask over 1 - p."""
+    arrays, params = rnn_call("lstm", 2, p=0.4)
     outputs = run("RNN", arrays, params)
     single = {**params, "num_layers": 1, "p": 0.0}
     # Packed: weights of layer 0 (12 x 2, 12 x 3), of layer 1 (12 x 3, 12 x 3), then 24 biases each.
@@ -98,7 +101,7 @@ def test_a_dropped_layer_is_the_second_layer_of_what_was_kept():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_memory(mode):
-    """Besides NumPy's buffers (8192 elements an operand) nothing is allocated outside the workspace."""
+    """Nothing but NumPy's buffers (8192 elements per operand) is allocated outside the workspace."""
     limit = 3 * 8192 * 4 + 20_000
     _, arrays, params = _rnn(mode, 2, True, steps=80, batch=64, inputs=64, size=64, state_outputs=True, p=0.1)
     call = prepare("RNN", [x.astype(np.float32) for x in arrays], params)
@@ -117,8 +120,8 @@ def test_memory(mode):
     ],
 )
 def test_wrong_sizes(change, words):
-    """Shapes that do not fit are refused with the operator's name."""
-    arrays, params = called("gru")
+    """Shapes that do not fit are refused; the error names the operator."""
+    arrays, params = rnn_call("gru")
     with pytest.raises(ShapeError, match=words):
         run("RNN", arrays, {**params, **change})
 
@@ -127,7 +130,7 @@ def test_wrong_sizes(change, words):
     "change", [{"mode": "elman"}, {"p": 1.0}, {"num_layers": 0}, {"lstm_state_clip_min": -1.0}, {"state_size": "x"}]
 )
 def test_wrong_parameters(change):
-    """Parameters out of range, and clipping, are refused by name."""
+    """Parameters out of range, and clipping of states, are refused by name."""
     op = registry.get("RNN")
     inputs = {"mode": "lstm", "num_layers": 1, "state_size": 2, **change}
     with pytest.raises(ParameterError, match=next(iter(change))):
@@ -135,7 +138,7 @@ def test_wrong_parameters(change):
 
 
 def test_sizes_are_inferred_in_both_directions():
-    """Data tells the vector's length; an output or a state tells steps and batch."""
+    """The data's shape determines the length of the parameter vector; a state determines the batch."""
     out = mx.sym.RNN(mx.sym.Variable("x"), state_size=4, num_layers=2, mode="lstm", state_outputs=True, name="r")
     assert out.list_arguments() == ["x", "r_parameters", "r_state", "r_state_cell"]
     assert out.list_outputs() == ["r_output", "r_state_output", "r_statecell_output"]
@@ -146,8 +149,8 @@ def test_sizes_are_inferred_in_both_directions():
 
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_in_a_bound_graph(request_):
-    """Bound, run and differentiated, with gradients written or added, it gives the kernels' results."""
-    arrays, params = called("lstm", 2, True)
+    """A bound RNN gives the kernels' outputs and gradients, written or added."""
+    arrays, params = rnn_call("lstm", 2, True)
     arrays = [x.astype(np.float32) for x in arrays]
     names = ["data", "parameters", "state", "cell"]
     out = mx.sym.RNN(*map(mx.sym.Variable, names), **params)
@@ -167,7 +170,7 @@ def test_in_a_bound_graph(request_):
 
 
 def test_repeated_layers_drop_alike():
-    """Under a budget a layer runs twice and draws the same masks: the same gradients, bit for bit, in less memory."""
+    """Under a memory budget, layers run twice with the same masks and give the same gradients bit by bit."""
     x = mx.sym.Variable("data")
     for k in range(4):
         x = mx.sym.RNN(x, state_size=6, num_layers=2, p=0.3, mode="gru", name=f"r{k}")
@@ -189,7 +192,7 @@ def test_repeated_layers_drop_alike():
 
 
 def test_the_error_of_a_wrong_array_names_the_operator():
-    """Imperative calls say which operator got what."""
+    """An imperative call with wrong arrays raises an error that names the operator."""
     with pytest.raises(MXNetError, match="RNN"):
         mx.nd.RNN(mx.nd.ones((2, 3)), mx.nd.ones((4,)), mx.nd.ones((1, 1, 1)), mode="gru", state_size=1, num_layers=1)
 
@@ -208,7 +211,10 @@ def test_joined_parameters():
 
 
 def test_joined_parameters_of_two_directions():
-    """Two unknown sizes split the remainder equally: a bidirectional layer can be inferred from its data."""
+    """_rnn_param_concat splits the remainder equally between two unknown sizes.
+
+    A bidirectional layer can therefore be inferred from its data.
+    """
     op = registry.get("_rnn_param_concat")
     params = registry.parse_params(op, {"num_args": 3, "dim": 0})
     shapes, _ = op.infer_shape(params, [(0,), (3,), (0,)], [(11,)])
@@ -237,7 +243,7 @@ def test_joined_parameters_of_two_directions():
 
 
 def test_integers_are_refused():
-    """Gates have fractions: an RNN of integers is an error of inference, not of NumPy in the middle of a run."""
+    """Dtype inference refuses an RNN of integers, before any kernel runs."""
     network = mx.sym.RNN(mx.sym.Variable("data"), state_size=2, num_layers=1, mode="gru", name="rnn")
     with pytest.raises(DTypeError, match="RNN expects floats, got int64: cast"):
         network.simple_bind(mx.cpu(), data=(3, 2, 4), type_dict={"data": "int64"})

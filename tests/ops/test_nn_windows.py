@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 def test_the_first_of_equal_maxima_gets_the_gradient():
-    """Row-major order within the window decides between equal maxima, with overlapping windows too."""
+    """The first of equal maxima, in row-major order, gets the gradient, also in overlapping windows."""
     data = np.array([[[[1.0, 1], [1, 1]]]])
     np.testing.assert_array_equal(
         gradients("Pooling", [data], [np.ones((1, 1, 1, 1))], {"kernel": (2, 2)})[0], [[[[1, 0], [0, 0]]]]
@@ -25,7 +25,7 @@ def test_the_first_of_equal_maxima_gets_the_gradient():
 
 
 def test_max_pooling_of_negative_numbers_ignores_padding():
-    """Padding never wins a maximum, and a window of padding alone gives the lowest number."""
+    """Padding never is the maximum, and a window of padding alone gives the lowest number."""
     data = -1 - distinct(1, 1, 3)
     out = run("Pooling", [data], {"kernel": (2,), "stride": (2,), "pad": (1,)})[0]
     np.testing.assert_array_equal(out, [[[data[0, 0, 0], data[0, 0, 1:].max()]]])
@@ -34,7 +34,7 @@ def test_max_pooling_of_negative_numbers_ignores_padding():
 
 
 def test_tiles_stay_within_the_workspace():
-    """The column matrix of a tile is at most `workspace` MiB, however many images there are."""
+    """The column matrix of a tile is at most ``workspace`` MiB for any number of images."""
     for workspace in (1, 2, 3):
         geo = geometry((500, 16, 32, 32), 8, (3, 3), (1, 1), (1, 1), (1, 1), (32, 32), 1, np.dtype(F32), workspace)
         assert geo.taps * geo.columns_per_tile * 4 <= workspace << 20
@@ -44,7 +44,7 @@ def test_tiles_stay_within_the_workspace():
 
 
 def test_one_large_image_is_cut_into_rows():
-    """An image whose columns alone exceed the workspace is worked on some rows at a time."""
+    """An image whose columns exceed the workspace is computed in tiles of rows, with the same result."""
     geo = geometry((1, 64, 128, 128), 8, (3, 3), (1, 1), (1, 1), (1, 1), (128, 128), 1, np.dtype(F32), 2)
     assert geo.images_per_tile == 1
     assert 1 < geo.rows_per_tile < 128
@@ -56,7 +56,7 @@ def test_one_large_image_is_cut_into_rows():
 
 
 def test_float16_sums_in_float32():
-    """3000 elements of 1 add up to 3000 in float16; adding in float16 would stop at 2048."""
+    """3000 ones add up to 3000 in float16; a sum in float16 would stop at 2048."""
     ones = np.ones((1, 3000), np.float16)
     assert run("FullyConnected", [ones, ones], {"num_hidden": 1, "no_bias": True})[0] == 3000
     image = ones.reshape(1, 3000, 1, 1)
@@ -66,7 +66,7 @@ def test_float16_sums_in_float32():
 
 
 def test_deconvolution_is_the_transpose_of_convolution():
-    """<conv(x), y> = <x, deconv(y)> for one weight and the same stride, pad and dilation."""
+    """<conv(x), y> equals <x, deconv(y)> for one weight and the same stride, pad and dilation."""
     window = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1), "dilate": (1, 2)}
     x, weight = uniform(2, 4, 7, 6), uniform(6, 4, 3, 2)
     y = run("Convolution", [x, weight], {**window, "num_filter": 6, "no_bias": True})[0]
@@ -77,7 +77,7 @@ def test_deconvolution_is_the_transpose_of_convolution():
 
 
 def test_target_shape_chooses_pad_and_adj():
-    """target_shape gives what the pad and adj that lead to it give."""
+    """``target_shape`` gives the result of the pad and adj that produce this shape."""
     data, weight = uniform(2, 4, 3, 3), uniform(4, 2, 4, 4)
     common = {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2)}
     named = run("Deconvolution", [data, weight], {**common, "target_shape": (6, 5)})[0]

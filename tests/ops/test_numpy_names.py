@@ -28,7 +28,7 @@ inputs, cases = _module("inputs"), _module("cases_numpy")
 @together(by=operator)
 @pytest.mark.parametrize("case", cases.CASES, ids=inputs.case_name)
 def test_contract(case):
-    """In-place pairs, unwanted outputs and the exact workspace, of every golden case, in float64."""
+    """Every golden case meets the kernel contract in float64: in-place pairs, unwanted outputs, exact workspace."""
     arrays = [x.astype(np.float64) for x in inputs.case_inputs(case)]
     check_contract(case["op"], arrays, case.get("params", {}))
 
@@ -39,7 +39,7 @@ X = np.random.RandomState(0).uniform(0.5, 1.5, (2, 3, 4))
 @pytest.mark.parametrize("op", ["_np_sum", "_np_prod", "_npi_mean", "_np_max", "_np_min", "_npi_var", "_npi_std"])
 @pytest.mark.parametrize("params", [{}, {"axis": (0, 2)}, {"keepdims": True}])
 def test_reductions(op, params):
-    """They are NumPy's; all axes leave no dimension; gradients agree with differences."""
+    """Reductions equal NumPy's, without dimensions over all axes, and have the gradients of central differences."""
     (out, *_) = run(op, [X], params)
     expected = getattr(np, op.rsplit("_", 1)[1])(X, **params)
     assert out.shape == expected.shape
@@ -50,7 +50,7 @@ def test_reductions(op, params):
 
 @pytest.mark.parametrize("op", ["_npi_var", "_npi_std"])
 def test_degrees_of_freedom(op):
-    """ddof is taken from the number of elements."""
+    """var and std divide by the number of elements minus ``ddof``, and refuse a ``ddof`` that leaves 0."""
     np.testing.assert_allclose(run(op, [X], {"ddof": 2})[0], getattr(np, op[5:])(X, ddof=2))
     check_gradient(op, [X], {"ddof": 1, "axis": 1})
     with pytest.raises(ParameterError, match="smaller ddof"):
@@ -58,7 +58,7 @@ def test_degrees_of_freedom(op):
 
 
 def test_positions_are_int64():
-    """As in NumPy, and without dimensions for the whole tensor."""
+    """argmax returns int64 as in NumPy, without dimensions for the whole tensor."""
     for params in ({}, {"axis": 1}):
         (out,) = run("_npi_argmax", [X], params)
         assert out.dtype == np.int64
@@ -67,7 +67,7 @@ def test_positions_are_int64():
 
 @pytest.mark.parametrize("shapes", [((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,))])
 def test_dot(shapes):
-    """Products of matrices and vectors have NumPy's shapes, and gradients."""
+    """_np_dot of matrices and vectors equals NumPy's and has the gradients of central differences."""
     a, b = (np.random.RandomState(k).uniform(-1, 1, shape) for k, shape in enumerate(shapes))
     (out,) = run("_np_dot", [a, b])
     assert out.shape == a.dot(b).shape
@@ -91,13 +91,13 @@ def test_dot(shapes):
     ],
 )
 def test_refused(op, arrays, params, error, says):
-    """Forms that Gluon networks do not need are refused, with the reason."""
+    """Unsupported dtypes, shapes and parameters are refused, with the reason."""
     with pytest.raises(error, match=says):
         run(op, arrays, params)
 
 
-def test_every_name_says_what_it_is():
-    """Every operator of the family has a text and works under each of its names."""
+def test_every_operator_is_documented():
+    """Every operator of the family has a documentation text."""
     family = [name for name in registry.names(aliases=False) if name.startswith("_np")]
     assert len(family) > 120
     for name in family:
@@ -105,7 +105,7 @@ def test_every_name_says_what_it_is():
 
 
 def test_an_exported_network():
-    """A Gluon network that MXNet 1.9.1 exported gives MXNet's outputs, one of them without dimensions."""
+    """A Gluon network exported by MXNet 1.9.1 gives MXNet's outputs, one of them without dimensions."""
     symbol, arguments, auxiliary = mx.model.load_checkpoint(str(GOLDEN / "data" / "numpy_net"), 0)
     with np.load(GOLDEN / "data" / "numpy_net.npz") as stored:
         expected = dict(stored)
@@ -121,7 +121,7 @@ def test_an_exported_network():
 
 
 def test_heads_without_dimensions():
-    """An executor differentiates a network whose output is one number."""
+    """An executor differentiates a network whose output has no dimensions."""
     net = mx.sym._internal._np_sum(mx.sym.Variable("x") ** 2).simple_bind(mx.cpu(), x=(2, 3))
     net.arg_dict["x"][:] = 3
     assert net.forward(is_train=True)[0].asnumpy() == 54.0

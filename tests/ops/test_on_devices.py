@@ -1,4 +1,4 @@
-"""Every operator case on devices: CuPy's refusals hold, and the values are those of the host."""
+"""Every operator case on a device equals the host, without memory and waits that kernels for GPUs must avoid."""
 
 import collections
 import contextlib
@@ -27,25 +27,25 @@ for _case in CASES:
     BY_OPERATOR[_case[0]].append(_case)
 
 DRAWS = {"Dropout", "RNN", "LeakyReLU", "_backward_RNN"}
-"""Operators whose values depend on a generator, which differs on a GPU."""
+"""Operators that draw from a generator, which differs on a GPU."""
 
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "gpus.md"
 WAITING = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
-"""Operators that the document lists as waits of the host."""
+"""Operators that the document lists as making the host wait."""
 SEEN, RAN = set[str](), set[str]()
-"""Those that did, and all whose cases this process has run."""
+"""SEEN: operators that made the host wait. RAN: operators whose cases this process has run."""
 WAITS = {"_backward_gather_nd": 1}
-"""Kernels for GPUs that make the host wait, and how often: indices out of range are an error."""
+"""Number of waits of the host by GPU kernel; they serve to raise an error for indices out of range."""
 
 
 def refuse(nbytes):
-    """The allocator of CuPy while a kernel for GPUs runs: it takes no memory but its workspace."""
+    """Refuse an allocation by CuPy: a kernel for GPUs takes no memory but its workspace."""
     raise AssertionError(f"CuPy allocates {nbytes} bytes")
 
 
-def put(where, array):
-    """Return a copy of a host array on a device."""
+def copy_to(where, array):
+    """Return a copy of a host array on the device ``where``."""
     raw = where.allocate(max(array.nbytes, 1))
     result = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
     where.copy(result, np.ascontiguousarray(array).reshape(array.shape))
@@ -53,29 +53,29 @@ def put(where, array):
 
 
 def fetch(where, array):
-    """Return a host copy of an array on a device."""
+    """Return a host copy of an array of the device ``where``."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out
 
 
 def on_device(where, call: Call, inputs, mode="numpy"):
-    """Run one kernel on a device; return its outputs and its inputs' new contents, on the host.
+    """Run one kernel on a device; return its outputs and the new contents of its inputs, on the host.
 
-    With ``auto`` the kernel is a plan's choice for the device.
+    With mode ``auto`` the kernel is a plan's choice for the device.
     """
     op, params = call.op, call.params
     chosen = choose(op, params, [spec_of(x) for x in inputs], call.out_specs, mode, on=where.context.device_type)
     ignored = set(op.ignored(params))
-    arguments = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
-    outputs = [put(where, garbage(spec)) for spec in call.out_specs]
+    arguments = [None if k in ignored else copy_to(where, array) for k, array in enumerate(inputs)]
+    outputs = [copy_to(where, garbage(spec)) for spec in call.out_specs]
     pieces = tiling.of(where.context.device_type)
     with tiling.using(pieces):
         size = chosen.implementation.workspace(params, [spec_of(x) for x in inputs], call.out_specs)
     ctx = OpContext(
         where.xp,
         is_train=call.is_train,
-        workspace=put(where, np.full(size, 0xFF, np.uint8)) if size else None,
+        workspace=copy_to(where, np.full(size, 0xFF, np.uint8)) if size else None,
         random_key=call.key,
         recompute=call.recompute,
     )
@@ -102,7 +102,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
 
 
 def same(found, expected, what):
-    """Equal but for rounding; a library's products and sums have another order."""
+    """Check that two arrays are equal within rounding, since libraries multiply and add in another order."""
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
     loose = 2e-2 if expected.dtype == np.float16 else 1e-4 if expected.dtype == np.float32 else 1e-8
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
@@ -112,7 +112,7 @@ def same(found, expected, what):
 
 
 def check(where, name, arrays, params):
-    """Forward and every call of the gradient on the device, against the host, by every implementation."""
+    """Check the forward call and every gradient call on the device against the host, in every implementation."""
     arrays = [np.array(x) for x in arrays]
     call = prepare(name, [x.copy() for x in arrays], params)
     expected = [y.copy() for y in call()]
@@ -134,15 +134,15 @@ def check(where, name, arrays, params):
 
 @pytest.fixture(scope="module", params=GPUS)
 def where(request):
-    """The device gpu(0), of the stand-in or real."""
+    """Yield the device gpu(0), of the stand-in or real."""
     with place(request.param) as context:
         yield device.get(context(0))
 
 
 @pytest.mark.parametrize("name", BY_OPERATOR)
 def test_as_on_the_host(where, name):
-    """Every case of the operator; float64 cases run in float32 and, if supported, in float16."""
-    if isinstance(where.xp, standin_cupy.Namespace):  # a real device is not asked what made the host wait
+    """Every case of the operator equals the host; float64 cases run in float32 and, if supported, in float16."""
+    if isinstance(where.xp, standin_cupy.Namespace):  # a real device does not count waits
         RAN.add(name)
     for _, arrays, params in BY_OPERATOR[name]:
         if not all(np.asarray(x).dtype == np.float64 for x in arrays):
@@ -154,5 +154,8 @@ def test_as_on_the_host(where, name):
 
 
 def test_the_document_lists_no_others():
-    """The listed operators do make the host wait; runs after the tests of operators, for those that ran here."""
+    """Every operator that the document lists makes the host wait.
+
+    This runs after the tests of operators, and checks only those that ran in this process.
+    """
     assert SEEN | {"take"} >= WAITING & RAN  # no case has mode="raise"

@@ -1,4 +1,4 @@
-"""The table of operators against MXNet 1.9.1's own list (tests/golden/data/operators.json)."""
+"""The operator table against MXNet 1.9.1's own list (``tests/golden/data/operators.json``)."""
 
 import json
 import pathlib
@@ -24,7 +24,10 @@ NAMES = sorted(
 @together()
 @pytest.mark.parametrize("name", NAMES)
 def test_signature(name):
-    """Every name of ours is one of MXNet's, with all its parameters and, if they are fixed, its inputs in order."""
+    """Every name declared as MXNet's is in MXNet, with all its parameters and its inputs in order.
+
+    Inputs are compared only if their number is fixed.
+    """
     assert name in MXNET, "MXNet 1.9.1 has no such operator: declare it with Op(in_mxnet=False)"
     inputs, params = MXNET[name]
     op = registry.get(name)
@@ -38,14 +41,14 @@ def test_signature(name):
 
 
 def test_own_operators_are_not_in_mxnet():
-    """An operator declared as weftplan's own is none of MXNet 1.9.1's."""
+    """No operator declared as weftplan's own exists in MXNet 1.9.1."""
     own = [name for name in registry.names() if not registry.get(name).in_mxnet]
     assert "digamma" in own
     assert [name for name in own if name in MXNET] == []
 
 
 def test_no_operator_is_lost():
-    """The operators that old symbol files are made of are there, under the names that files hold."""
+    """The operators of old symbol files are registered under the names in those files."""
     text = """
         elemwise_add elemwise_sub elemwise_mul elemwise_div _plus_scalar _minus_scalar _rminus_scalar _mul_scalar
         _div_scalar _rdiv_scalar _power _power_scalar _rpower_scalar _mod _mod_scalar _rmod_scalar _maximum _minimum
@@ -64,7 +67,10 @@ def test_no_operator_is_lost():
 
 
 def test_backward_operators_belong_to_a_forward_one():
-    """Every backward operator names its forward operator, whose inputs its outputs are gradients of."""
+    """Every backward operator names a forward operator.
+
+    Its outputs are gradients of that operator's inputs.
+    """
     for name in registry.names(aliases=False):
         op = registry.get(name)
         if op.backward_of is not None:

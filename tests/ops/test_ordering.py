@@ -1,4 +1,4 @@
-"""Details of sort, argsort and topk beyond the general tests: ties, NaN, blocks, positions too large for a dtype."""
+"""Details of sort, argsort and topk: ties, NaN, blocks, and positions too large for a dtype."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,10 @@ NAN = float("nan")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, None])
 def test_equal_elements_keep_their_order(dtype, axis):
-    """Upwards and downwards, for every dtype, the lowest number of it included; argsort and sort agree."""
+    """Equal elements keep their order, ascending and descending, for every dtype and its lowest number.
+
+    sort, argsort and topk agree.
+    """
     x = np.random.RandomState(0).randint(0, 3, (4, 30, 3)).astype(dtype)
     if np.dtype(dtype).kind in "iu":
         x[0, :2] = np.iinfo(dtype).min
@@ -35,7 +38,7 @@ def test_equal_elements_keep_their_order(dtype, axis):
 
 
 def test_nan_is_the_greatest():
-    """It comes last upwards and first downwards."""
+    """NaN comes last in ascending and first in descending order."""
     x = np.array([2, NAN, -1, NAN, 5])
     assert run("argsort", [x], {})[0].tolist() == [2, 0, 4, 1, 3]
     assert run("topk", [x], {"k": 3})[0].tolist() == [1, 3, 4]
@@ -43,7 +46,7 @@ def test_nan_is_the_greatest():
 
 @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (2, 3, 4, 2)])
 def test_blocks_of_rows_change_nothing(shape, monkeypatch):
-    """Values, positions, masks and gradients are the same when a block holds one row only."""
+    """Values, positions, masks and gradients are the same if a block has only one row."""
     x = np.random.RandomState(1).uniform(-1, 1, shape)
     calls = [("sort", {"axis": 1}), ("argsort", {"axis": 1})]
     calls += [("topk", {"axis": 1, "k": 2, "ret_typ": kind}) for kind in ("value", "indices", "mask", "both")]
@@ -59,7 +62,10 @@ def test_blocks_of_rows_change_nothing(shape, monkeypatch):
 
 
 def test_positions_must_fit_their_dtype():
-    """A dtype that cannot hold every position is refused; the hidden positions of values are exact in any case."""
+    """A dtype that cannot represent every position is refused.
+
+    The hidden positions next to values are exact in any case.
+    """
     x = np.arange(3000.0)
     for op, dtype in (("topk", "float16"), ("argsort", "float16"), ("topk", "uint8")):
         with pytest.raises(ShapeError, match=r"cannot hold positions up to 2,999; give dtype='int32'"):

@@ -1,4 +1,4 @@
-"""Parameter parsers: every spelling in symbol files and calls, and messages for bad values."""
+"""Parameter parsers: accepted spellings in symbol files and calls, and errors for bad values."""
 
 import numpy as np
 import pytest
@@ -95,19 +95,19 @@ def test_refused(parser, value, message):
 
 @given(st.lists(st.integers(-10, 10**6), max_size=5).map(tuple))
 def test_shape_text_round_trip(shape):
-    """The text of a shape parses to the shape, in MXNet's and in compact spelling."""
+    """The text of a shape parses to the same shape, in MXNet's and in compact spelling."""
     assert p_shape(format_value(shape)) == shape
     assert p_shape(str(list(shape)).replace(" ", "")) == shape
 
 
 @given(st.floats(allow_nan=False))
 def test_float_text_round_trip(value):
-    """The text of a float parses to the same float, bit for bit."""
+    """The text of a float parses to an equal float."""
     assert p_float(format_value(value)) == value
 
 
 def test_dtype_codes_round_trip():
-    """Every number of MXNet gives a dtype and the dtype gives the number."""
+    """Every MXNet dtype code gives a dtype, and the dtype gives the code."""
     for code in DTYPE_CODES:
         assert dtype_code(p_dtype(code)) == code
         assert p_dtype(format_value(p_dtype(code))) == p_dtype(code)
@@ -116,7 +116,10 @@ def test_dtype_codes_round_trip():
 
 
 def test_defaults_survive_their_text():
-    """Every default of every operator, written as text and parsed again, is itself: symbol files can hold it."""
+    """Every default of every operator, written as text and parsed again, is unchanged.
+
+    Symbol files can therefore store it.
+    """
     for name in registry.names(aliases=False):
         for param in registry.get(name).params:
             if param.default is not registry.REQUIRED:
@@ -124,7 +127,7 @@ def test_defaults_survive_their_text():
 
 
 def test_every_operator_is_documented():
-    """Each operator has a sentence, each parameter a meaning."""
+    """Each operator has a documentation sentence, and each parameter a description."""
     for name in registry.names(aliases=False):
         op = registry.get(name)
         assert op.doc.endswith("."), name
@@ -132,7 +135,10 @@ def test_every_operator_is_documented():
 
 
 def test_error_names_operator_and_parameter():
-    """The error of parse_params names operator, node, parameter and expected form."""
+    """Errors of parse_params name the operator, node, parameter and expected form.
+
+    For a misspelt parameter they suggest a similar name.
+    """
     op = registry.get("clip")
     with pytest.raises(ParameterError, match=r"operator clip \('c0'\): parameter a_min='low': expected a number"):
         registry.parse_params(op, {"a_min": "low", "a_max": 1}, node="c0")
@@ -143,7 +149,7 @@ def test_error_names_operator_and_parameter():
 
 
 def test_format_of_types():
-    """Types and NumPy numbers are written as Python reads them."""
+    """format_value writes types, NumPy numbers and lists as MXNet's parsers read them."""
     assert format_value(np.float32) == "float32"
     assert format_value(np.int64(3)) == "3"
     assert format_value([1, None]) == "(1, None)"

@@ -1,4 +1,7 @@
-"""Large products are cut into parts: correct, with the same bits on any number of cores; small products are not cut."""
+"""Large matrix products are cut into parts: correct, with the same bits on any number of cores.
+
+Small ones are not cut.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from weftplan.support import blas_threads, core_sharing
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
-    """Products of test size are large, on four cores."""
+    """Treat products of test size as large, on four cores."""
     monkeypatch.setattr(products, "FEW", 1 << 12)
 
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many parts each product was cut into."""
+    """Return a list to which each cut product adds its number of parts."""
     results: list[int] = []
 
     def noting(work: Any, parts: int) -> None:
@@ -45,7 +48,7 @@ SIZES = [(5, 40, 33), (33, 40, 5), (48, 16, 48), (1, 100, 700), (700, 100, 1), (
 @pytest.mark.parametrize(("rows", "depth", "columns"), SIZES)
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True)], ids=["plain", "left", "right"])
 def test_values(cuts, rows, depth, columns, turned):
-    """Each element is the sum of its products, in either layout of the factors."""
+    """Each element is the sum of its products, in either layout of the factors; only large products are cut."""
     rng = np.random.default_rng(0)
     a = rng.standard_normal((depth, rows)).T if turned[0] else rng.standard_normal((rows, depth))
     b = rng.standard_normal((columns, depth)).T if turned[1] else rng.standard_normal((depth, columns))
@@ -57,7 +60,7 @@ def test_values(cuts, rows, depth, columns, turned):
 
 
 def test_parts_follow_from_sizes(cuts, monkeypatch):
-    """Whatever the machine has, a product is cut in the same way."""
+    """A product is cut into the same parts on machines with 1, 2 and 64 cores."""
     a, b, out = np.ones((70, 70)), np.ones((70, 70)), np.empty((70, 70))
     for cpus in (1, 2, 64):
         monkeypatch.setattr(blas_threads, "usable_cpus", lambda cpus=cpus: cpus)
@@ -66,8 +69,8 @@ def test_parts_follow_from_sizes(cuts, monkeypatch):
     assert len(cuts) == 3
 
 
-def test_one_call_elsewhere(cuts):
-    """A GPU gets one product: its cores are not this module's business."""
+def test_gpu_product_is_not_cut(cuts):
+    """A product on a GPU is one launch and is not cut."""
     with place("standin") as context:
         where = device.get(context(0))
 
@@ -83,7 +86,7 @@ def test_one_call_elsewhere(cuts):
 
 @pytest.mark.parametrize(("cell", "kernels"), [("dense", "numpy"), ("dense", "auto"), ("lstm", "auto")])
 def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
-    """A training step of layers that are cut, on one thread, on workers with idle cores, and on one worker by wish."""
+    """A training step with cut products has the same bits on every engine, also with a single worker."""
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
     if cell == "dense":
         hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=90, name="a")
@@ -114,7 +117,10 @@ def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
 
 @pytest.mark.parametrize(("large", "parts"), [((False, False), []), ((True, False), [3]), ((True, True), [4])])
 def test_several_products_wait_once(cuts, large, parts):
-    """Each has the bits of a product computed alone; small products are not handed out separately."""
+    """Products computed together are split at most once, and have the bits of single products.
+
+    Small products alone are not split.
+    """
     rng = np.random.default_rng(1)
     each = []
     for is_large in large:
@@ -132,7 +138,7 @@ def test_several_products_wait_once(cuts, large, parts):
 
 
 def test_the_gradient_of_the_data_may_lie_where_the_data_was():
-    """Then it is computed after the gradient of the weight, which reads the data."""
+    """The data's gradient may overwrite the data: the weight's gradient, which reads the data, is computed first."""
     op = registry.get("_backward_FullyConnected")
     params = registry.parse_params(registry.get("FullyConnected"), {"num_hidden": 32})
     rng = np.random.default_rng(2)
@@ -147,7 +153,7 @@ def test_the_gradient_of_the_data_may_lie_where_the_data_was():
 
 
 def _pair(shared: bool, shape: tuple[int, ...] = (37, 23)) -> tuple[Any, Any]:
-    """Two arrays of one content, in the same memory or not."""
+    """Return two arrays of equal content, in the same memory or not."""
     values = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     return values, values if shared else values.copy()
 
@@ -165,7 +171,7 @@ _CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 
 @pytest.mark.parametrize("case", _CASES)
 def test_bits_do_not_depend_on_shared_memory(case, monkeypatch):
-    """A product of two operands that hold the same numbers has the same bits whether they are one memory or two."""
+    """A product of two equal operands has the same bits whether or not they share memory."""
     monkeypatch.setattr(products, "FEW", 1 << 24)
     name, inputs, shape, side = _CASES[case]
     op = registry.get(name)
@@ -179,7 +185,7 @@ def test_bits_do_not_depend_on_shared_memory(case, monkeypatch):
 
 @pytest.mark.parametrize("name", ["dot", "batch_dot", "linalg_gemm2", "FullyConnected"])
 def test_bits_of_gradients_do_not_depend_on_shared_memory(name, monkeypatch):
-    """A gradient that comes in may lie where an operand does."""
+    """Gradients have the same bits whether or not the incoming gradient shares memory with an operand."""
     monkeypatch.setattr(products, "FEW", 1 << 24)
     op = registry.get(name)
     inputs = {"num_hidden": 32, "no_bias": True} if name == "FullyConnected" else {}
@@ -211,8 +217,10 @@ PLANS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("turned", ["transpose_a", "transpose_b"])
 def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
-    """The product of an array with its own reshape, and its gradients, have the same bits whether or not the operands
-    share memory: with any strategy, alignment and in-place sharing."""
+    """An array times its own reshape, and its gradients, have the same bits under every plan.
+
+    Plans decide whether the operands share memory: by strategy, alignment and in-place sharing.
+    """
     monkeypatch.setattr(products, "FEW", 1 << 24)
     data = mx.sym.Variable("data") + 0.5
     symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=shape), **{turned: True})
@@ -231,12 +239,12 @@ def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
 
 @pytest.mark.parametrize("columns", [2, 3, 16, 17, 31, 32, 33, 100])
 def test_halves_have_fewer_columns_than_rows(columns):
-    """So NumPy finds no transpose in either, and none is empty."""
+    """Both halves of a split have at least one column, and fewer than the whole."""
     assert 0 < products._halfway(columns) < columns
 
 
 def test_kernels_multiply_through_one_function():
-    """Apart from the product of a matrix and its own transpose, which is that wherever it lies."""
+    """Only ``core/products.py`` calls NumPy's products, except the product of a matrix and its own transpose."""
     folder = Path(ops.__file__).parent
     calls = {
         str(path.relative_to(folder)): count

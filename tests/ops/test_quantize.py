@@ -1,4 +1,4 @@
-"""Quantization and histograms beyond the golden files: edges of ranges, symbols, and refusals."""
+"""Quantization and histograms beyond the golden files: rounding, graphs, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA = np.random.RandomState(0).uniform(-2, 3, (4, 9)).astype(np.float32)
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 def test_there_and_back_is_near(kind: str) -> None:
-    """A number comes back to within a step of its range; zeros alone stay zeros."""
+    """Dequantizing restores each number to within 1/127 of the largest magnitude; zeros stay zeros."""
     data = np.abs(DATA) if kind == "uint8" else DATA
     codes, least, most = mx.nd.contrib.quantize_v2(mx.nd.array(data), out_type=kind)
     assert codes.dtype == np.dtype(kind)
@@ -24,7 +24,7 @@ def test_there_and_back_is_near(kind: str) -> None:
 
 
 def test_a_bound_graph_of_both() -> None:
-    """As nodes of a graph, with planned scratch; values outside of the range are clipped."""
+    """quantize_v2 and dequantize run as nodes of a bound graph; values outside the calibrated range are clipped."""
     x = mx.sym.Variable("x")
     node = mx.sym.contrib.quantize_v2(x, min_calib_range=-1.0, max_calib_range=1.0)
     net = mx.sym.contrib.dequantize(node[0], node[1], node[2])
@@ -34,7 +34,7 @@ def test_a_bound_graph_of_both() -> None:
 
 
 def test_dtypes_and_ranges_are_checked() -> None:
-    """Other dtypes, ranges of another shape."""
+    """Unsupported dtypes, and ranges that are not of shape (1,), are refused."""
     with pytest.raises(DTypeError):
         mx.nd.contrib.quantize_v2(mx.nd.array(DATA, dtype="float64"))
     with pytest.raises(DTypeError, match="uint8, int8 or int32"):
@@ -44,7 +44,10 @@ def test_dtypes_and_ranges_are_checked() -> None:
 
 
 def test_histograms_are_numpys() -> None:
-    """Of a number of bins, with a range and without, and of edges; as a symbol; counts are whole numbers."""
+    """histogram equals NumPy's for a number of bins, with and without a range, for edges, and as a symbol.
+
+    Counts are int64.
+    """
     array = mx.nd.array(DATA)
     edges = np.array([-2.0, 0.0, 0.5, 3.0], np.float32)
     for bins, inputs, limits in ((6, 6, (-1.5, 2.5)), (4, 4, None), (edges, mx.nd.array(edges), None)):
@@ -61,7 +64,7 @@ def test_histograms_are_numpys() -> None:
 
 
 def test_bins_are_checked() -> None:
-    """A range in the wrong order, one edge alone, a symbol without a range."""
+    """histogram refuses a reversed range, a single edge, and a symbol without a range."""
     with pytest.raises(ParameterError, match="range"):
         mx.nd.histogram(mx.nd.array(DATA), bins=3, range=(2, 1))
     with pytest.raises(ParameterError, match="edges"):

@@ -1,4 +1,4 @@
-"""Random calls of operators (tests/golden/random_cases.py): each near its float64 result, and true to its contract."""
+"""Random operator calls (``tests/golden/random_cases.py``): near their float64 results, and true to the contract."""
 
 import importlib.util
 import pathlib
@@ -12,7 +12,7 @@ from tests.support.together import together
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 TOLERANCE = {"float16": 3e-2, "float32": 2e-4, "float64": 1e-12}
 STEPS = ("Cast", "mod", "norm", "power", "round", "rint", "fix", "trunc", "floor", "ceil", "arg", "topk", "sort")
-"""Rounded inputs may change their results by steps."""
+"""Parts of operator names whose results change by steps when inputs are rounded."""
 
 
 def _module(folder, name):
@@ -26,7 +26,7 @@ cases, inputs = _module("golden", "random_cases"), _module("golden", "inputs")
 
 
 def _evaluate(case, arrays):
-    """Outputs, and gradients of floats."""
+    """Return the visible outputs, and in training the gradients of float inputs."""
     call = prepare(case["op"], arrays, case["params"], is_train=case["is_train"])
     results = list(call())[: call.op.num_visible_outputs(call.params)]
     if case.get("grad", True) and case["is_train"]:
@@ -40,7 +40,10 @@ def _evaluate(case, arrays):
 @together(by=lambda seed: f"{seed // 60 * 60} and on")
 @pytest.mark.parametrize("seed", range(300))
 def test_random_call(seed):
-    """Sizes 1, 2, 3 and odd sizes, every dtype: results lie near those of the same numbers in float64."""
+    """Results are close to those in float64, and the call meets the kernel contract.
+
+    Dimensions are 1 to 17; dtypes are random.
+    """
     case = cases.random_case(seed)
     arrays = inputs.case_inputs(case)
     narrow = _evaluate(case, [x.copy() for x in arrays])
@@ -57,7 +60,7 @@ def test_random_call(seed):
 
 
 def test_the_trial_sees_differences():
-    """The comparison with MXNet notices a wrong value, a wrong dtype and a gradient that is missing."""
+    """The comparison with MXNet detects a wrong value, a wrong dtype, NaN, and a missing gradient."""
     trial = _module("stress", "operators_against_mxnet")
     case = {"inputs": [{"dtype": "float32"}]}
     theirs = {"out0": np.ones(3, np.float32), "grad0": np.ones(3, np.float32)}

@@ -12,7 +12,7 @@ from weftplan.ops.random import densities
 
 
 def binomial(x, k, p):
-    """Failures before ``k`` successes of probability ``p``."""
+    """Return the probability of ``x`` failures before ``k`` successes of probability ``p``."""
     return math.gamma(x + k) / math.gamma(x + 1) / math.gamma(k) * p**k * (1 - p) ** x
 
 
@@ -43,13 +43,13 @@ DIRICHLET = [
 
 
 def arrays(name):
-    """Samples and parameters in float64."""
+    """Return the samples and the parameters of a distribution in float64."""
     return [SAMPLES, *map(np.array, PARAMETERS[name])]
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values(name):
-    """The density of every sample is that of its row's parameters, and is_log gives its logarithm."""
+    """The density of every sample follows the parameters of its row; ``is_log`` returns its logarithm."""
     inputs = arrays(name)
     expected = [
         [FORMULAS[name](x, *(values[row] for values in inputs[1:])) for x in samples]
@@ -60,7 +60,7 @@ def test_values(name):
 
 
 def test_values_of_vectors():
-    """The density of a Dirichlet distribution."""
+    """random_pdf_dirichlet equals the formula of the density."""
     samples, alpha = DIRICHLET
     expected = [
         [math.gamma(sum(a)) * math.prod(x**(b - 1) / math.gamma(b) for x, b in zip(one, a, strict=True)) for one in row]
@@ -72,7 +72,7 @@ def test_values_of_vectors():
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("name", [*FORMULAS, "dirichlet"])
 def test_gradients(name, is_log):
-    """They are those of central differences; samples that are whole numbers have none."""
+    """Densities have the gradients of central differences, for all inputs except integer samples."""
     inputs = DIRICHLET if name == "dirichlet" else arrays(name)
     wanted = range(1, len(inputs)) if name in WHOLE else range(len(inputs))
     check_gradient(f"random_pdf_{name}", inputs, {"is_log": is_log}, wrt=list(wanted))
@@ -99,8 +99,8 @@ def test_blocks(name, monkeypatch):
         np.testing.assert_allclose(one, second, rtol=1e-12)
 
 
-def test_a_density_that_does_not_exist_leaves_the_gradient_of_whole_numbers_alone():
-    """As in MXNet 1.9.1, a sample that is impossible gives NaN, and its own gradient is 0 all the same."""
+def test_impossible_sample_has_gradient_zero():
+    """An impossible integer sample has the density NaN but the gradient 0, as in MXNet 1.9.1."""
     executor = mx.sym.random_pdf_negative_binomial(*map(mx.sym.Variable, "xkp")).bind(
         mx.cpu(), {"x": mx.nd.array([[-1.0]]), "k": mx.nd.array([1]), "p": mx.nd.array([0.5])},
         {"x": mx.nd.full((1, 1), 7)},
@@ -111,7 +111,10 @@ def test_a_density_that_does_not_exist_leaves_the_gradient_of_whole_numbers_alon
 
 
 def test_inference():
-    """The shape of the parameters begins that of the samples; a Dirichlet vector leaves the output; floats only."""
+    """The shape of samples starts with that of the parameters, and a Dirichlet output drops the vector axis.
+
+    Only floats are accepted.
+    """
     x, a, b = map(mx.sym.Variable, "xab")
     normal, dirichlet = mx.sym.random_pdf_normal(x, a, b), mx.sym.random_pdf_dirichlet(x, a)
     assert normal.infer_shape(x=(2, 3, 4), a=(2, 3))[:2] == ([(2, 3, 4), (2, 3), (2, 3)], [(2, 3, 4)])
@@ -130,7 +133,7 @@ def test_inference():
 
 
 def test_arrays_draw_like_others():
-    """``mx.nd.random.normal_like`` and its kind are operators on arrays, as in mx.sym.random."""
+    """``mx.nd.random.normal_like`` draws with the shape and dtype of its data; an unknown name is an AttributeError."""
     mx.random.seed(3)
     actual = mx.nd.random.normal_like(loc=100, scale=0.5, data=mx.nd.ones((4, 5), dtype="float16"))
     assert (actual.shape, actual.dtype) == ((4, 5), np.float16)

@@ -1,4 +1,4 @@
-"""Random operators: moments of the draws, dependence on the key alone, inference, impossible parameters."""
+"""Random operators: moments, dependence on the key alone, inference, impossible parameters."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ CASES: list[tuple[str, dict[str, float], float, float]] = [
     ("negative_binomial", {"k": 5, "p": 0.5}, 5, 10),
     ("generalized_negative_binomial", {"mu": 3, "alpha": 0.5}, 3, 7.5),
 ]
-"""(distribution, parameters, mean, variance)."""
+"""Distributions as (name, parameters, mean, variance)."""
 
 
 def drawn(symbol: Any, **values: Any) -> Any:
-    """Return a symbol's draws, without gradients, after a fixed seed."""
+    """Return the draws of a symbol after a fixed seed."""
     mx.random.seed(5)
     return symbol.bind(mx.cpu(), values).forward()[0].asnumpy()
 
 
 @pytest.mark.parametrize(("name", "params", "mean", "variance"), CASES)
 def test_moments(name: str, params: dict[str, float], mean: float, variance: float) -> None:
-    """Mean and variance are those of the distribution, for numbers and for arrays, whose elements give blocks."""
+    """Draws have the mean and variance of their distribution, and equal seeds give equal draws.
+
+    Each element of an array of parameters gives its own block of draws.
+    """
     symbol = getattr(mx.sym.random, name)(shape=(100, 200), **params)
     values = drawn(symbol)
     assert values.shape == (100, 200)
@@ -46,13 +49,13 @@ def test_moments(name: str, params: dict[str, float], mean: float, variance: flo
 
 
 def test_numbers_do_not_depend_on_the_length() -> None:
-    """A draw in pieces begins like a draw of the whole."""
+    """A short draw equals the start of a long draw."""
     short, long = (drawn(mx.sym.random.gamma(2, 1, shape=(n,))) for n in (10, 10_000))
     np.testing.assert_array_equal(short, long[:10])
 
 
 def test_integers_and_order() -> None:
-    """randint covers its range and nothing else; shuffle keeps the rows."""
+    """randint draws every number of its range and no other; shuffle permutes the rows."""
     values = drawn(mx.sym.random.randint(low=-2, high=3, shape=(1000,)))
     assert values.dtype == np.int32
     assert set(values.tolist()) == {-2, -1, 0, 1, 2}
@@ -63,7 +66,10 @@ def test_integers_and_order() -> None:
 
 
 def test_classes_and_their_probabilities() -> None:
-    """Indices come as often as their probabilities say; the logarithms are theirs, and so is the gradient."""
+    """multinomial draws classes by their probabilities, with their log-probabilities.
+
+    The gradient of the log-probabilities is the count over the probability.
+    """
     table = np.float32([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]])
     both = mx.sym.random.multinomial(mx.sym.Variable("x"), shape=(5000,))
     executor = both.bind(mx.cpu(), {"x": mx.nd.array(table)}, {"x": mx.nd.zeros((2, 3))})
@@ -89,20 +95,20 @@ def test_classes_and_their_probabilities() -> None:
     ],
 )
 def test_impossible_parameters(call: Any, words: str) -> None:
-    """They are reported at the wait, as in MXNet."""
+    """Impossible parameters raise a ParameterError at the wait, as in MXNet."""
     result = call()
     with pytest.raises(ParameterError, match=words):
         result.wait_to_read()
 
 
 def test_symbols_and_numbers_do_not_mix() -> None:
-    """Parameters are all symbols or all numbers."""
+    """Parameters must be all symbols or all numbers."""
     with pytest.raises(DTypeError, match="all be symbols, or all numbers"):
         mx.sym.random.normal(mx.sym.Variable("m"), 1.0)
 
 
 def test_like() -> None:
-    """The shape and dtype of the input, whose values do not matter."""
+    """A ``_like`` operator draws with the shape and dtype of its input, whose values do not matter."""
     result = mx.sym._internal._random_poisson_like(mx.sym.Variable("x"), lam=3)
     values = drawn(result, x=mx.nd.zeros((40, 50), dtype="float64"))
     assert values.dtype == np.float64

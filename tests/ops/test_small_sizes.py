@@ -1,7 +1,7 @@
-"""Every kernel at sizes of 1 to 3 along each of its dimensions, in float32 near what it gives in float64.
+"""Every kernel at sizes of 1 to 3 along each dimension, in float32 against float64.
 
-Small sizes make the strides at which NumPy and processors take other ways than for long rows: columns of one number,
-gates of one unit. Dimensions of equal size change together, so that shapes go on fitting each other.
+For small sizes NumPy and processors run other code, because strides are small: columns of one number, gates of one
+unit. Dimensions of equal size change together, so that the shapes still fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ CASES = [
 
 
 def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
-    """Return arrays whose dimensions of size ``old`` have ``new`` elements, taken from the old elements."""
+    """Return the arrays with ``new`` elements along every dimension of size ``old``.
+
+    The old elements are taken in order, and repeated if necessary.
+    """
     result = []
     for array in map(np.asarray, arrays):
         for axis, dim in enumerate(array.shape):
@@ -41,7 +44,7 @@ def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
 
 
 def variants(arrays: list[Any]) -> Iterator[list[Any]]:
-    """Yield the inputs of a case with one dimension of another size."""
+    """Yield the inputs of a case with the dimensions of one size changed to 1, 2 or 3."""
     for old in sorted({dim for array in arrays for dim in np.asarray(array).shape}):
         for new in (1, 2, 3):
             if new != old:
@@ -61,7 +64,7 @@ def computed(op: str, arrays: list[Any], params: Any, dtype: str) -> list[Any]:
 
 
 def check(op: str, arrays: list[Any], params: Any) -> int:
-    """Compare all variants of a case; returns how many fit the operator."""
+    """Compare all variants of a case in float32 and float64; return the number of variants that fit the operator."""
     fitting = 0
     arrays = [array.astype(np.float32).astype(np.float64) if array.dtype == np.float64 else array
               for array in map(np.asarray, arrays)]  # fmt: skip
@@ -86,12 +89,12 @@ def check(op: str, arrays: list[Any], params: Any) -> int:
 @together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_small_sizes(case: Any) -> None:
-    """Outputs and gradients of a smaller call agree within the noise of float32."""
+    """Outputs and gradients at small sizes agree in float32 and float64."""
     check(*case)
 
 
 def test_a_kernel_that_is_wrong_at_one_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that goes wrong in float32, in rows of three alone, as a loop for a stride would; others agree."""
+    """``check`` fails for a kernel that is wrong only in float32 rows of three, and passes for a correct kernel."""
     get = registry.get
 
     def wrong(ctx: Any, params: Any, inputs: Any, outputs: Any) -> None:

@@ -18,7 +18,7 @@ ALL = TENSOR_CASES + NO_GRADIENT + NN_CASES
 
 @pytest.fixture
 def strict_negative(monkeypatch):
-    """NumPy's ``negative`` in place of one that refuses views."""
+    """Replace NumPy's ``negative`` by a function that refuses views."""
     plain = np.negative
 
     def negative(x, /, out=None, **how):
@@ -30,7 +30,7 @@ def strict_negative(monkeypatch):
 
 
 def test_the_strict_negative_refuses_views(strict_negative):
-    """It lets arrays pass and stops columns of arrays."""
+    """``strict_negative`` accepts whole arrays and refuses a column of an array."""
     x = np.ones((3, 4), np.float32)
     np.negative(x, out=x)
     with pytest.raises(AssertionError, match="of a view"):
@@ -40,7 +40,10 @@ def test_the_strict_negative_refuses_views(strict_negative):
 @together()
 @pytest.mark.parametrize("case", ALL, ids=ident)
 def test_no_kernel_negates_a_view(case, strict_negative):
-    """NumPy 2.1 to 2.4.6 negates some views wrongly (see weftplan/ops/core/kernels.py), so no kernel asks for it."""
+    """No kernel calls ``negative`` on a view.
+
+    NumPy 2.1 to 2.4.6 negates some views wrongly (see ``weftplan/ops/core/kernels.py``).
+    """
     op, arrays, params = case
     call = prepare(op, arrays, params)
     call()
@@ -54,7 +57,10 @@ def test_no_kernel_negates_a_view(case, strict_negative):
 @pytest.mark.parametrize("mode", ["rnn_relu", "rnn_tanh", "lstm", "gru"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rnn_of_every_small_size(mode, size, batch, dtype):
-    """Gates are columns of one array, at strides of 1 to 4 times the size: near the float64 result at all of them."""
+    """RNN results of every small size are close to float64.
+
+    Gates are columns of one array, with strides of 1 to 4 times the size.
+    """
     gates = {"lstm": 4, "gru": 3}.get(mode, 1)
     steps, inputs = 3, 2
     arrays = [
@@ -83,20 +89,20 @@ PREPARED = sorted(
     and op.infer_shape in (same_shape, broadcast_shape)
     and all(param.default is not REQUIRED for param in op.params)
 )
-"""Elementwise operators that need no parameters; the contract of operators tries the others."""
+"""Elementwise operators that need no parameters; the contract tests cover the others."""
 
 
 @together()
 @pytest.mark.parametrize("name", PREPARED)
 def test_prepared_calls(name):
-    """A prepared call computes the kernel's results repeatedly, and NumPy does not warn."""
+    """A prepared call can be repeated, gives the kernel's results, and causes no NumPy warning."""
     op = registry.get(name)
     arrays = [np.linspace(0.1, 0.9, 7, dtype=np.float32)] * len(op.input_names(registry.parse_params(op, {})))
     assert check_prepared(prepare(name, arrays))
 
 
 def test_elementwise_families_are_prepared():
-    """A bound graph replays every family of elementwise operators without the way through a context."""
+    """Every family of elementwise operators has prepared calls, which a bound graph replays without a context."""
     families = {"sigmoid", "relu", "rsqrt", "erf", "_rdiv_scalar", "smooth_l1", "elemwise_div", "broadcast_mul"}
     assert families <= set(PREPARED)
     backward = {"sigmoid", "relu", "Activation", "elemwise_mul", "clip", "sqrt", "smooth_l1"}
@@ -105,7 +111,10 @@ def test_elementwise_families_are_prepared():
 
 
 def test_arrays_of_many_blocks(monkeypatch):
-    """Several blocks are replayed in order; for very many blocks the kernel itself is, with the same bits."""
+    """A prepared call of several blocks has the kernel's bits.
+
+    For more than MOST_PREPARED blocks it calls the kernel itself.
+    """
     monkeypatch.setattr(kernels, "MOST_PREPARED", 3)
     x = np.linspace(-1, 1, 3 * tiling.block() + 1, dtype=np.float32)
     assert check_prepared(prepare("sigmoid", [x[:-1]]))
@@ -126,7 +135,7 @@ def test_arrays_of_many_blocks(monkeypatch):
     ],
 )
 def test_gradients_at_nan(op, params, at_nan):
-    """At NaN a gradient is NaN or the incoming gradient: it never vanishes, which would hide the NaN."""
+    """At NaN a gradient is NaN or the scaled incoming gradient, but never 0, which would hide the NaN."""
     x = np.array([np.nan, 1.0, np.nan])
     (actual,) = gradients(op, [x], [np.full(3, 3.0)], params)
     np.testing.assert_allclose(actual[[0, 2]], at_nan)
@@ -134,8 +143,11 @@ def test_gradients_at_nan(op, params, at_nan):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_the_gradient_of_clip_at_limits_that_the_dtype_does_not_have(dtype):
-    """Values are compared with the exact limits, in float32: a value that rounding moved over a limit is outside."""
+def test_clip_gradient_at_unrepresentable_limits(dtype):
+    """The gradient of clip compares values with the exact limits in float32.
+
+    A value that rounding moved beyond a limit has the gradient 0.
+    """
     limit = np.float16(0.3671)
     above, below = float(limit) - 1e-4, float(limit) + 1e-4
     x = np.array([limit], dtype)

@@ -1,4 +1,4 @@
-"""Particular behaviour of single tensor operators that the general tests do not see."""
+"""Behaviour of single tensor operators that the general contract tests do not cover."""
 
 import math
 
@@ -28,19 +28,19 @@ NAN, INF = float("nan"), float("inf")
     ],
 )  # fmt: skip
 def test_alias(alias, name):
-    """MXNet's other names lead to the same operator."""
+    """Each alias of MXNet names the same operator object."""
     assert registry.get(alias) is registry.get(name)
     assert registry.get(alias).name == name
 
 
 def test_unknown_operator_suggests():
-    """The error for a misspelt operator suggests near names."""
+    """The error for a misspelt operator name suggests similar names."""
     with pytest.raises(UnknownOperatorError, match="'broadcast_add'"):
         registry.get("brodcast_add")
 
 
 def test_add_makes_no_gradient_node():
-    """The gradient of an elementwise sum is the incoming entry itself, twice."""
+    """The gradient of elemwise_add is the incoming gradient itself, for both operands, without a node."""
     call = prepare("elemwise_add", [np.ones(3), np.ones(3)])
     call()
     ograd = np.arange(3.0)
@@ -59,7 +59,7 @@ def test_add_makes_no_gradient_node():
     ],
 )  # fmt: skip
 def test_gradient_keeps_alive(op, kept):
-    """Gradients keep the forward input (x), the output (y), both or neither in memory."""
+    """The gradient keeps exactly the listed arrays alive: the forward input (x), the output (y), both or neither."""
     params = {"clip": {"a_min": 0, "a_max": 1}, "Cast": {"dtype": "float64"}}.get(op, {})
     call = prepare(op, [np.full((2, 2), 0.5)], params)
     call()
@@ -72,7 +72,10 @@ def test_gradient_keeps_alive(op, kept):
 
 
 def test_identity_pairs():
-    """Renaming operators and their gradients say that the output may be the input even while others read it."""
+    """Reshaping operators and their gradients declare that the output may share the input's memory.
+
+    The pair is marked as an identity: it may be used even while other nodes read the input. Cast's pair is not.
+    """
     for name in ("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"):
         for op in (registry.get(name), registry.get(f"_backward_{name}")):
             assert [tuple(p) for p in op.inplace_pairs({})] == [(0, 0, True)]
@@ -94,14 +97,14 @@ def test_identity_pairs():
 )
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_special_values(op, x, expected, dtype):
-    """Infinities, NaN and halves come out as IEEE 754 and MXNet say, in every float dtype."""
+    """Infinities, NaN and halves give the results of IEEE 754 and MXNet, in every float dtype."""
     (actual,) = run(op, [np.array(x, dtype)])
     np.testing.assert_array_equal(actual, np.array(expected, dtype))
 
 
 @pytest.mark.parametrize(("dtype", "ulps"), [("float64", 40), ("float32", 8), ("float16", 1)])
 def test_erf_accuracy(dtype, ulps):
-    """erf is exact to a few units in the last place over its whole range, and odd."""
+    """erf is accurate to ``ulps`` units in the last place from -7 to 7, and odd."""
     x = np.concatenate([np.linspace(-7, 7, 5001), np.geomspace(1e-7, 1, 500)]).astype(dtype)
     (y,) = run("erf", [x])
     exact = np.array([math.erf(float(v)) for v in x])
@@ -113,14 +116,14 @@ def test_erf_accuracy(dtype, ulps):
 
 
 def test_erf_blocks():
-    """erf of more elements than a block is erf of each."""
+    """The last elements of an array longer than a block have the same erf as on their own."""
     x = np.linspace(-3, 3, tiling.HOST.block + 7)
     (y,) = run("erf", [x])
     np.testing.assert_array_equal(y[-9:], run("erf", [x[-9:]])[0])
 
 
 def test_large_relu():
-    """relu of large arrays takes another path: NaN stays, infinity too, nothing becomes -0."""
+    """relu of a large array, which has its own kernel, passes NaN and infinity through and never returns -0."""
     x = np.tile(np.array([NAN, -1, 2, -INF, INF, -0.0], np.float32), 2000)
     (y,) = run("relu", [x])
     np.testing.assert_array_equal(y[:6], np.array([NAN, 0, 2, 0, INF, 0], np.float32))
@@ -130,7 +133,7 @@ def test_large_relu():
 
 
 def test_where_keeps_nan_apart():
-    """The branch that is not chosen leaves no trace, be it NaN or infinite, in values and gradients."""
+    """where ignores the branch that is not chosen, even NaN or infinity, in values and gradients."""
     condition, x, y = np.array([1, 0, 1, 0]), np.array([1, NAN, NAN, -0.0]), np.array([INF, 2, 3, -0.0])
     (chosen,) = run("where", [condition, x, y])
     np.testing.assert_array_equal(chosen, [1, 2, NAN, -0.0])
@@ -141,7 +144,7 @@ def test_where_keeps_nan_apart():
 
 
 def test_maximum_ties_go_left():
-    """Of equal operands the left one gets the gradient of maximum and minimum."""
+    """For equal operands, the gradient of maximum and minimum goes to the left operand."""
     for op in ("_maximum", "_minimum", "broadcast_maximum"):
         left, right = gradients(op, [np.ones(2), np.ones(2)], [np.ones(2)])
         assert left.tolist() == [1, 1]
@@ -154,7 +157,7 @@ def test_max_gradient_goes_to_every_tie():
 
 
 def test_argmax_takes_the_first():
-    """The first of equal values wins; the dtype is the data's."""
+    """argmax returns the first of equal values, in the data's dtype."""
     (y,) = run("argmax", [np.array([[1, 3, 3], [2, 2, 0]], np.float32)], {"axis": 1})
     assert y.tolist() == [1, 0]
     assert y.dtype == np.float32
@@ -162,7 +165,7 @@ def test_argmax_takes_the_first():
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_norm_of_huge_and_tiny_numbers(size):
-    """Squares that float32 and integers cannot hold do not matter: the root can be held, as in MXNet 1.9.1."""
+    """norm is accurate even if the squares overflow float32 or int32, or underflow, as in MXNet 1.9.1."""
     for scale in (1e-25, 1e25, 3e30):
         x = np.full(size, scale, np.float32)
         np.testing.assert_allclose(run("norm", [x], {})[0], [scale * math.sqrt(size)], rtol=1e-6)
@@ -173,7 +176,7 @@ def test_norm_of_huge_and_tiny_numbers(size):
 
 
 def test_half_sums_run_in_single():
-    """Sums of float16 do not stop growing at 2048, on any axis, and means do not overflow."""
+    """float16 is summed in float32: sums do not stop growing at 2048, and means do not overflow."""
     x = np.ones((4096, 3), np.float16)
     assert run("sum", [x], {"axis": 0})[0].tolist() == [4096] * 3
     assert run("norm", [x], {"axis": 0, "ord": 1})[0].tolist() == [4096] * 3
@@ -182,8 +185,8 @@ def test_half_sums_run_in_single():
     assert right.tolist() == [[4096] * 3]
 
 
-def test_broadcast_gradient_is_independent_of_memory_layout_of_blocks():
-    """Summing a large gradient in blocks equals the exact sum."""
+def test_broadcast_gradient_summed_in_blocks():
+    """The gradient of a large broadcast_mul, which is summed in blocks, equals the exact sum."""
     x = np.arange(300_000, dtype=np.float64).reshape(1000, 300)
     _, small = gradients("broadcast_mul", [x, np.ones((1, 300))], [np.ones_like(x)])
     np.testing.assert_allclose(small[0], x.sum(0), rtol=1e-13)
@@ -193,7 +196,7 @@ def test_broadcast_gradient_is_independent_of_memory_layout_of_blocks():
 
 @pytest.mark.parametrize("wanted", [(1,), (0, 3), (1, 2), (0, 2, 3), (2,)])
 def test_concat_gradient_with_unwanted_outputs(wanted):
-    """With the shapes of all outputs known, any of them may be unwanted."""
+    """If all output shapes are known, the gradient of Concat computes any subset of its outputs."""
     arrays = [np.zeros((2, k + 1)) for k in range(4)]
     call = prepare("Concat", arrays)
     call()
@@ -208,7 +211,10 @@ def test_concat_gradient_with_unwanted_outputs(wanted):
 
 
 def test_concat_gradient_without_shapes():
-    """Without the shapes, outputs at the ends are placed from the ends; one in between cannot be, and that is said."""
+    """Without output shapes, the gradient of Concat fills only outputs at either end.
+
+    An output in between raises an error that names ``output_shapes``.
+    """
     op = registry.get("_backward_Concat")
     g = np.arange(6.0).reshape(1, 6)
     params = {"num_args": 3, "dim": 1}
@@ -222,7 +228,7 @@ def test_concat_gradient_without_shapes():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_random_depends_on_the_key_alone(dtype):
-    """The same key draws the same numbers, another key others; the moments are right."""
+    """The same key draws the same numbers, another key other numbers; mean and deviation are as requested."""
     for op, mean, deviation in (
         ("_random_uniform", 2.0, 4 / math.sqrt(12)),
         ("_random_normal", 2.0, 3.0),
@@ -239,13 +245,13 @@ def test_random_depends_on_the_key_alone(dtype):
 
 
 def test_random_refuses_integers():
-    """Uniform and normal numbers are floats."""
+    """_random_normal refuses an integer dtype."""
     with pytest.raises(ParameterError, match="expected float16, bfloat16, float32, float64 or None"):
         run("_random_normal", [], {"shape": (2,), "dtype": "int32"})
 
 
 def test_take_raise_mode():
-    """In mode raise an index out of range is an error that names the range."""
+    """take with mode raise refuses an index out of range; the error names the range of the indices."""
     x = np.arange(3.0)
     assert run("take", [x, np.array([2, 0])], {"mode": "raise"})[0].tolist() == [2, 0]
     with pytest.raises(MXNetError, match="from -1 to 3 exceed the 3 rows"):
@@ -253,14 +259,14 @@ def test_take_raise_mode():
 
 
 def test_arange_across_blocks():
-    """A range longer than a block has no seam."""
+    """A range longer than two blocks equals NumPy's."""
     (y,) = run("_arange", [], {"start": 0, "stop": 2 * tiling.HOST.block + 5, "dtype": "int32"})
     np.testing.assert_array_equal(y, np.arange(2 * tiling.HOST.block + 5))
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (65537,), (3, 1, 5, 1, 2, 1, 2)])
 def test_odd_shapes(shape):
-    """Single elements, sizes next to a block, many axes of size 1."""
+    """Operators equal NumPy for a single element, 65,537 elements, and many axes of size 1."""
     x = np.random.RandomState(0).uniform(0.5, 1.5, shape)
     np.testing.assert_allclose(run("tanh", [x])[0], np.tanh(x), rtol=1e-14)
     np.testing.assert_allclose(gradients("tanh", [x], [np.ones(shape)])[0], 1 - np.tanh(x) ** 2, rtol=1e-12)
@@ -274,7 +280,7 @@ def test_odd_shapes(shape):
     "op", ["exp", "relu", "erf", "elemwise_mul", "_plus_scalar", "broadcast_div", "Flatten", "add_n"]
 )
 def test_empty_arrays(op):
-    """Kernels accept arrays without elements, forward and backward."""
+    """Forward kernels accept arrays without elements."""
     actual = registry.get(op)
     params = registry.parse_params(actual, {actual.variadic: 2} if actual.variadic else {})
     empty = np.empty((0, 3), np.float32)
@@ -285,7 +291,7 @@ def test_empty_arrays(op):
 
 
 def test_sgd_matches_its_formula():
-    """sgd_mom_update in place: it reuses the weight's memory and updates the velocity in its own."""
+    """sgd_mom_update returns the weight of its formula and updates the velocity in place."""
     w, g, mom = (np.random.RandomState(k).uniform(-1, 1, 70_000) for k in range(3))
     call = prepare("sgd_mom_update", [w, g, mom.copy()], {"lr": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5})
     velocity = 0.9 * mom - 0.1 * (0.5 * g + 0.01 * w)
@@ -296,7 +302,7 @@ def test_sgd_matches_its_formula():
 
 @pytest.mark.parametrize(("shape", "axis"), [((4000,), 0), ((300, 700), 0), ((300, 700), 1), ((5, 400, 30), 1)])
 def test_cumsum_of_halves(shape, axis):
-    """float16 is summed in float32 over blocks of any size, with no memory outside the workspace."""
+    """cumsum adds float16 in float32, and allocates at most 20,000 bytes outside its workspace."""
     x = np.random.RandomState(0).uniform(-1, 1, shape).astype(np.float16)
     call = prepare("cumsum", [x], {"axis": axis})
     np.testing.assert_array_equal(call()[0], np.cumsum(x, axis=axis, dtype=np.float32).astype(np.float16))
@@ -304,8 +310,8 @@ def test_cumsum_of_halves(shape, axis):
 
 
 @pytest.mark.parametrize(("op", "params"), [("sort", {}), ("argsort", {}), ("topk", {"k": 3, "ret_typ": "both"})])
-def test_what_sorting_hides(op, params):
-    """NumPy's temporaries stay far below a megabyte, however large the array."""
+def test_sorting_allocates_little(op, params):
+    """Sorting 2 MB allocates at most 200,000 bytes outside the workspace."""
     call = prepare(op, [np.random.RandomState(0).rand(1000, 500).astype(np.float32)], params)
     check_hidden(call, 200_000)
 
@@ -313,7 +319,7 @@ def test_what_sorting_hides(op, params):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("dtype", "wanted"), [("float16", "float32"), ("float32", "float64"), ("int32", "float32")])
 def test_norm_in_another_dtype(order, dtype, wanted):
-    """out_dtype is the norm's dtype, sums run in a dtype that holds both; the gradient has the dtype of data."""
+    """norm returns ``out_dtype``; its gradient has the dtype of the data."""
     x = np.array([[3, 4, 0], [-60, 80, 0]], dtype)
     params = {"ord": order, "axis": 1, "out_dtype": wanted}
     (y,) = run("norm", [x], params)
@@ -329,7 +335,7 @@ def test_norm_in_another_dtype(order, dtype, wanted):
 @pytest.mark.parametrize("size", [1, 7, 20000, 300001])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_allclose_is_numpys(size, dtype):
-    """contrib.allclose agrees with numpy.allclose: tolerances, infinities, NaN, the last element of many blocks."""
+    """contrib.allclose agrees with numpy.allclose for tolerances, infinities, NaN, and a differing last element."""
     rng = np.random.default_rng(size)
     a = (rng.standard_normal(size) * 100).astype(dtype)
     cases = [(a, a.copy()), (a, (a * 1.5 + 1).astype(dtype))]
@@ -360,7 +366,10 @@ def test_allclose_is_numpys(size, dtype):
 
 
 def test_broadcast_like_with_no_axes():
-    """An explicit list of axes must not be empty, as in MXNet 1.9.1; without a list all axes are repeated."""
+    """broadcast_like refuses empty or unequal lists of axes, as MXNet 1.9.1 does.
+
+    Without lists it broadcasts all axes.
+    """
     x, like = mx.nd.ones((1, 3)), mx.nd.ones((2, 3))
     assert mx.nd.broadcast_like(x, like).shape == (2, 3)
     for axes in ({"lhs_axes": (), "rhs_axes": ()}, {"lhs_axes": (0,)}, {"lhs_axes": (0,), "rhs_axes": ()}):
@@ -369,7 +378,10 @@ def test_broadcast_like_with_no_axes():
 
 
 def test_indices_out_of_bounds_are_index_errors():
-    """gather_nd, and take with mode raise, name the range; the wait raises an IndexError that is an MXNetError too."""
+    """gather_nd, and take with mode raise, report the range of bad indices in an IndexError.
+
+    The error is raised by the wait, and is an MXNetError too.
+    """
     data = mx.nd.array([[0, 1, 2], [3, 4, 5]])
     with pytest.raises(IndexError, match="indices from 0 to 3 exceed axis 1") as caught:
         mx.nd.gather_nd(data, mx.nd.array([[0, 1, 0], [0, 1, 3]])).wait_to_read()
@@ -378,8 +390,8 @@ def test_indices_out_of_bounds_are_index_errors():
         mx.nd.take(data, mx.nd.array([0, 2]), mode="raise").wait_to_read()
 
 
-def test_dimensions_of_makers_that_others_decide():
-    """-1 in the shape of ones is an unknown dimension, as 0 is; users decide it, through a transpose, too."""
+def test_users_decide_unknown_dimensions_of_ones():
+    """-1 in the shape of ones is an unknown dimension, like 0; its users decide it, even through a transpose."""
     total = mx.sym.ones(shape=(2, -1)) + mx.sym.transpose(mx.sym.ones(shape=(3, -1)))
     assert total.bind(mx.cpu(), {}).forward()[0].shape == (2, 3)
     total = mx.sym.ones(shape=(2, 3)) + mx.sym.transpose(mx.sym.ones(shape=(-1, -1)))
@@ -387,7 +399,7 @@ def test_dimensions_of_makers_that_others_decide():
 
 
 def test_padding_of_axes_that_are_not_there():
-    """Zeros for more axes than the kernel has do no harm in Pooling, as in MXNet; other numbers are refused."""
+    """Pooling accepts zero padding for more axes than its kernel has, as MXNet does, and refuses other padding."""
     x = mx.nd.ones((1, 1, 10))
     same = {"kernel": 2, "stride": 2, "pool_type": "max", "pooling_convention": "same"}
     assert mx.nd.Pooling(x, pad=(0, 0, 0), **same).shape == (1, 1, 5)

@@ -1,4 +1,7 @@
-"""The contract of every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
+"""The contract of every tensor operator.
+
+It covers numeric gradients, in-place pairs, unwanted outputs, exact workspace and dtypes.
+"""
 
 import re
 from pathlib import Path
@@ -23,15 +26,15 @@ CONSTANT = {
 }
 
 UNSTEADY = re.compile("[Cc]ast|mod")
-"""Not comparable across dtypes: rounding moves values over the steps of a remainder."""
+"""Operators not comparable across dtypes: rounding moves values over the steps of a cast or remainder."""
 
 
 FAMILIES = ("_np", "_random_", "_sample_", "broadcast_", "preloaded_multi_")
-"""Prefixes of operators whose names the tests put together from parts."""
+"""Prefixes of operators whose names the tests assemble from parts."""
 
 
 def test_every_operator_has_a_case():
-    """Every operator is in the lists of cases, or a test here or a golden case calls it by its name or an alias."""
+    """Every operator is in a list of cases, or a test or golden case names it or its alias."""
     listed = {registry.get(op).name for op, _, _ in (*CASES, *NO_GRADIENT, *UPDATES, *ops_nn_cases.CASES)}
     here = Path(__file__).parent
     files = [*here.rglob("test_*.py"), *(here.parent / "golden").glob("cases_*.py")]
@@ -53,7 +56,7 @@ def test_gradient(case):
 @together(by=operator)
 @pytest.mark.parametrize("case", CASES + NO_GRADIENT + UPDATES, ids=ident)
 def test_contract(case):
-    """Forward and backward calls honour in-place pairs, None outputs and their declared workspace."""
+    """Forward and backward calls meet the contract: in-place pairs, unwanted outputs, exact workspace."""
     op, arrays, params = case
     if registry.get(op).gradient is None:
         assert op.endswith("_update")
@@ -63,7 +66,7 @@ def test_contract(case):
 @together(by=operator)
 @pytest.mark.parametrize("case", CASES + UPDATES, ids=ident)
 def test_contract_in_small_blocks(case, monkeypatch):
-    """The same with blocks of 4 elements, so that every loop over blocks runs more than once; results agree."""
+    """With blocks of 4 elements the contract is met and results stay the same."""
     op, arrays, params = case
     call = prepare(op, arrays, params)
     call.inputs = [x.copy() for x in call.inputs]
@@ -80,7 +83,7 @@ def test_contract_in_small_blocks(case, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("case", [c for c in CASES if not UNSTEADY.search(c[0])], ids=ident)
 def test_dtype(case, dtype):
-    """float16 and float32 stay what they are, forward and backward, and lie near the float64 result."""
+    """float16 and float32 inputs give outputs of their dtype, close to the float64 result, forward and backward."""
     op, arrays, params = case
     exact = prepare(op, arrays, params)
     narrow = prepare(op, [x.astype(dtype) if x.dtype == np.float64 else x for x in arrays], params)
@@ -98,7 +101,7 @@ def test_dtype(case, dtype):
 @together()
 @pytest.mark.parametrize("case", NO_GRADIENT, ids=ident)
 def test_zero_gradient(case):
-    """Rounding, comparing and filling let no gradient through."""
+    """Rounding, comparing and filling have the gradient 0, without a backward node."""
     op, arrays, params = case
     call = prepare(op, arrays, params)
     call()
@@ -147,7 +150,10 @@ LARGE = [
 
 @pytest.mark.parametrize("case", LARGE, ids=ident)
 def test_no_hidden_memory(case):
-    """On 4 MB arrays, forward and backward allocate next to nothing outside their workspace, itself small."""
+    """On 4 MB arrays, a call allocates at most 400,000 bytes outside its workspace, forward and backward.
+
+    The workspace itself is at most 1,600,000 bytes, except for Pad and for argmax of axis 0.
+    """
     op, arrays, params = case
     call = prepare(op, [np.ascontiguousarray(x) for x in arrays], params)
     check_hidden(call, 400_000)

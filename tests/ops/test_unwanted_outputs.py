@@ -1,7 +1,7 @@
-"""Any subset of a kernel's outputs may be unwanted: all operators with several outputs, all implementations on a host.
+"""Any subset of a kernel's outputs may be unwanted.
 
-The planner drops outputs that no node reads, and under recomputation that can be any of them. ``test_cuda_calls.py``
-holds kernels in CUDA C to the same.
+The planner drops outputs that no node reads; under recomputation that can be any of them. This file tests all operators
+with several outputs, in all implementations on a host. ``test_cuda_calls.py`` tests CUDA C kernels.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions
 
 MOST_CALLS = 6
-"""Calls of one operator: of the many cases of some, those of the first kinds of shapes and dtypes."""
+"""Most calls tested per operator; they differ in kind (see `_kind`)."""
 
 
-def matters(op: Op) -> bool:
-    """Return whether an operator runs although an output is unwanted: it may have others, or it changes a state."""
+def may_run(op: Op) -> bool:
+    """Return whether an operator may run with an unwanted output: it has other outputs, or it changes a state."""
     return callable(op.outputs) or len(op.outputs) > 1 or bool(op.aux)
 
 
 def random(*shape: int, low: float = -1.0, seed: int = 0) -> Any:
-    """Numbers of float32."""
+    """Return random float32 numbers from ``low`` to 1."""
     return np.random.RandomState(seed).uniform(low, 1, shape).astype(np.float32)
 
 
-def made(op: Op, params: dict[str, Any], arrays: list[Any], outputs: list[tuple[int, ...]]) -> Call:
-    """Return a call of an operator that only the planner makes nodes of."""
+def planner_call(op: Op, params: dict[str, Any], arrays: list[Any], outputs: list[tuple[int, ...]]) -> Call:
+    """Return a call of an operator whose nodes only the planner makes, with outputs of these shapes."""
     return Call(op, params, arrays, [TensorSpec(shape, arrays[0].dtype) for shape in outputs])
 
 
-def of(name: str, **params: Any) -> dict[str, Any]:
-    """Parsed parameters."""
+def parse(name: str, **params: Any) -> dict[str, Any]:
+    """Return the parsed parameters of operator ``name``."""
     return registry.parse_params(registry.get(name), {key: str(value) for key, value in params.items()})
 
 
 def block_calls() -> list[Call]:
-    """Depthwise blocks and their gradients, with each stride, with a second relu and without."""
+    """Return calls of depthwise blocks and of their gradients, with each stride, with and without a second relu."""
     calls = []
     for stride, relu, fixed in ((1, True, False), (2, False, True), (2, True, False)):
-        norm = of("BatchNorm", fix_gamma=fixed, eps=1e-3)
-        layer = of("Convolution", kernel=(3, 3), pad=(1, 1), stride=(stride, stride), num_filter=4, num_group=4,
+        norm = parse("BatchNorm", fix_gamma=fixed, eps=1e-3)
+        layer = parse("Convolution", kernel=(3, 3), pad=(1, 1), stride=(stride, stride), num_filter=4, num_group=4,
                    no_bias=True)  # fmt: skip
         params = {"before": norm, "layer": layer, "behind": norm, "relu": relu}
         image, grid, vector = (2, 4, 9, 13), (2, 4, -(-9 // stride), -(-13 // stride)), (4,)
@@ -68,22 +68,26 @@ def block_calls() -> list[Call]:
 
         data, weight = random(*image), random(4, 1, 3, 3)
         arrays = [data, *vectors(1), weight, *vectors(5)]
-        calls.append(made(BLOCK, params, arrays, [grid, grid, *[vector] * 4]))
+        calls.append(planner_call(BLOCK, params, arrays, [grid, grid, *[vector] * 4]))
         arrays = [random(*grid), random(*grid, seed=1), data, weight, *vectors(1), *vectors(5)]
-        calls.append(made(BLOCK_GRADIENT, params, arrays, [image, vector, vector, weight.shape, vector, vector]))
+        calls.append(
+            planner_call(BLOCK_GRADIENT, params, arrays, [image, vector, vector, weight.shape, vector, vector])
+        )
     return calls
 
 
 def norm_calls() -> list[Call]:
-    """Return calls of a batch norm fused with a relu, and of their gradient."""
+    """Return calls of a batch norm fused with a relu, and of its gradient."""
     image, vector = (3, 4, 5, 7), (4,)
     vectors = [random(4, low=0.5, seed=k) for k in range(4)]
     calls = []
     for fixed in (False, True):
-        params = of("BatchNorm", fix_gamma=fixed, eps=1e-3)
-        calls.append(made(joined.LAYERS["BatchNorm"], params, [random(*image), *vectors], [image, vector, vector]))
+        params = parse("BatchNorm", fix_gamma=fixed, eps=1e-3)
+        calls.append(
+            planner_call(joined.LAYERS["BatchNorm"], params, [random(*image), *vectors], [image, vector, vector])
+        )
         arrays = [random(*image), random(*image, seed=1), *vectors]
-        calls.append(made(joined.GRADIENTS["_backward_BatchNorm"], params, arrays, [image, vector, vector]))
+        calls.append(planner_call(joined.GRADIENTS["_backward_BatchNorm"], params, arrays, [image, vector, vector]))
     return calls
 
 
@@ -91,31 +95,34 @@ def normalized_calls() -> list[Call]:
     """Return calls of a convolution fused with a batch norm, whose states change even if its output is unwanted."""
     calls = []
     for op in joined.NORMALIZED.values():
-        params = {**of("Convolution", kernel=(3, 3), num_filter=4, pad=(1, 1)), "norm": of("BatchNorm", eps=1e-3)}
+        params = {**parse("Convolution", kernel=(3, 3), num_filter=4, pad=(1, 1)), "norm": parse("BatchNorm", eps=1e-3)}
         arrays = [random(2, 8, 9, 13), random(4, 8, 3, 3), *(random(4, low=0.5, seed=k) for k in range(4)), random(4)]
-        calls.append(made(op, params, arrays, [(2, 4, 9, 13)]))
+        calls.append(planner_call(op, params, arrays, [(2, 4, 9, 13)]))
     return calls
 
 
 def shared_calls() -> list[Call]:
-    """Gradients of three layers with one weight, with those of the data and without, with a bias and without."""
+    """Return calls of the shared gradient of three layers with one weight.
+
+    They vary whether data gradients and a bias gradient are computed.
+    """
     calls = []
     for whole, no_bias in ((True, False), (False, True), (True, True)):
         params = {"num_hidden": 64, "no_bias": no_bias, "count": 3, "whole": whole}
         arrays = [random(8, 64, seed=k) for k in range(3)] + [random(8, 96, seed=k) for k in range(3)]
         outputs = [(64, 96), *([] if no_bias else [(64,)]), *([(8, 96)] * 3 if whole else [])]
-        calls.append(made(SHARED_GRADIENT, params, arrays + [random(64, 96)] * whole, outputs))
+        calls.append(planner_call(SHARED_GRADIENT, params, arrays + [random(64, 96)] * whole, outputs))
     return calls
 
 
 def pointwise_calls() -> list[Call]:
-    """Return a fused node with three results, two inputs of one shape and a broadcast input."""
+    """Return a call of a fused node with three results, two inputs of one shape and a broadcast input."""
     exp, add, relu = registry.get("exp"), registry.get("broadcast_add"), registry.get("relu")
     members = (Member(exp, {}, (0,), (3,)), Member(add, {}, (3, 1), (4,)), Member(add, {}, (4, 2), (5,)),
                Member(relu, {}, (5,), (6,)))  # fmt: skip
     group = Group(members, ((4, 5), (4, 5), (1, 5)), (3, 4, 6), (4, 5), np.dtype("float32"))
     arrays = [random(4, 5), random(4, 5, seed=1), random(1, 5, seed=2)]
-    return [made(POINTWISE, {GROUP: group}, arrays, [(4, 5)] * 3)]
+    return [planner_call(POINTWISE, {GROUP: group}, arrays, [(4, 5)] * 3)]
 
 
 ALIKE = {
@@ -124,11 +131,11 @@ ALIKE = {
     "_npx_multibox_target": "_contrib_MultiBoxTarget", "_npx_rnn": "RNN", "_npx_roi_pooling": "ROIPooling",
     "_npx_topk": "topk",
 }  # fmt: skip
-"""Operators of MXNet's NumPy interface that take the cases of another operator."""
+"""Operators of MXNet's NumPy interface, mapped to the operator whose cases they use."""
 
 
 def other_cases() -> list[tuple[str, list[Any], dict[str, Any], bool]]:
-    """Cases of operators that neither the golden cases nor those of the contracts have."""
+    """Return cases of operators that have neither golden nor contract cases."""
     column = random(2, 2, 5, 6)
     return [
         ("_npi_split", [random(4, 6)], {"indices": (0, 2), "axis": 1, "sections": 0}, True),
@@ -146,18 +153,21 @@ def other_cases() -> list[tuple[str, list[Any], dict[str, Any], bool]]:
 
 
 def _kind(call: Call) -> tuple[Any, ...]:
-    """Calls of one kind have one set of parameters that decide their outputs, and arrays of one rank and dtype."""
+    """Return a key of the call's number of outputs, training mode, and the inputs' ranks and dtypes."""
     return len(call.out_specs), call.is_train, *((x.ndim, x.dtype.str) for x in call.inputs)
 
 
 @functools.cache
 def calls_by_operator() -> dict[str, list[Call]]:
-    """Calls of every operator with several outputs or states: golden cases, those of the contracts, their gradients."""
+    """Return the calls of every operator with several outputs or states.
+
+    They come from the golden cases, the contract cases, and the gradients of both.
+    """
     cases = [
         (case["op"], golden.case_inputs(case), case.get("params"), case.get("is_train", True))
         for named in GOLDEN.values()
         for case in named.values()
-        if matters(registry.get(case["op"])) or registry.get(case["op"]).gradient is not None
+        if may_run(registry.get(case["op"])) or registry.get(case["op"]).gradient is not None
     ]
     cases += [(op, narrowed(op, arrays, "float32"), params, True) for op, arrays, params in NN_CASES]
     cases += [(op, arrays, params, True) for op, arrays, params in (*TENSOR_CASES, *UPDATES)]
@@ -190,9 +200,9 @@ def calls_by_operator() -> dict[str, list[Call]]:
 NAMES = sorted({*registry.names(aliases=False), *registry._PLANNERS})
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if matters(registry.find(name) or registry._PLANNERS[name])])
+@pytest.mark.parametrize("name", [name for name in NAMES if may_run(registry.find(name) or registry._PLANNERS[name])])
 def test_any_subset_of_outputs_may_be_unwanted(name: str) -> None:
-    """Whatever is wanted has the bits that it has where everything is wanted, called once and replayed."""
+    """A wanted output has the same bits whichever other outputs are wanted, also when the call is replayed."""
     calls = calls_by_operator().get(name, ())
     assert calls, f"no case of {name} has several outputs or a state: add one to the golden cases, or to this file"
     for call in calls:
@@ -216,7 +226,10 @@ def test_a_kernel_that_needs_an_output_is_noticed() -> None:
 
 
 def test_subsets_are_all_or_many() -> None:
-    """For few outputs, every subset but the whole; for many, all but one, none, and random subsets."""
+    """For few outputs, ``subsets`` returns every proper subset.
+
+    For many it returns each single output, all but one, none, and random subsets.
+    """
     assert subsets(1) == [(False,)]
     assert len(set(subsets(6))) == 63
     many = subsets(9)
@@ -229,7 +242,10 @@ def test_subsets_are_all_or_many() -> None:
 @pytest.mark.parametrize("kernels", ["auto", "native", "numpy"])
 @pytest.mark.parametrize("relu", [False, True])
 def test_moving_statistics_change_without_the_output(kernels: str, relu: bool) -> None:
-    """A fused convolution and batch norm whose result is read only for its shape update their statistics as unfused."""
+    """A fused convolution and batch norm updates its statistics even if its result is read only for its shape.
+
+    The statistics have the bits of unfused execution.
+    """
     net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4), name="norm")
     net = mx.sym.zeros_like(mx.sym.Activation(net, act_type="relu") if relu else net)
     seen = set()

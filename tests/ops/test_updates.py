@@ -13,7 +13,7 @@ from weftplan.ops.core import registry, tiling
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
-    """float64."""
+    """Return random float64 numbers from ``low`` to ``high``."""
     return np.random.RandomState(seed).uniform(low, high, shape)
 
 
@@ -79,13 +79,13 @@ CASES = [*SAME, *MIXED, MIXED_STEP, *MANY]
 
 
 def narrowed(case, dtype):
-    """Return the case with its float64 arrays in ``dtype``."""
+    """Return the case with its float64 arrays in ``dtype``, and copies of its other arrays."""
     op, arrays, params = case
     return op, [x.astype(dtype) if x.dtype == np.float64 else x.copy() for x in arrays], params
 
 
 def test_every_operator_has_a_case():
-    """No operator of these files is left out."""
+    """Every operator of the ``update_*`` files has a case here."""
     listed = {op for op, _, _ in CASES}
     for name in registry.names(aliases=False):
         if inspect.unwrap(registry.get(name).forward).__module__.startswith("weftplan.ops.update_"):
@@ -102,14 +102,14 @@ def test_every_operator_has_a_case():
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("elements", [4, 1 << 16])
 def test_contract(case, dtype, elements, monkeypatch):
-    """In-place pairs, unwanted outputs, exact workspace; in blocks of 4 elements, too."""
+    """Every case meets the kernel contract, in one block and in blocks of 4 elements."""
     monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))
     check_contract(*narrowed(case, dtype))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_blocks_change_nothing(case, monkeypatch):
-    """Outputs and states are the same however the arrays are cut."""
+    """Outputs and states for blocks of 65,536 and of 5 elements agree within rounding error."""
     results = []
     for elements in (1 << 16, 5):
         monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))
@@ -130,7 +130,7 @@ def test_precision(case, dtype, tolerance):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_memory(case):
-    """Besides NumPy's buffers nothing is allocated outside the workspace."""
+    """Nothing but NumPy's buffers is allocated outside the workspace."""
     op, arrays, params = case
     kept = ((1,), (2,))  # factors, and rates of two weights
     large = [x.astype("float32") if x.shape in kept else np.tile(x.astype("float32"), (500, 100)) for x in arrays]
@@ -139,7 +139,7 @@ def test_memory(case):
 
 @pytest.mark.parametrize("case", [*SAME[:-1], *MIXED], ids=lambda case: case[0])
 def test_states_change_where_they_lie(case):
-    """Called on arrays, with the weight as output: weight and states change, the gradient stays."""
+    """A call with the weight as output changes the weight and states in place, but not the gradient."""
     op, arrays, params = narrowed(case, "float32")
     inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     expected = [x.copy() for x in arrays]
@@ -152,7 +152,7 @@ def test_states_change_where_they_lie(case):
 
 
 def test_a_mixed_step_is_the_plain_step_of_the_copy():
-    """The copy moves as a float32 weight does; the narrow weight is its rounding, whatever it was before."""
+    """A mixed-precision step changes its float32 copy like a float32 weight; the float16 weight is the rounded copy."""
     op, arrays, params = narrowed(MIXED[1], "float16")
     plain = [arrays[3].copy(), arrays[1].astype(np.float32), arrays[2].copy()]
     expected = run("sgd_mom_update", plain, params)[0]
@@ -162,7 +162,7 @@ def test_a_mixed_step_is_the_plain_step_of_the_copy():
 
 
 def test_mixed_lamb_moves_its_copy():
-    """Both phases compute on the float32 copy as LAMB does on a float32 weight, and phase 2 moves the copy."""
+    """Both LAMB phases compute on the float32 copy as on a float32 weight, and phase 2 updates the copy."""
     op, arrays, params = narrowed(next(case for case in MIXED if case[0] == "mp_lamb_update_phase1"), "float16")
     weight, gradient, mean, var, copy = arrays
     plain = [copy.copy(), gradient.astype(np.float32), mean.copy(), var.copy()]
@@ -180,8 +180,8 @@ def test_mixed_lamb_moves_its_copy():
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_many_is_one_after_the_other(case, dtype):
-    """A step of several weights is the step of each, with its own rate and decay: the new weight and the states."""
+def test_multi_weight_step_equals_single_steps(case, dtype):
+    """A step of two weights equals two single steps with their own rates and decays, in weights and states."""
     op, arrays, params = narrowed(case, dtype)
     single, *each = SEVERAL[op.removeprefix("preloaded_")]
     before = [x.copy() for x in arrays]
@@ -199,7 +199,7 @@ def test_many_is_one_after_the_other(case, dtype):
 
 
 def test_states_of_several_weights_in_a_graph():
-    """Which inputs are states follows from the number of weights; names and order are those of MXNet 1.9.1."""
+    """The number of weights decides which inputs are states; their names and order are those of MXNet 1.9.1."""
     step = mx.sym.multi_mp_sgd_mom_update(num_weights=2, lrs=(1, 1), wds=(0, 0), name="u")
     assert step.list_arguments() == ["u_weight_0", "u_grad_0", "u_weight_1", "u_grad_1"]
     assert step.list_auxiliary_states() == ["u_mom_0", "u_weight32_0", "u_mom_1", "u_weight32_1"]
@@ -217,7 +217,7 @@ def test_states_of_several_weights_in_a_graph():
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
 def test_several_weights_as_outputs(case):
-    """Called as optimizers do, with the weights as outputs: weights and states change, gradients and rates stay."""
+    """A call with the weights as outputs changes weights and states, but neither gradients nor rates."""
     op, arrays, params = narrowed(case, "float16" if "mp_" in case[0] else "float32")
     inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     expected = [x.copy() for x in arrays]
@@ -229,7 +229,7 @@ def test_several_weights_as_outputs(case):
 
 
 def test_reset_arrays():
-    """All elements are zero afterwards, of any dtype; it gives back nothing, as MXNet's does."""
+    """reset_arrays fills arrays of any dtype with zeros and returns an empty list, as in MXNet."""
     arrays = [mx.nd.ones((2,)), mx.nd.array([[1, np.nan]], dtype="float16"), mx.nd.ones((3,), dtype="int32")]
     assert mx.nd.reset_arrays(*arrays, num_arrays=3) == []
     assert [array.asnumpy().tolist() for array in arrays] == [[0, 0], [[0, 0]], [0, 0, 0]]
@@ -240,7 +240,7 @@ def test_reset_arrays():
 
 
 def test_in_a_graph():
-    """A step is an operator like others: a symbol with the gradient computed from the weight."""
+    """An optimizer step runs in a bound graph, with a gradient computed from the weight."""
     w, n = mx.sym.Variable("w"), mx.sym.Variable("n")
     out = mx.sym.rmsprop_update(w, mx.sym.square(w), n, lr=0.1, name="step")
     assert out.list_auxiliary_states() == ["n"]
@@ -270,7 +270,7 @@ def test_in_a_graph():
     ],
 )
 def test_wrong_inputs(op, arrays, params, error, words):
-    """Bad inputs are refused by name."""
+    """Wrong inputs raise an error that names the input or parameter."""
     with pytest.raises(error, match=words):
         prepare(op, arrays, params)
     assert issubclass(error, MXNetError)

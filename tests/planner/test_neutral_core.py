@@ -13,7 +13,7 @@ from tests.support.together import together
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, validate
-from weftplan.planner.inplace import Kind
+from weftplan.planner.storage_assignment import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 

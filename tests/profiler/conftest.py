@@ -1,4 +1,4 @@
-"""An engine of each kind with a profiler that has recorded nothing."""
+"""Engines of each kind with an empty profiler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weftplan.profiler.recorder import recorder
 
 @pytest.fixture(autouse=True)
 def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of the tests writes no trace at its end, whatever file a test has named."""
+    """Write no trace when the test process exits, whatever file a test has named."""
     monkeypatch.setattr(profiler._recording, "named_by", 0)
 
 
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
 def driver(request: pytest.FixtureRequest, tmp_path: Path):
-    """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""
+    """Yield an engine of each kind; the profiler is stopped and empty, and writes to ``tmp_path / "trace.json"``."""
     before_config, result = dict(profiler._config), engine.create(request.param)
     before = engine.set_engine(result)
     recorder.clear()

@@ -1,4 +1,4 @@
-"""The profiler under the names of operators: those that are called on arrays, and those that users write in Python."""
+"""The profiler's operator names: operators called on arrays, and operators written in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.profiler.recorder import recorder
 
 
 def test_calls_are_counted_by_operator(driver):
-    """Arithmetic between arrays, with a number on either side and in place is counted under the names of operators."""
+    """Arithmetic with arrays and numbers, also in place, is counted under the operators' names."""
     profiler.set_state("run")
     a = mx.nd.ones((10, 10))
     b = mx.nd.sqrt(a)
@@ -33,11 +33,11 @@ def test_calls_are_counted_by_operator(driver):
 
 
 class TestOperatorsInPython:
-    """The time of an operator written in Python, split into Python and its calls."""
+    """The time of an operator written in Python, divided into Python code and operator calls."""
 
     @pytest.fixture(autouse=True)
     def kinds(self, monkeypatch: pytest.MonkeyPatch):
-        """Two operators of one class; one calls the other's formula."""
+        """Register two operators, ``add`` and ``twice``; the second calls the first."""
         monkeypatch.setattr(custom_operators, "_props", {})
 
         class Add(mx.operator.CustomOp):
@@ -63,13 +63,15 @@ class TestOperatorsInPython:
             mx.operator.register(word)(Property)
 
     def rows(self) -> dict[str, int]:
-        """Counts of the domain, by name."""
+        """Return the counts of the domain ``Custom Operator``, by name."""
         times = json.loads(profiler.dumps(format="json"))["Time"]
         return {name: row["Count"] for name, row in times.get("Custom Operator", {}).items()}
 
     def test_forward_and_backward(self, driver):
-        """Each part of Python between two calls is a span, and each call one, forward and backward apart; together
-        they fill the operation's time, and no two overlap."""
+        """Every call, and every stretch of Python between calls, is a span, by forward and backward.
+
+        The spans do not overlap.
+        """
         executor = mx.sym.Custom(mx.sym.Variable("x"), op_type="add").simple_bind(mx.cpu(), x=(3,))
         profiler.set_state("run")
         executor.forward(is_train=True)
@@ -83,7 +85,7 @@ class TestOperatorsInPython:
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
     def test_an_operator_that_calls_another(self, driver):
-        """The inner operator's calls are its own; to the outer one it is one operation."""
+        """The calls of an inner operator are counted under its own name; for the outer operator it is one call."""
         profiler.set_state("run")
         mx.nd.Custom(mx.nd.ones((2,)), op_type="twice").wait_to_read()
         profiler.set_state("stop")
@@ -93,7 +95,7 @@ class TestOperatorsInPython:
         assert "add::broadcast_add" not in actual
 
     def test_nothing_without_a_profile(self, driver):
-        """Before the profile and after it nothing is recorded, and the engine of the thread has no tracer."""
+        """Outside a recording nothing is recorded, and the thread's engine has no tracer."""
         x = mx.nd.ones((2,))
         mx.nd.Custom(x, op_type="add").wait_to_read()
         profiler.set_state("run")
@@ -104,7 +106,7 @@ class TestOperatorsInPython:
             assert mine.tracer is None
 
     def test_a_failure_ends_the_record(self, driver):
-        """User code that raises leaves no tracer installed; its time until then is recorded."""
+        """User code that raises removes its tracer, and its time until then is recorded."""
 
         class Failing(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):

@@ -1,4 +1,4 @@
-"""The profiler: records, the trace file, the aggregate table, and MXNet's verbs."""
+"""The profiler: records, the trace file, the aggregate table, and MXNet's functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weftplan.profiler.recorder import recorder
 
 
 def events(tmp_path: Path) -> list[dict]:
-    """Return the events of the dumped trace."""
+    """Dump the trace and return its events."""
     profiler.dump()
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document["displayTimeUnit"] == "ms"
@@ -29,11 +29,13 @@ def events(tmp_path: Path) -> list[dict]:
 
 
 class TestTrace:
-    """The file that Perfetto opens."""
+    """The trace file, which Perfetto opens."""
 
     def test_operations(self, driver, tmp_path: Path):
-        """Each operation is one slice with name and id, inside a named process and thread, in an order that the vars
-        allow; an arrow leads from its push to its start."""
+        """Each operation is one slice with name and id, inside a named process and thread.
+
+        Slices are in an order that the vars allow, and an arrow leads from each push to its start.
+        """
         a, b = driver.new_variable(), driver.new_variable()
         profiler.set_state("run")
         for i in range(20):
@@ -57,7 +59,7 @@ class TestTrace:
             assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
 
     def test_slices_of_one_worker_do_not_overlap(self, driver, tmp_path: Path):
-        """One track per worker: its operations never overlap."""
+        """Each worker has a track, and the operations of a track do not overlap."""
         profiler.set_state("run")
         for _ in range(200):
             driver.push(lambda: None, [], [driver.new_variable()])
@@ -82,8 +84,8 @@ class TestTrace:
         assert max(levels) >= 1
 
     def test_live_bytes(self, driver, tmp_path: Path):
-        """Live bytes per context, at least at the start and at the end, and they are storage's."""
-        # A resource of its own: arrays of other tests may still be giving their bytes back.
+        """Live bytes per context, sampled at least at the start and the end, equal storage's."""
+        # A new resource, because arrays of other tests may still release their bytes.
         with storage.using(storage.RawResource(device.get(mx.cpu()))) as resource:
             first = mx.nd.zeros((1000,))
             first.wait_to_read()
@@ -98,7 +100,7 @@ class TestTrace:
         assert values[-1] == live == first.nbytes + held.nbytes
 
     def test_user_objects(self, driver, tmp_path: Path):
-        """Spans, instants and counters of users stand in the trace under their domain."""
+        """Users' spans, instants and counters are in the trace, under their domain."""
         profiler.set_state("run")
         domain = profiler.Domain("mine")
         with domain.new_task("load"):
@@ -119,7 +121,7 @@ class TestTrace:
         assert [e["args"]["value"] for e in seen if e["name"] == "mine:images"] == [5, 7, 3, 10]
 
     def test_contexts_are_processes(self, driver, tmp_path: Path):
-        """Work on two contexts stands in two process rows."""
+        """Operations on two contexts are in two process rows."""
         profiler.set_state("run")
         for ctx in (mx.cpu(0), mx.cpu(1)):
             driver.push(lambda: None, [], [driver.new_variable()], ctx)
@@ -127,7 +129,7 @@ class TestTrace:
         assert {"cpu(0)", "cpu(1)"} <= names
 
     def test_dump_is_whole_or_not_at_all(self, driver, tmp_path: Path):
-        """A file that cannot be written raises and leaves no temporary file."""
+        """If the file cannot be written, dump raises and leaves no temporary file."""
         profiler.set_config(filename=tmp_path / "nowhere" / "trace.json")
         with pytest.raises(FileNotFoundError):
             profiler.dump()
@@ -135,10 +137,10 @@ class TestTrace:
 
 
 class TestStates:
-    """run, pause, resume, stop."""
+    """The states and functions run, pause, resume and stop."""
 
     def test_only_between_run_and_stop(self, driver):
-        """Before, during a pause and after, nothing is recorded; running again starts afresh."""
+        """Nothing is recorded before run, during a pause, or after stop; a new run clears the records."""
 
         def one(name: str) -> None:
             driver.push(lambda: None, [], [driver.new_variable()], name=name)
@@ -166,7 +168,7 @@ class TestStates:
         assert driver.tracer is None
 
     def test_stop_takes_the_tracer_off_the_engine_that_got_it(self, driver):
-        """Another engine in between changes nothing about whom the profiler records and leaves."""
+        """stop removes the tracer from the engine that got it, even if another engine is in use."""
         profiler.set_state("run")
         with engine.using(engine.create("NaiveEngine")) as second:
             profiler.set_state("stop")
@@ -174,7 +176,7 @@ class TestStates:
         assert driver.tracer is None
 
     def test_a_failure_at_stop(self, driver):
-        """Stopping raises an unraised failure; the profiler has stopped nevertheless."""
+        """stop raises an operation's unraised failure, but the profiler has stopped."""
         if driver.kind == "NaiveEngine":
             pytest.skip("raises at the push")
         profiler.set_state("run")
@@ -186,7 +188,7 @@ class TestStates:
         assert [record[0] for record in recorder.operations] == ["bad"]
 
     def test_no_thread_is_left(self, driver):
-        """The sampler of live bytes ends with the recording."""
+        """The sampler thread of live bytes ends with the recording."""
         profiler.set_state("run")
         assert any(thread.name == "weftplan-profiler" for thread in threading.enumerate())
         profiler.set_state("stop")
@@ -194,10 +196,10 @@ class TestStates:
 
 
 class TestTable:
-    """dumps()."""
+    """The aggregate table, ``dumps()``."""
 
     def test_rows(self, driver):
-        """One row per name with its count; least, average and most agree with the total."""
+        """The table has one row per name with its count; minimum, average and maximum agree with the total."""
         profiler.set_state("run")
         for i in range(30):
             driver.push(lambda: None, [], [driver.new_variable()], name="a" if i % 3 else "b")
@@ -217,7 +219,7 @@ class TestTable:
         assert profiler.dumps().count("\n") == 1
 
     def test_bad_arguments(self, driver):
-        """The errors for bad arguments list the legal values, and nothing changes."""
+        """Errors for bad arguments list the legal values, and nothing changes."""
         with pytest.raises(ParameterError, match="'table' or 'json', got 'xml'"):
             profiler.dumps(format="xml")
         with pytest.raises(ParameterError, match="total, avg, min, max, count"):
@@ -234,7 +236,7 @@ class TestTable:
 
 
 def test_tasks_that_overlap(tmp_path: Path):
-    """A starts, B starts, A stops, B stops: each track of the trace nests, on any thread."""
+    """Overlapping tasks share a track only if one lies within the other."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     domain = profiler.Domain("d")
@@ -256,7 +258,7 @@ def test_tasks_that_overlap(tmp_path: Path):
 
 
 def test_numbers_of_counters(tmp_path: Path):
-    """NumPy's numbers are written, NaN and infinity are omitted, and values that are no numbers are refused."""
+    """Counters accept NumPy's numbers, omit NaN and infinity, and refuse other values."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     counter = profiler.Domain("d").new_counter("loss", np.float32(0.5))
@@ -274,7 +276,7 @@ def test_numbers_of_counters(tmp_path: Path):
 
 
 def test_names_that_are_no_text(tmp_path: Path):
-    """They become text, in the trace and in the table."""
+    """Names other than text become text, in the trace and in the table."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     domain = profiler.Domain(3)
@@ -286,7 +288,7 @@ def test_names_that_are_no_text(tmp_path: Path):
 
 @pytest.mark.parametrize("name", [None, 3, ""])
 def test_a_file_name_that_is_none(name):
-    """It is refused when it is set, not when the recording is to be written."""
+    """set_config refuses a filename that is not a path."""
     before = profiler._config["filename"]
     with pytest.raises(ParameterError, match=r"set_config: filename must be the path of a file, got"):
         profiler.set_config(filename=name)
@@ -294,7 +296,7 @@ def test_a_file_name_that_is_none(name):
 
 
 def test_counter_loses_nothing():
-    """Eight threads that count to 500 each make 4,000."""
+    """Eight threads that each increment a counter 500 times make 4,000."""
     counter = profiler.Domain("d").new_counter("n")
 
     def count() -> None:
@@ -324,7 +326,7 @@ def test_names_of_real_operations(tmp_path: Path):
 
 
 def test_names_with_colons_are_kept_whole(driver):
-    """The JSON keeps domains and names apart, whatever they contain."""
+    """The JSON separates domains and names even if both contain colons."""
     profiler.set_state("run")
     for domain, name in (("a::b", "c"), ("a", "b::c"), ("a:", "b:c")):
         with profiler.Task(profiler.Domain(domain), name):
@@ -360,7 +362,10 @@ mx.profiler.{state}
     ids=["stopped", "running", "old names", "no file named", "nothing recorded", "dumped"],
 )
 def test_a_named_file_is_written_at_the_end_of_the_process(config, state, end, written, tmp_path: Path):
-    """As in MXNet, whose examples never call ``dump``: only an explicitly named file is written, and only once."""
+    """An explicitly named file is written once, at exit if not before, as in MXNet.
+
+    MXNet's examples never call ``dump``.
+    """
     code = AT_EXIT.format(config=config, state=state, end=end)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == (["t.json"] if written else [])
@@ -371,7 +376,7 @@ def test_a_named_file_is_written_at_the_end_of_the_process(config, state, end, w
 @pytest.mark.parametrize(("value", "written"), [("1", True), ("0", False)])
 @pytest.mark.shows("MXNET_PROFILER_AUTOSTART")
 def test_the_profiler_starts_with_the_import(value: str, written: bool, tmp_path: Path):
-    """With the variable all operations are recorded, and the trace is written when the process ends."""
+    """With MXNET_PROFILER_AUTOSTART=1 all operations are recorded, and the trace is written at exit."""
     code = "import weftplan as mx; (mx.nd.ones((2, 2)) + 1).wait_to_read()"
     variables = {**os.environ, "MXNET_PROFILER_AUTOSTART": value}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60, env=variables)
@@ -387,7 +392,10 @@ def test_the_profiler_starts_with_the_import(value: str, written: bool, tmp_path
 )
 @pytest.mark.shows("MXNET_PROFILER_MODE")
 def test_the_mode_decides_about_memory(mode: str, config: str, sampled: bool, tmp_path: Path):
-    """Without its bit live bytes are not sampled, unless the program asks; operations are recorded in any mode."""
+    """Live bytes are sampled only with the mode's bit 8, unless the program sets profile_memory.
+
+    Operations are recorded in any mode.
+    """
     code = (
         f"import weftplan as mx; mx.profiler.set_config(filename='t.json', {config}); mx.profiler.set_state('run'); "
         "(mx.nd.ones((2, 2)) + 1).wait_to_read(); mx.profiler.dump()"

@@ -1,4 +1,4 @@
-"""The profiler's keys, its states around operations in flight, and the traces of bulks and of earlier pushes."""
+"""The profiler's keys, its states around running operations, and traces of earlier pushes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ KEYS = {
     "continuous_dump": True,
     "dump_period": 0.5,
 }
-"""MXNet's keys, each with another value than its default; besides ``filename``."""
+"""MXNet's keys except ``filename``, with values other than the defaults."""
 
 
 @pytest.fixture
 def threaded(tmp_path: Path):
-    """One worker as the process-wide engine; the profiler stopped and empty, writing to ``tmp_path / "trace.json"``."""
+    """Yield the process-wide engine, with one worker.
+
+    The profiler is stopped and empty, and writes to ``tmp_path / "trace.json"``.
+    """
     before_config, result = dict(profiler._config), engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     recorder.clear()
     profiler.set_config(filename=tmp_path / "trace.json")
@@ -44,14 +47,14 @@ def threaded(tmp_path: Path):
 
 
 def dumped(tmp_path: Path) -> list[dict]:
-    """Return the events of the trace."""
+    """Dump the trace and return its events."""
     profiler.dump()
     return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_is_taken(threaded, tmp_path: Path, key: str):
-    """Alone, then all at once: operations are recorded and the file is written."""
+    """With each key alone, and with all keys, operations are recorded and the file is written."""
     profiler.set_config(**{key: KEYS[key]})
     profiler.set_state("run", profile_process="worker")
     threaded.push(lambda: None, name="work")
@@ -71,7 +74,10 @@ def test_each_key_is_taken(threaded, tmp_path: Path, key: str):
     ],
 )
 def test_live_bytes_only_when_asked(threaded, keys, sampled):
-    """profile_memory or profile_all switch the sampler on, in resume as in run; neither: no thread, no counter."""
+    """profile_memory or profile_all starts the sampler of live bytes, in run and in resume.
+
+    Without both there is no thread and no counter.
+    """
     profiler.set_config(**keys)
     kept = mx.nd.ones((10,))
     kept.wait_to_read()
@@ -90,7 +96,7 @@ def test_live_bytes_only_when_asked(threaded, keys, sampled):
 
 
 def test_live_bytes_in_between(threaded):
-    """They are sampled again and again while the profiler runs, not only at both ends."""
+    """Live bytes are sampled repeatedly while the profiler runs, not only at both ends."""
     kept = mx.nd.ones((10,))
     kept.wait_to_read()
     profiler.set_state("run")
@@ -105,15 +111,15 @@ def test_live_bytes_in_between(threaded):
 
 
 def test_an_unknown_key_changes_nothing(threaded):
-    """The valid keys of the same call are not applied either."""
+    """If a key is unknown, the valid keys of the call are not applied either."""
     before = dict(profiler._config)
     with pytest.raises(ParameterError, match=r"unknown \['profile_everything'\];.* known: filename, profile_all"):
         profiler.set_config(filename="elsewhere", profile_everything=True)
     assert profiler._config == before
 
 
-def test_words_out_of_turn(threaded):
-    """pause and resume mean nothing to a stopped profiler; run twice keeps what was recorded; stop twice is one."""
+def test_state_changes_out_of_order(threaded):
+    """A stopped profiler ignores pause and resume; a second run keeps the records; a second stop changes nothing."""
     profiler.pause()
     profiler.resume()
     assert profiler.state() == "stop"
@@ -129,11 +135,11 @@ def test_words_out_of_turn(threaded):
 
 
 def test_dump_goes_on_when_not_finished(threaded, tmp_path: Path):
-    """``dump(finished=False)`` writes what there is, and recording goes on."""
+    """``dump(finished=False)`` writes the records so far, and recording continues."""
     profiler.set_state("run")
     threaded.push(lambda: None, name="one")
     threaded.wait_for_all()
-    threaded.stop()  # a wait may come back before the recorder was told
+    threaded.stop()  # a wait may return before the recorder is notified
     profiler.dump(finished=False)
     assert profiler.state() == "run"
     assert '"one"' in (tmp_path / "trace.json").read_text()
@@ -143,7 +149,10 @@ def test_dump_goes_on_when_not_finished(threaded, tmp_path: Path):
 
 
 def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path):
-    """Its push time is unknown: it counts as pushed at its start, and the counter of waits never drops below 0."""
+    """An operation pushed before the profiler's start counts as pushed at its own start.
+
+    The counter of waiting operations never drops below 0.
+    """
     begun, gate = threading.Event(), threading.Event()
     threaded.push(lambda: (begun.set(), gate.wait(60)), name="before")
     for _ in range(3):
@@ -160,7 +169,7 @@ def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["push", "priority", "push_async", "operator", "delete"])
 def test_how_long_an_operation_waited(threaded, tmp_path: Path, how: str):
-    """The wait runs from its push to its start, after a blocked operation; the trace's arrow begins at the push."""
+    """An operation's wait lasts from its push to its start, and the trace's arrow begins at the push."""
     begun, gate = threading.Event(), threading.Event()
     profiler.set_state("run")
     var = threaded.new_variable()
@@ -184,7 +193,7 @@ def test_how_long_an_operation_waited(threaded, tmp_path: Path, how: str):
 
 
 def test_a_recording_ends_with_stop(threaded):
-    """An operation that is still running when recording stops is waited for; one pushed in a pause is not recorded."""
+    """stop waits for a running operation; an operation pushed during a pause is not recorded."""
     begun, gate = threading.Event(), threading.Event()
     profiler.set_state("run")
     threaded.push(lambda: (begun.set(), gate.wait(60)), name="slow")
@@ -202,7 +211,7 @@ def test_a_recording_ends_with_stop(threaded):
 
 
 def test_many_contexts(threaded, tmp_path: Path):
-    """Twelve contexts are twelve processes of the trace, apart from those of pushes and users, each named once."""
+    """Twelve contexts are twelve processes of the trace, each named once, next to those of pushes and users."""
     profiler.set_state("run")
     for i in range(12):
         threaded.push(lambda: None, (), [], mx.cpu(i), name=f"on cpu({i})")
@@ -216,7 +225,7 @@ def test_many_contexts(threaded, tmp_path: Path):
 
 
 def test_rows_of_users(threaded):
-    """The table lists spans under their domains, next to operations, but no instants or counters."""
+    """The table lists users' spans by domain, next to operations, but no instants or counters."""
     profiler.set_state("run")
     domain = profiler.Domain("mine")
     for _ in range(3):

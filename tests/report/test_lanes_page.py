@@ -1,4 +1,4 @@
-"""``mx.profiler.to_html``: every operation in the lane of its worker, on a page that needs nothing else."""
+"""``mx.profiler.to_html``: a page with a lane for each worker, which loads nothing from other sites."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from weftplan.report.lanes_html import KINDS, lanes_html
 
 
 def page_data(page: str) -> dict[str, object]:
+    """Return the JSON data of a page."""
     match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     data: dict[str, object] = json.loads(match.group(1))
@@ -18,7 +19,7 @@ def page_data(page: str) -> dict[str, object]:
 
 
 def test_what_ran_is_on_the_page() -> None:
-    """One span for each operation; live bytes; sums by name; nothing is loaded."""
+    """The page has a span for each operation, the live bytes and sums by name, and no external link."""
     mx.profiler.set_state("run")
     total = mx.nd.ones((2, 2), ctx=mx.cpu(0))
     for _ in range(3):
@@ -37,7 +38,7 @@ def test_what_ran_is_on_the_page() -> None:
 
 
 def test_spans_of_users_have_lanes_of_their_own() -> None:
-    """A user's spans have lanes next to those of the workers."""
+    """A user's spans are in a lane of their own."""
     recording = Recorder()
     recording.user.append(UserRecord("span", "mine", "load", "MainThread", 1000, 5000, 0.0))
     data = page_data(lanes_html(recording))
@@ -46,5 +47,5 @@ def test_spans_of_users_have_lanes_of_their_own() -> None:
 
 
 def test_nothing_recorded() -> None:
-    """The page names the function to call."""
+    """Without records the page names the function that starts recording."""
     assert "Nothing was recorded: call mx.profiler.set_state" in lanes_html(Recorder()).replace("&#x27;", "'")

@@ -1,4 +1,4 @@
-"""Pictures of networks: every node is in a box, arrows lead down, no boxes overlap, large networks are collapsed."""
+"""Pictures of networks: complete, without overlapping boxes, with arrows that lead down, and collapsed if large."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
-    """Return (left, top, right, bottom) of each box of a picture; it is well-formed XML."""
+    """Parse a picture as XML and return (left, top, right, bottom) of each box."""
     results = []
     for one in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
         x, y, width, height = (float(one.attrib[key]) for key in ("x", "y", "width", "height"))
@@ -28,7 +28,7 @@ def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
 
 
 def random_network(seed: int, size: int) -> mx.sym.Symbol:
-    """Return a graph in which each node adds one to four nodes before it, near or far."""
+    """Return a random graph of ``size`` nodes; each node reads one to four earlier nodes."""
     draw_from = random.Random(seed)
     nodes = [mx.sym.Variable("data"), mx.sym.Variable("other")]
     for k in range(size):
@@ -47,7 +47,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_boxes_hold_every_operator_once(name: str) -> None:
-    """At most 60 boxes; they partition the operators, and each reads boxes before it alone, as the nodes do."""
+    """There are at most 60 boxes, each operator is in one box, and boxes read earlier boxes only."""
     net = NETWORKS[name]()
     boxes = boxes_of(net)
     assert 0 < len(boxes) <= MOST
@@ -64,7 +64,7 @@ def test_boxes_hold_every_operator_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_boxes_do_not_overlap_and_arrows_lead_down(name: str) -> None:
-    """The picture is whole: all boxes are inside it and apart, and every arrow ends below its start."""
+    """All boxes are inside the picture and do not overlap, and each arrow ends below its start."""
     svg = draw(NETWORKS[name]()).svg
     boxes = rectangles(svg)
     left, top, width, height = map(float, ElementTree.fromstring(svg).attrib["viewBox"].split())
@@ -77,8 +77,8 @@ def test_boxes_do_not_overlap_and_arrows_lead_down(name: str) -> None:
 
 
 def test_layers_are_collapsed_step_by_step() -> None:
-    """A layer takes the operators after it, branches become a block, and equal blocks one box with their number."""
-    assert len(boxes_of(mx.models.get("lenet"))) == 12  # as it is
+    """A layer takes the operators after it, branches become a block, and equal blocks one box."""
+    assert len(boxes_of(mx.models.get("lenet"))) == 12  # not collapsed
     first = boxes_of(mx.models.get("resnet18"))[1]
     assert dict(first.kinds) == {"Convolution": 1, "BatchNorm": 1, "Activation": 1, "Pooling": 1}
     blocks = boxes_of(mx.models.get("resnet50"))
@@ -89,7 +89,7 @@ def test_layers_are_collapsed_step_by_step() -> None:
 
 
 def test_shapes_and_names_are_shown_and_escaped() -> None:
-    """Shapes that follow from those given stand in the boxes; a name with markup does no harm."""
+    """Boxes show inferred shapes; names are escaped; shapes that do not fit are left out."""
     net = mx.sym.FullyConnected(mx.sym.Variable("<a&b>"), num_hidden=7, name="fc")
     svg = draw(net, {"<a&b>": (2, 3)}).svg
     assert "2 x 7" in svg
@@ -100,7 +100,7 @@ def test_shapes_and_names_are_shown_and_escaped() -> None:
 
 
 def test_long_chains_are_drawn() -> None:
-    """A chain of 20,000 nodes gives a small picture, without recursion."""
+    """A chain of 20,000 nodes gives a picture below 100,000 characters, without recursion."""
     x = mx.sym.Variable("x")
     for _ in range(20_000):
         x = mx.sym.relu(x)
@@ -108,7 +108,7 @@ def test_long_chains_are_drawn() -> None:
 
 
 def test_notebooks_show_symbols_networks_and_plans(tmp_path: Path) -> None:
-    """``_repr_svg_`` of a symbol and of plot_network, ``_repr_png_`` of a plan's plot; ``save`` writes the picture."""
+    """Symbols and plot_network have ``_repr_svg_``, plan plots ``_repr_png_``; ``save`` writes the picture."""
     net = mx.models.get("lenet")
     assert net._repr_svg_() == draw(net).svg == mx.viz.plot_network(net)._repr_svg_()
     assert Path(draw(net).save(tmp_path / "net.svg")).read_text(encoding="utf-8") == draw(net).svg

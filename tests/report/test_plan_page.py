@@ -1,4 +1,4 @@
-"""The page and the picture of a plan: self-contained, complete, safe, and alive in a browser."""
+"""The HTML page and the picture of a plan: self-contained, complete, escaped, and interactive in a browser."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ def page_data(page: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plan() -> MemoryPlan:
-    """The training plan of LeNet."""
+    """Return the training plan of LeNet for a batch of 8."""
     actual: MemoryPlan = models.get("lenet").plan(models.input_shapes("lenet", 8))
     return actual
 
 
-class _Links(HTMLParser):
-    """Collects what a page would load, and that its elements are closed."""
+class _PageParser(HTMLParser):
+    """Collects the addresses that a page would load, and checks that its elements are closed.
+
+    Attributes ``loads`` and ``open`` are the addresses and the stack of open elements.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,20 +50,20 @@ class _Links(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note sources and open elements."""
+        """Record addresses and the open element."""
         self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
         if tag not in ("meta", "input", "br", "link"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """Close the element that is open."""
+        """Check that the innermost open element is closed."""
         assert self.open.pop() == tag
 
 
 def test_the_page_is_self_contained(plan: MemoryPlan) -> None:
-    """Well formed; loads nothing; no address of another host."""
+    """The page is well formed, loads nothing and has no address of another host."""
     page = plan.to_html(title="lenet")
-    parser = _Links()
+    parser = _PageParser()
     parser.feed(page)
     assert parser.loads == []
     assert parser.open == []
@@ -69,7 +72,7 @@ def test_the_page_is_self_contained(plan: MemoryPlan) -> None:
 
 
 def test_the_page_holds_every_buffer(plan: MemoryPlan) -> None:
-    """Name, bytes, shape, maker, last reader and place of each; bytes alive and peak of each device."""
+    """The page has each buffer's facts, and the live bytes and peak of each device."""
     data = page_data(plan.to_html())
     bars = plan.bars()
     rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
@@ -91,7 +94,7 @@ def test_the_page_holds_every_buffer(plan: MemoryPlan) -> None:
 
 
 def test_last_readers_are_the_graphs(plan: MemoryPlan) -> None:
-    """An activation is read last by a gradient, an output by the caller, scratch by its own node."""
+    """The last reader of an activation is a gradient, of an output the caller, of scratch its own node."""
     bars = {bar.name: bar for bar in plan.bars()}
     assert bars["softmax_output"].last_reader == "(caller)"
     assert bars["fc1_output"].last_reader == "tanh3"
@@ -102,7 +105,7 @@ def test_last_readers_are_the_graphs(plan: MemoryPlan) -> None:
 
 
 def test_the_last_node_reads_too() -> None:
-    """Alive to the last step is not the same as kept for the caller."""
+    """A buffer that is live to the last step, but is no output, has the last node as its last reader."""
     x = mx.sym.Variable("x")
     plan = mx.sym.tanh(mx.sym.exp(x, name="inner"), name="outer").plan({"x": (4,)}, train=False, enable_inplace=False)
     readers = {bar.name: bar.last_reader for bar in plan.bars()}
@@ -110,7 +113,7 @@ def test_the_last_node_reads_too() -> None:
 
 
 def test_names_cannot_break_out_of_the_page() -> None:
-    """Names with markup, and names that look like the template's own places, stay text."""
+    """Names with markup or with a placeholder of the template are escaped."""
     evil = "</script><script>alert(1)</script>@TITLE@"
     net = mx.sym.exp(mx.sym.tanh(mx.sym.Variable("x"), name=evil), name="b")
     page = net.plan({"x": (2,)}).to_html(title="<b>&")
@@ -120,7 +123,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 
 def test_large_plans_show_the_largest_buffers(plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And say how many are left out."""
+    """Beyond the limit only the largest buffers are shown, with the number of the others."""
     monkeypatch.setattr(module, "MOST_BARS", 5)
     page = plan.to_html()
     shown = [row[module.COLUMNS.index("nbytes")] for row in page_data(page)["rows"]]
@@ -129,7 +132,7 @@ def test_large_plans_show_the_largest_buffers(plan: MemoryPlan, monkeypatch: pyt
 
 
 def test_several_devices(tmp_path: Path) -> None:
-    """Each device has its peak and its bars; the picture shows the first."""
+    """Each device has its peak and its buffers on the page; the picture is written, too."""
     with mx.AttrScope(ctx_group="a"):
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
     with mx.AttrScope(ctx_group="b"):
@@ -145,7 +148,7 @@ def test_several_devices(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_the_same_every_time(plan: MemoryPlan, tmp_path: Path) -> None:
-    """A bar per buffer; no date, and colours that say what the memory is for."""
+    """The picture has a bar per buffer and three named lines, and its file is the same each time."""
     figure = plan.plot(title="lenet")
     (axes,) = figure.axes
     assert len(axes.collections[0].get_paths()) == len(plan.bars(0))
@@ -156,7 +159,7 @@ def test_the_picture_is_the_same_every_time(plan: MemoryPlan, tmp_path: Path) ->
 
 
 def test_an_empty_plan_has_a_page() -> None:
-    """A variable alone: nothing to place, nothing that divides by zero."""
+    """A plan without buffers gives an empty page and a picture."""
     plan = mx.sym.Variable("x").plan({"x": (3,)}, train=False)
     assert plan.peak == 0
     assert page_data(plan.to_html())["rows"] == []
@@ -165,7 +168,7 @@ def test_an_empty_plan_has_a_page() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
-    """The script runs: the table lists every buffer by size; a click sorts, the filter filters, hovering tells."""
+    """In a browser the table lists, sorts and filters buffers; hovering, selecting, zooming and dragging work."""
     page = plan.to_html().replace(
         "</body>",
         """<script>
@@ -243,7 +246,7 @@ def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
 
 
 def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
-    """Also those of a plan of several devices, with an optimizer."""
+    """Each figure on the page has its definition there, also for several devices and an optimizer."""
     shapes = models.input_shapes("lenet", 8)
     several = models.get("lenet").plan(shapes, context=[mx.sim(0), mx.sim(1)], optimizer="adam")
     for actual in (plan, several):
@@ -253,7 +256,7 @@ def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
 
 
 def test_what_memory_is_for() -> None:
-    """Activations, gradients and scratch; under a budget what is computed again, or waits on the host."""
+    """Buffers are activations, gradients or scratch; under a budget also recomputed or spilled."""
     net, shapes = models.digits("resnet"), {"data": (16, 1, 8, 8)}
     plain = net.plan(shapes)
     uses = {bar.name: bar.use for bar in plain.bars()}
@@ -271,7 +274,7 @@ def test_what_memory_is_for() -> None:
 
 
 def test_a_notebook_shows_the_page(plan: MemoryPlan) -> None:
-    """The same page, in a frame, whole."""
+    """A notebook shows the same page in a frame."""
     import html
 
     frame = plan._repr_html_()
@@ -285,7 +288,7 @@ def test_a_notebook_shows_the_page(plan: MemoryPlan) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 800, 390])
 def test_screenshots(plan: MemoryPlan, width: int, scheme: str, tmp_path: Path) -> None:
-    """On a screen, a small window and a phone, light and dark: the bars are painted in the colours of the legend."""
+    """At three widths, in light and dark, bars and background have the colours of the scheme."""
     image = pytest.importorskip("PIL.Image")
     page = plan.to_html()
     dark = page.replace("@media (prefers-color-scheme: dark)", "@media all")

@@ -1,4 +1,4 @@
-"""Pictures of plans as files."""
+"""Pictures of plans as files: reproducible, and with a complete legend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 
 @pytest.mark.parametrize("ending", ["svg", "SVG", "png", "pdf"])
 def test_the_same_plan_gives_the_same_file(ending: str, tmp_path: Path) -> None:
-    """No date, no random name in it: a picture in a repository changes when the plan does."""
+    """Equal plans give equal files; as SVG another plan gives another file."""
     files = []
     for number in range(2):
         plan = mx.models.get("mlp").plan({"data": (8, 784)})
@@ -29,7 +29,7 @@ def test_the_same_plan_gives_the_same_file(ending: str, tmp_path: Path) -> None:
 
 
 def test_every_line_is_named() -> None:
-    """No two lines look alike, and the legend, which is no wider than the picture, names each."""
+    """Each line has its own look and is named in the legend, which is narrower than the picture."""
     plan = mx.models.get("lenet").plan(mx.models.input_shapes("lenet", 4))
     figure = plan.plot()
     (axes,) = figure.axes

@@ -1,4 +1,4 @@
-"""The page of a training run: whole, self-contained, and right about what the events say."""
+"""The page of a training run: complete, self-contained, and true to the events."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from weftplan.report.training_html import MOST_POINTS, story, training_html
 
 
 def step(number, **facts):
-    """Return an event as fit writes it."""
+    """Return an event of a training step with these changed fields."""
     return {
         "event": "step",
         "step": number,
@@ -28,17 +28,17 @@ def step(number, **facts):
     }
 
 
-def drawn(events, **settings):
-    """Return the data in the page."""
+def page_data(events, **settings):
+    """Return (data of the charts, page)."""
     page = training_html(events, **settings)
     text = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     return json.loads(text.replace("<\\/", "</")), page
 
 
 def test_what_is_drawn():
-    """Metrics with their validation, phases, speed, memory, gradients, rate and queues, a chart each."""
+    """The page has a chart each for metrics, phases, speed, memory, gradients, learning rate and queues."""
     epoch = {"event": "epoch", "step": 2, "epoch": 0, "train": {"accuracy": 0.5}, "seconds": 1.0}
-    data, page = drawn([step(1), step(2), {**epoch, "validation": {"accuracy": 0.4}}])
+    data, page = page_data([step(1), step(2), {**epoch, "validation": {"accuracy": 0.4}}])
     charts = {chart["title"]: chart for chart in data["charts"]}
     assert list(charts) == [
         "accuracy",
@@ -59,7 +59,7 @@ def test_what_is_drawn():
 
 
 def test_the_story():
-    """The page tells shares of the time, epochs and events, in words."""
+    """The summary states steps, epochs, shares of the time and the number of checkpoints."""
     events = [step(1), step(2), {"event": "checkpoint", "step": 2, "path": "a", "bytes": 5, "seconds": 0.1}]
     text = story(events)
     assert text.startswith("2 steps, 0 whole epochs, 2.0 s: 25 % waiting for data, 50 % computing, 5 % exchanging")
@@ -67,8 +67,8 @@ def test_the_story():
 
 
 def test_long_runs_are_thinned_out_and_keep_their_last_step():
-    """A night of a line a second is a page of bounded size."""
-    data, page = drawn([step(number) for number in range(1, 40_001)])
+    """A chart of 40,000 steps has a bounded number of points, including the last step."""
+    data, page = page_data([step(number) for number in range(1, 40_001)])
     points = data["charts"][0]["lines"][0]["points"]
     assert len(points) <= MOST_POINTS + 1
     assert points[-1][0] == 40_000
@@ -76,15 +76,15 @@ def test_long_runs_are_thinned_out_and_keep_their_last_step():
 
 
 def test_what_is_no_number_is_a_gap():
-    """NaN is written as a text and not drawn."""
-    data, _ = drawn([step(1, metrics={"loss": "nan"}, gradient_norm="inf"), step(2, metrics={"loss": 3.0})])
+    """NaN and infinity are gaps in a line."""
+    data, _ = page_data([step(1, metrics={"loss": "nan"}, gradient_norm="inf"), step(2, metrics={"loss": 3.0})])
     assert data["charts"][0]["lines"][0]["points"] == [[1, None], [2, 3.0]]
 
 
 def test_texts_cannot_end_the_script():
-    """Text that a warning quotes is escaped in the page."""
+    """Markup in warnings, titles, facts and links is escaped."""
     nasty = "</script><script>alert(1)</script>"
-    data, page = drawn(
+    data, page = page_data(
         [step(1), {"event": "warning", "step": 1, "text": nasty}],
         title=nasty,
         facts=[(nasty, nasty)],
@@ -92,11 +92,11 @@ def test_texts_cannot_end_the_script():
     )
     assert data["log"] == [["warning", 1, nasty]]
     assert data["marks"][0]["kind"] == "warning"
-    assert page.count("</script>") == 2  # of the page itself
+    assert page.count("</script>") == 2  # the page's own two scripts
     assert page.count("&lt;script&gt;") == 6
 
 
 def test_nothing_has_run():
-    """A page of no step says so."""
-    _, page = drawn([{"event": "begin", "step": 0}])
+    """A page without a step says that no step was recorded."""
+    _, page = page_data([{"event": "begin", "step": 0}])
     assert "No step has been recorded yet." in page

@@ -1,6 +1,6 @@
-"""A check of an installed package, on any Python: every module is there, and each room does its work once.
+"""A check of an installed package: import every module, and use every subpackage.
 
-The interpreter of an environment runs it that holds only the package and its dependencies.
+It is run by an interpreter whose environment has only the package and its dependencies.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def check_modules() -> None:
                 raise
 
 
-def check_rooms() -> None:
-    """Let every room of the package do its work once."""
+def check_subpackages() -> None:
+    """Call every sample, and check that the samples cover all subpackages."""
     import weftplan
 
     folders = Path(weftplan.__file__).parent.iterdir()
@@ -59,8 +59,8 @@ def plan_and_run() -> None:
     assert "fc1" in mx.profiler.dumps()
 
 
-def tasks() -> None:
-    """Order tasks by their arrays."""
+def order_tasks() -> None:
+    """Run tasks that the engine orders by the arrays they write."""
     from weftplan import engine
 
     field = np.zeros((4, 4))
@@ -70,8 +70,8 @@ def tasks() -> None:
     assert field[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def store() -> None:
-    """Sum in a store."""
+def sum_in_store() -> None:
+    """Sum three values in a kvstore."""
     import weftplan as mx
 
     kv = mx.kv.create("device")
@@ -83,7 +83,7 @@ def store() -> None:
     assert "cpu(0)" in mx.storage.memory_summary()
 
 
-def training() -> None:
+def train_module() -> None:
     """Train a module on two contexts, save it, and load it."""
     import weftplan as mx
 
@@ -99,8 +99,8 @@ def training() -> None:
     assert not states
 
 
-def recurrent() -> None:
-    """Unroll a cell, and fold the constants of its graph."""
+def unroll_cell() -> None:
+    """Unroll a recurrent cell, and fold the constants of its graph."""
     import weftplan as mx
     from weftplan import convert
 
@@ -109,8 +109,8 @@ def recurrent() -> None:
     assert symbol.list_outputs() == outputs.list_outputs()
 
 
-def pytorch() -> None:
-    """Say what is missing without PyTorch; with it the functions are there."""
+def access_torch() -> None:
+    """Access ``weftplan.torch``; without PyTorch the error names the package to install."""
     from weftplan import torch
 
     try:
@@ -120,16 +120,16 @@ def pytorch() -> None:
     assert "budget" in actual or "pip install" in actual
 
 
-def switches() -> None:
-    """Read a feature of the build and a switch of NumPy's semantics."""
+def read_switches() -> None:
+    """Read the build's features and the switch of NumPy semantics."""
     import weftplan as mx
 
     assert not mx.util.is_np_array()
     assert mx.runtime.feature_list()
 
 
-def command() -> None:
-    """Call a command in this process."""
+def call_command() -> None:
+    """Run ``weftplan plan`` in this process."""
     from weftplan.cli import main
 
     code: object = 0
@@ -142,17 +142,17 @@ def command() -> None:
 
 SAMPLES = {
     "planner symbol models ops executor ndarray device support report profiler": plan_and_run,
-    "tasks engine": tasks,
-    "kvstore storage": store,
-    "training": training,
-    "rnn convert": recurrent,
-    "torch": pytorch,
-    "compat": switches,
-    "cli": command,
+    "tasks engine": order_tasks,
+    "kvstore storage": sum_in_store,
+    "training": train_module,
+    "rnn convert": unroll_cell,
+    "torch": access_torch,
+    "compat": read_switches,
+    "cli": call_command,
 }
-"""Rooms -> a function that uses them."""
+"""{subpackages: function that uses them}."""
 
 
 if __name__ == "__main__":
     check_modules()
-    check_rooms()
+    check_subpackages()

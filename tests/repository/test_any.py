@@ -1,4 +1,4 @@
-"""Honest signatures: in each folder of the package only a limited number of functions mention ``Any``."""
+"""In each folder of the package only a limited number of function signatures mention ``Any``."""
 
 import ast
 import gc
@@ -28,17 +28,19 @@ LIMITS = {
     "training": 183,
     "weftplan": 6,
 }
-"""Most functions whose signature mentions ``Any``, by folder; ``weftplan`` is the modules of the top. A figure may only
-fall: lower it after a change that removes some."""
+"""Most functions whose signature mentions ``Any``, by folder; ``weftplan`` stands for the top-level modules.
+
+Numbers may only fall: lower a number after a change that removes some.
+"""
 ALIASES = {"training": {"State"}, "convert": {"Value"}}
-"""Existing second names of ``Any``, which hide it from the count. Add none: a name that means ``Any`` tells nothing."""
+"""Existing aliases of ``Any``, which the count does not see. Add none: an alias of ``Any`` names no type."""
 
 
 @cache
 def folders() -> dict[str, tuple[int, set[str]]]:
-    """Return for each folder of the package its number of functions with ``Any``, and its second names of ``Any``."""
+    """Return {folder: (number of functions with ``Any``, aliases of ``Any``)}."""
     counts: dict[str, tuple[int, set[str]]] = {}
-    gc.disable()  # collections would scan every new tree repeatedly
+    gc.disable()  # garbage collections would scan every syntax tree
     try:
         for path in sorted(PACKAGE.rglob("*.py")):
             parts = path.relative_to(PACKAGE).parts
@@ -62,7 +64,7 @@ def mentions_any(annotation: ast.expr) -> bool:
 
 
 def functions_with_any(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions of a module, nested ones and methods too, whose parameters or result mention ``Any``."""
+    """Yield the functions of a module, nested functions and methods too, whose parameters or result mention ``Any``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             args = node.args
@@ -73,7 +75,7 @@ def functions_with_any(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Async
 
 
 def aliases_of_any(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module gives to ``Any`` itself."""
+    """Yield the module-level names that are assigned ``Any`` itself."""
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and ast.unparse(node.value).strip("'") == "Any":
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -82,7 +84,7 @@ def aliases_of_any(tree: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize("folder", folders())
 def test_signatures_with_any_stay_few(folder: str) -> None:
-    """A folder has at most as many signatures with ``Any`` as the table says; a new folder has none."""
+    """A folder has at most as many signatures with ``Any`` as the table allows; others may have none."""
     count = folders()[folder][0]
     limit = LIMITS.get(folder, 0)
     assert count <= limit, (
@@ -92,18 +94,18 @@ def test_signatures_with_any_stay_few(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", folders())
-def test_any_has_no_second_name(folder: str) -> None:
-    """No module gives ``Any`` another name, which would hide it from the count."""
+def test_any_has_no_new_alias(folder: str) -> None:
+    """No module outside the table gives ``Any`` another name."""
     assert folders()[folder][1] <= ALIASES.get(folder, set())
 
 
 def test_limits_name_existing_folders() -> None:
-    """An entry of the table without a folder would limit nothing."""
+    """Each entry of the table is an existing folder."""
     assert LIMITS.keys() <= folders().keys()
 
 
 def test_counter_sees_every_form() -> None:
-    """The count includes quoted, nested, variadic and returned ``Any``, and methods; it omits annotations of locals."""
+    """The count includes quoted, nested, variadic and returned ``Any``, and methods, but not local variables."""
     tree = ast.parse(
         "def a(x: Any): ...\nasync def b(*x: 'list[Any]'): ...\ndef c(**x: typing.Any): ...\n"
         "def d() -> dict[str, Any]: ...\nclass E:\n    def f(self, *, x: Any = 0): ...\n"

@@ -1,4 +1,4 @@
-"""The benches: what ``pytest bench`` collects, scripts without their peers, and the README's tables of speed."""
+"""Benches: collection by pytest, scripts without the libraries they compare with, and the README's tables of speed."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ WITHOUT_PEERS = (
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 SUBJECTS = {"bench_torch.py"}
-"""Scripts whose subject, not whose peer, is another library."""
+"""Scripts that cannot start without the library that they measure."""
 
 
 @pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    """Return ``bench/figures.py`` as docs/refresh.py uses it."""
+def figures_module() -> ModuleType:
+    """Return the module ``bench/figures.py``."""
     module: ModuleType = script("refresh").figures
     return module
 
 
-def run(processor: str, date: str, figure: float, load: float = 0.0) -> dict[str, Any]:
-    """Return a record with one figure of the engine."""
+def run_record(processor: str, date: str, figure: float, load: float = 0.0) -> dict[str, Any]:
+    """Return a record of a bench run with one figure of the engine."""
     return {"processor": processor, "date": date, "load": load, "figures": {"engine": {"row": {"chain": figure}}}}
 
 
-def test_a_cell_has_the_range_over_processors(figures: ModuleType) -> None:
-    """Of two runs on one processor the later one counts; a cell without figures is empty."""
-    runs = [run("A", "2026-01-01", 9.0), run("B", "2026-01-02", 2.5), run("A", "2026-01-03", 1.25)]
-    head, _, row, _, command, source, _ = figures.markdown(runs).split("\n")
+def test_a_cell_has_the_range_over_processors(figures_module: ModuleType) -> None:
+    """A cell has the range over processors, with the latest run of each; a cell without figures is empty."""
+    runs = [run_record("A", "2026-01-01", 9.0), run_record("B", "2026-01-02", 2.5), run_record("A", "2026-01-03", 1.25)]
+    head, _, row, _, command, source, _ = figures_module.markdown(runs).split("\n")
     assert head.startswith("| engine")
     assert row == "| row (1) |  | 1.25 to 2.5 |  |  |"
     assert command == "(1) `python bench/bench_engine.py --mxnet-python PATH`  "
     assert source.endswith("A, 2026-01-03; B, 2026-01-02.")
 
 
-def test_each_row_has_its_command(figures: ModuleType) -> None:
-    """Every row of the data file leads to one command, of at most 80 columns; rows of other options to another."""
-    for table in figures.TABLES:
-        runs = [one for one in figures.load() if table.key in one["figures"]]
-        lines = figures.markdown([{**one, "figures": {table.key: one["figures"][table.key]}} for one in runs]).split(
-            "\n"
-        )
+def test_each_row_has_its_command(figures_module: ModuleType) -> None:
+    """Each row of the data file has the number of its command, in a note of at most 80 columns."""
+    for table in figures_module.TABLES:
+        runs = [one for one in figures_module.load() if table.key in one["figures"]]
+        lines = figures_module.markdown(
+            [{**one, "figures": {table.key: one["figures"][table.key]}} for one in runs]
+        ).split("\n")
         notes = dict(re.findall(r"^\((\d)\) `(.*)`  $", "\n".join(lines), re.MULTILINE))
         for row in {row for one in runs for row in one["figures"][table.key]}:
             number = next(re.findall(r"\((\d)\) \|", line)[0] for line in lines if line.startswith(f"| {row} ("))
@@ -63,35 +63,37 @@ def test_each_row_has_its_command(figures: ModuleType) -> None:
         assert len(notes) == max(1, len(table.options))
 
 
-def test_commands_of_rows_are_options_of_their_scripts(figures: ModuleType) -> None:
-    """Every command of a row is one that its script understands."""
-    for command in {table.command_of(text) for table in figures.TABLES for text, _ in (*table.options, ("", ""))}:
+def test_commands_of_rows_are_options_of_their_scripts(figures_module: ModuleType) -> None:
+    """Each option in the commands of rows is an option of the script."""
+    for command in {
+        table.command_of(text) for table in figures_module.TABLES for text, _ in (*table.options, ("", ""))
+    }:
         _, path, *options = command.split()
         shown = subprocess.run([sys.executable, path, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert all(one in shown.stdout for one in options if one.startswith("--")), command
 
 
-def test_a_loaded_machine_is_named(figures: ModuleType) -> None:
-    """A run with a load of more than one core says so."""
-    assert "A, 2026-01-01, loaded." in figures.markdown([run("A", "2026-01-01", 9.0, load=3.0)])
+def test_a_loaded_machine_is_named(figures_module: ModuleType) -> None:
+    """A run under a load of more than one core is marked as loaded."""
+    assert "A, 2026-01-01, loaded." in figures_module.markdown([run_record("A", "2026-01-01", 9.0, load=3.0)])
 
 
-def test_the_readme_needs_both_marks(figures: ModuleType) -> None:
-    """A README without a mark is an error that shows the mark."""
+def test_the_readme_needs_both_marks(figures_module: ModuleType) -> None:
+    """A README without the end mark raises an error that names the mark."""
     with pytest.raises(ValueError, match="end of speed"):
-        figures.filled(f"text {figures.BEGIN} text")
+        figures_module.filled(f"text {figures_module.BEGIN} text")
 
 
-def test_the_tables_of_the_readme_are_fresh(figures: ModuleType) -> None:
-    """A figure that was changed by hand is replaced."""
+def test_the_tables_of_the_readme_are_fresh(figures_module: ModuleType) -> None:
+    """The README's tables are current, and a changed column title would be replaced."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| chain |" in text
     stale = text.replace("| chain |", "| knot |")
-    assert figures.filled(stale) == figures.filled(text) == text
+    assert figures_module.filled(stale) == figures_module.filled(text) == text
 
 
 def test_pytest_collects_benches_only_if_asked() -> None:
-    """``pytest bench`` takes test_speed.py alone, which ``pytest`` does not."""
+    """``pytest bench`` collects test_speed.py only, and ``pytest`` collects no bench."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "bench"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     names = [line for line in done.stdout.splitlines() if "::" in line]
@@ -101,7 +103,7 @@ def test_pytest_collects_benches_only_if_asked() -> None:
 
 
 def test_benches_start_without_their_peers() -> None:
-    """Every script shows its options in an interpreter that has none of the libraries that it compares with."""
+    """Each script prints its help in an interpreter without the libraries that it compares with."""
     names = sorted(path.name for path in (ROOT / "bench").glob("*.py") if "argparse" in path.read_text())
     names = [name for name in names if name not in SUBJECTS]
     assert "bench_engine.py" in names
@@ -123,11 +125,11 @@ def test_benches_start_without_their_peers() -> None:
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_the_engine_bench_skips_dask(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    """Its table has a row of dask exactly if dask is installed."""
+    """The engine bench measures dask only if it is installed."""
     monkeypatch.syspath_prepend(ROOT / "bench")
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("BENCH_PLACEMENT", "free")  # which the bench changes
+    monkeypatch.setenv("BENCH_PLACEMENT", "free")  # the bench changes this variable
     bench = importlib.import_module("bench_engine")
     called: list[str] = []
 

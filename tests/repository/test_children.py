@@ -1,4 +1,4 @@
-"""Processes that tests start import the checkout under test, not another weftplan that is installed."""
+"""Processes that tests start import the checkout under test, not an installed weftplan."""
 
 import os
 import subprocess
@@ -14,20 +14,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_child_imports_this_checkout(tmp_path):
-    """A child in any folder imports the package next to these tests, as this process does."""
+    """A child process in another folder imports the package of this checkout, as this process does."""
     code = "import weftplan, tests; print(weftplan.__file__)"
     actual = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(actual.stdout.strip()) == Path(weftplan.__file__) == ROOT / "weftplan" / "__init__.py"
 
 
 def test_mix_is_refused(tmp_path):
-    """Tests of one checkout do not run on the package of another checkout."""
+    """Running tests of one checkout with the package of another checkout raises."""
     with pytest.raises(pytest.UsageError, match="PYTHONPATH="):
         share_checkout(tmp_path, {})
 
 
 def test_checkout_comes_first():
-    """Other entries of PYTHONPATH stay, after the checkout."""
+    """share_checkout puts the checkout first in PYTHONPATH, once, and keeps the other entries."""
     environment = {"PYTHONPATH": "/other"}
     share_checkout(ROOT, environment)
     share_checkout(ROOT, environment)

@@ -1,7 +1,7 @@
 """Each extension that CONTRIBUTING.md shows passes the contract and the tests that its section names.
 
-The operator of the guide is added to a copy of the repository, since generated files have to follow it. The other
-examples are loaded by pytest as plug-ins, so that the contract suites find what they register.
+The guide's operator is added to a copy of the repository, since generated files have to include it. pytest loads the
+other examples as plug-ins, so that the contract suites find them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLUGINS = {
         "from tests.contract.iterators import ITERATORS\n\nITERATORS['squares'] = lambda folder: Squares()\n",
     ),
 }
-"""Section -> the suites that judge its example, the tests to choose, and the line that the section asks to add."""
-PAPERWORK = [
+"""{section: (test files for its example, expression that selects tests, code that the section asks to add)}."""
+OPERATOR_TESTS = [
     "tests/ops/test_twice.py",
     "tests/ops/test_operator_table.py",
     "tests/ops/test_tensor_contract.py::test_every_operator_has_a_case",
@@ -50,19 +50,22 @@ PAPERWORK = [
 
 
 def run(*command: str, root: Path, path: str = "") -> None:
-    """Run Python with the package and the tests below ``root``; a failure shows its output."""
+    """Run Python in ``root``, with the package and tests there, and check that it succeeds.
+
+    ``path`` is added to PYTHONPATH.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), path)))}
     done = subprocess.run([sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
 def pytest_in(root: Path, *arguments: str, path: str = "") -> None:
-    """Run pytest there; it is an error if no test is chosen."""
+    """Run pytest in ``root`` and check that it succeeds; it fails if no test is selected."""
     run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments, root=root, path=path)
 
 
-def with_twice(folder: Path) -> Path:
-    """Return a copy of the repository with the guide's operator, added to the letter."""
+def copy_with_operator(folder: Path) -> Path:
+    """Return a copy of the repository with the guide's operator ``twice`` and refreshed generated files."""
     if registry.contains("twice"):
         pytest.skip("the guide's operator has been added here, and the other tests judge it")
     operator, test = SECTIONS["Add an operator"]
@@ -79,7 +82,7 @@ def with_twice(folder: Path) -> Path:
 
 
 def test_every_section_has_an_example():
-    """Each kind of extension has a section with an example, and each section with an example is tested here."""
+    """The sections with examples are exactly those that this file tests."""
     assert {title for title, blocks in SECTIONS.items() if blocks} == {
         *PLUGINS,
         "Add an operator",
@@ -89,28 +92,32 @@ def test_every_section_has_an_example():
 
 
 def test_operator_passes_the_paperwork(tmp_path):
-    """The guide's operator passes its own test and those of tables, cases, stubs and pages, after one command."""
-    pytest_in(with_twice(tmp_path), *PAPERWORK)
+    """The guide's operator passes its own test and the tests of tables, cases, stubs and pages."""
+    pytest_in(copy_with_operator(tmp_path), *OPERATOR_TESTS)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
 def test_operator_passes_all_tests_of_operators_and_the_repository(tmp_path):
-    """The same with every test of operators and of the repository, but for this file, which adds the operator."""
+    """With the guide's operator, all tests of operators and of the repository pass, except this file."""
     pytest_in(
-        with_twice(tmp_path), "tests/ops", "tests/repository", "--ignore", "tests/repository/test_contributing.py"
+        copy_with_operator(tmp_path),
+        "tests/ops",
+        "tests/repository",
+        "--ignore",
+        "tests/repository/test_contributing.py",
     )
 
 
 def test_metric_runs(tmp_path):
-    """The metric of the guide finds what its own example says."""
+    """The guide's metric example runs without a warning."""
     (tmp_path / "example.py").write_text("\n".join(SECTIONS["Add a metric"]), encoding="utf-8")
     run("-W", "error", str(tmp_path / "example.py"), root=ROOT)
 
 
 @pytest.mark.parametrize("title", PLUGINS)
 def test_example_passes_its_contract(title, tmp_path):
-    """The contract suite finds the example by its name, and all its tests pass."""
+    """The tests selected for a plug-in example exist and pass."""
     suites, chosen, line = PLUGINS[title]
     (tmp_path / "example_plugin.py").write_text("\n".join([*SECTIONS[title], line]), encoding="utf-8")
     pytest_in(ROOT, "-p", "example_plugin", *suites, "-k", chosen, path=str(tmp_path))

@@ -1,4 +1,4 @@
-"""The documents: their Python examples run, and their links lead to files and headings that exist."""
+"""Documents: Python examples run, links lead to existing files and headings, and named tests exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def documents() -> list[Path]:
-    """Return the Markdown files for readers: at the root, in docs, next to the code and the tests; no caches."""
+    """Return the Markdown files at the root, in tests, and below docs, weftplan, examples and bench."""
     actual = [*ROOT.glob("*.md"), *(ROOT / "tests").glob("*.md")]
     for folder in ("docs", "weftplan", "examples", "bench"):
         actual += (ROOT / folder).rglob("*.md")
@@ -24,18 +24,18 @@ def documents() -> list[Path]:
 
 
 def examples(text: str) -> list[str]:
-    """The fenced blocks marked exactly ``python``; one marked ``python skip`` is not meant to run."""
+    """Return the fenced blocks marked exactly ``python``; ``python skip`` marks a block that is not run."""
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes for a document's headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def dead_links(path: Path) -> list[str]:
-    """Relative links of a document whose file or heading does not exist."""
+    """Return the relative links of a document whose file or heading does not exist."""
     dead = []
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         name, _, anchor = target.partition("#")
@@ -48,8 +48,7 @@ def dead_links(path: Path) -> list[str]:
 
 
 def lost_names(page: Path) -> list[str]:
-    """Return the names of code in the answers of a treasure hunt that no file to which the same answer links has any
-    more."""
+    """Return names in the answers of the page's treasure hunt that the linked files do not contain."""
     hunt = page.read_text().partition("## A treasure hunt")[2].partition("\n## ")[0]
     lost = []
     for answer in re.findall(r"^\|[^|]*\|(.*)\|$", hunt, re.MULTILINE):
@@ -62,19 +61,19 @@ def lost_names(page: Path) -> list[str]:
 
 
 WITH_EXAMPLES = [path for path in documents() if path.name != "CONTRIBUTING.md" and examples(path.read_text())]
-"""All but the guide for extensions, whose examples register what they make: `test_contributing.py` runs each alone."""
+"""Documents with examples, without CONTRIBUTING.md: `test_contributing.py` runs its examples one by one."""
 
 
 @together()
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path):
-    """Every relative link names an existing file, and an anchor an existing heading."""
+    """Each relative link of a document names an existing file and heading."""
     assert dead_links(path) == []
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_examples_run(path: Path, tmp_path: Path):
-    """The examples of one document, top to bottom in one fresh process, run without error or warning."""
+    """The examples of a document, in order in one process, run without an error or warning."""
     script = tmp_path / "example.py"
     script.write_text("\n\n".join(examples(path.read_text())))
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "MPLBACKEND": "Agg"}
@@ -89,16 +88,16 @@ def test_examples_run(path: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("room", sorted(path.parent for path in (ROOT / "weftplan").glob("*/__init__.py")))
-def test_every_room_has_a_readme_with_its_files(room: Path):
-    """Every file and folder of a room is named in the room's README."""
-    text = (room / "README.md").read_text()
-    names = [name.rstrip("/") for name in script("list_files").entries(room)]
+@pytest.mark.parametrize("folder", sorted(path.parent for path in (ROOT / "weftplan").glob("*/__init__.py")))
+def test_every_subpackage_readme_names_its_files(folder: Path):
+    """The README of a subpackage names each of its files and folders."""
+    text = (folder / "README.md").read_text()
+    names = [name.rstrip("/") for name in script("list_files").entries(folder)]
     assert [name for name in names if name not in text] == []
 
 
 def test_the_link_check_can_fail(tmp_path: Path):
-    """A missing file and a missing heading are dead; a web address, a file and a heading that exist are not."""
+    """A missing file and a missing heading are found; a web address and existing targets are not."""
     page = tmp_path / "page.md"
     page.write_text(
         "# One `two`\n[a](page.md#one-two) [b](#nowhere) [c](gone.md) [d](https://example.org/x) [e](page.md)\n"
@@ -107,12 +106,12 @@ def test_the_link_check_can_fail(tmp_path: Path):
 
 
 def test_the_treasure_hunt_names_what_is_there():
-    """Each class and function of the answers stands in a file or folder that the answer links."""
+    """Each name in the answers of docs/index.md is in a file that the answer links."""
     assert lost_names(ROOT / "docs/index.md") == []
 
 
 def test_the_check_of_the_treasure_hunt_can_fail(tmp_path: Path):
-    """A class that is elsewhere, a method that has gone; words outside of the hunt do not count."""
+    """A name that the linked files lack is found; names outside the treasure hunt are ignored."""
     (tmp_path / "var.py").write_text("class Var:\n    def grant(self): ...\n")
     page = tmp_path / "page.md"
     page.write_text(
@@ -124,7 +123,7 @@ def test_the_check_of_the_treasure_hunt_can_fail(tmp_path: Path):
 
 
 def test_tests_that_a_document_names_exist():
-    """The page of long runs names a test for each row of its table."""
+    """Each test that docs/long-runs.md names exists."""
     text = (ROOT / "docs" / "long-runs.md").read_text()
     named = re.findall(r"`(tests/[^`]+?)::(test_\w+)`", text)
     assert len(named) >= 12

@@ -1,4 +1,4 @@
-"""The gallery: every example runs, prints the expected lines, and has a line on the page of examples."""
+"""The examples run, print the expected lines, and are listed on the page of examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from weftplan import engine, models
 
 ROOT = Path(__file__).parents[2]
-SAYS = {
+EXPECTED_OUTPUT = {
     "engine_in_100_lines.py": "['write a', 'read a, write b', 'write a again'] versions 2 1",
     "fit_a_budget.py": "bit for bit",
     "leftover_model.py": "classes [",
@@ -29,28 +29,30 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", EXPECTED_OUTPUT)
 def test_an_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends without an error, and prints its result."""
+    """The example runs without an error and prints the expected text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-    assert SAYS[name] in capsys.readouterr().out
+    assert EXPECTED_OUTPUT[name] in capsys.readouterr().out
 
 
 def test_every_example_is_in_the_gallery() -> None:
-    """The page names each file of the folder; each is tested here, or by a test of its own."""
+    """docs/gallery.md names each example, and each example is tested."""
     page = (ROOT / "docs" / "gallery.md").read_text()
     files = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert {name for name in files if f"examples/{name}" not in page} == set()
-    assert set(SAYS) | {"engine_pipeline.py", "feed_from_workers.py"} == files
+    assert set(EXPECTED_OUTPUT) | {"engine_pipeline.py", "feed_from_workers.py"} == files
 
 
 def test_a_dataset_for_workers(tmp_path: Path) -> None:
-    """In a process of its own, since workers import the example: same weights with workers, and one that is killed is
-    replaced."""
+    """The example gives the same weights with and without workers, and replaces a killed worker.
+
+    It runs in a subprocess, since workers import the example.
+    """
     script = str(ROOT / "examples" / "feed_from_workers.py")
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -60,14 +62,14 @@ def test_a_dataset_for_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["engine", "planner"])
 def test_a_hundred_lines(name: str) -> None:
-    """An engine and a planner in 100 lines have no more."""
+    """The engine and planner examples have at most 100 lines."""
     assert len((ROOT / "examples" / f"{name}_in_100_lines.py").read_text().splitlines()) <= 100
 
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("name", models.names())
 def test_the_short_planner_agrees_with_the_real_one(name: str, batch: int) -> None:
-    """For every built-in network the peak is that of ``match_range`` without the steps that the example names."""
+    """For each built-in network the example's peak equals that of ``match_range`` without the steps it leaves out."""
     example = runpy.run_path(str(ROOT / "examples" / "planner_in_100_lines.py"))
     shapes = models.input_shapes(name, batch)
     assert example["plan"](models.get(name), **shapes)[0] == example["reference"](models.get(name), shapes)
@@ -75,7 +77,7 @@ def test_the_short_planner_agrees_with_the_real_one(name: str, batch: int) -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_short_engine_agrees_with_the_real_one(seed: int) -> None:
-    """Random programs of 200 operations on five lists give the lists of the order of the pushes, on both engines."""
+    """Random programs of 200 operations give equal results on the example's engine and the ThreadedEngine."""
     example = runpy.run_path(str(ROOT / "examples" / "engine_in_100_lines.py"))
     rng = random.Random(seed)
     program = [(rng.sample(range(5), rng.randint(0, 3)), rng.sample(range(5), rng.randint(0, 2))) for _ in range(200)]
@@ -86,13 +88,18 @@ def test_the_short_engine_agrees_with_the_real_one(seed: int) -> None:
 
 
 def run(program: list[tuple[list[int], list[int]]], on: Any, variables: list[Any]) -> tuple[list[int], list[int]]:
-    """Return values and versions after a program, whose operations write a hash of their number and their inputs."""
+    """Run ``program`` and return (values, versions); operation ``n`` writes a hash of ``n`` and its inputs.
+
+    Args:
+        program: (reads, writes) of each operation, as indices of variables.
+        on: the engine.
+    """
     values = [0] * 5
 
     def step(number: int, reads: list[int], writes: list[int]) -> None:
         seen = hash((number, *(values[place] for place in reads)))
         if number % 7 == 0:
-            time.sleep(0.0005)  # the others overtake, if they may
+            time.sleep(0.0005)  # gives independent operations time to overtake
         for place in writes:
             values[place] = hash((values[place], seen))
 

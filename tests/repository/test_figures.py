@@ -1,7 +1,7 @@
-"""Figures on the face: output that pages quote equals the command's output today.
+"""Command output that documents quote equals the current output.
 
-A block marked ``console`` holds commands after ``$`` and their output; ``…`` stands for lines or for a part of a line.
-Figures of memory are compared for NumPy's kernels, whose scratch is the same on every machine.
+A block marked ``console`` has commands after ``$`` and their output; ``…`` stands for lines or for a part of a line.
+Memory is compared with NumPy's kernels, whose scratch memory is the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.repository.test_documents import documents
 
 ROOT = Path(__file__).parents[2]
 COMPARED = ("weftplan plan", "weftplan inspect")
-"""Commands whose output follows from the code alone."""
+"""Commands whose output depends on the code alone."""
 
 
-def quoted(page: Path) -> list[tuple[str, list[str]]]:
-    """Return the compared commands of a page, each with the lines that the page quotes."""
+def quoted_output(page: Path) -> list[tuple[str, list[str]]]:
+    """Return (command, quoted lines) of each compared command of a page."""
     results: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
@@ -35,7 +35,10 @@ def quoted(page: Path) -> list[tuple[str, list[str]]]:
 
 
 def first_missing(lines: list[str], output: str) -> str | None:
-    """Return the first quoted line that does not follow in the output; spaces between columns do not count."""
+    """Return the first quoted line that is not in the output, after the lines before it; or None.
+
+    Runs of spaces count as one space.
+    """
     printed = [" ".join(line.split()) for line in output.splitlines()]
     place = 0
     for line in lines:
@@ -49,15 +52,15 @@ def first_missing(lines: list[str], output: str) -> str | None:
     return None
 
 
-PAGES = [page for page in documents() if quoted(page) and page.name != "mxnet-models.md"]
-"""All pages but that of models, which ``tests/cli/test_model_page.py`` compares on files that the page makes."""
+PAGES = [page for page in documents() if quoted_output(page) and page.name != "mxnet-models.md"]
+"""Pages with compared commands, without that of models: ``tests/cli/test_model_page.py`` makes its files."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_quoted_figures_are_those_of_today(page: Path, tmp_path: Path) -> None:
-    """Each command prints what the page says."""
+    """Each compared command of a page prints the quoted lines."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WEFTPLAN_KERNELS": "numpy", "COLUMNS": "250"}
-    for command, lines in quoted(page):
+    for command, lines in quoted_output(page):
         call = [sys.executable, "-m", *shlex.split(command)]
         done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
@@ -65,7 +68,7 @@ def test_quoted_figures_are_those_of_today(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_comparison_can_fail() -> None:
-    """A wrong number and a wrong order are seen; gaps and columns are not."""
+    """A wrong number and a wrong order are found; gaps and spaces are ignored."""
     output = "peak   12 bytes\nmore\ntotal  15 bytes\n"
     assert first_missing(["peak 12 bytes", "…", "total 15 …"], output) is None
     assert first_missing(["peak 13 bytes"], output) == "peak 13 bytes"
@@ -73,5 +76,5 @@ def test_the_comparison_can_fail() -> None:
 
 
 def test_pages_quote_commands() -> None:
-    """The pages that must have figures have them."""
+    """planning-memory.md has compared commands."""
     assert {page.name for page in PAGES} >= {"planning-memory.md"}

@@ -1,16 +1,16 @@
-"""Generated files are fresh: what ``python docs/refresh.py`` would write now."""
+"""Generated files equal the output of ``python docs/refresh.py``."""
 
 from tests.support.scripts import script
 
 
 def test_generated_files_are_fresh():
-    """Stubs, pages, tables of files and the README's count follow from the registry, the variables and the sources."""
+    """Each generated file has the text that docs/refresh.py would write now."""
     stale = [path for path, text in script("refresh").pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run python docs/refresh.py"
 
 
 def test_refresh_corrects_the_count_of_operators(tmp_path, monkeypatch):
-    """A README with another number of operators is not fresh."""
+    """docs/refresh.py corrects a wrong number of operators in the README."""
     refresh = script("refresh")
     text = refresh.README.read_text(encoding="utf-8")
     stale = tmp_path / "README.md"

@@ -1,4 +1,4 @@
-"""Imports go down the list of layers, no modules import each other in a circle, and the picture shows them all."""
+"""Imports go down the layers, there are no import cycles, and the picture of the layers is current."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.together import together
 from weftplan.support.slots import declared
 
 Graph = Mapping[str, frozenset[str]]
-"""A module -> the modules that it imports."""
+"""{module: modules that it imports}."""
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "weftplan"
@@ -47,31 +47,36 @@ LAYERS = (
     {"_variables"},
     {"errors", "locks"},
 )
-"""From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
+"""Layers from top to bottom, as in ARCHITECTURE.md: a module imports only from lower layers and its own part.
+
+A part is a folder or a module directly in the package.
+"""
 
 NEVER = {
     "planner": {"ndarray", "engine", "storage"},
     "kvstore": {"planner"},
     "ops": {*chain(*LAYERS)} - {"config", "errors", "support", "locks"},
 }
-"""Imports that would go down, and are still forbidden."""
+"""Forbidden imports from lower layers."""
 
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def modules() -> list[Path]:
-    """Return every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
+    """Return every module but the package's ``__init__``, which imports lazily, and ``__main__``."""
     return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
 
 
 def part_of(path: Path) -> str:
-    """Return the layer of a module: its folder below the package, or its own name."""
+    """Return the part of a module: its folder directly in the package, or its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is
-    empty."""
+    """Yield (line, part) for each import of weftplan in a module, also inside functions.
+
+    The part of the package itself is empty.
+    """
     for node in sources.found(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -88,7 +93,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
-    """Return the faults of the imports of a module of ``part``."""
+    """Return messages about forbidden imports of a module of ``part``."""
     wrong = []
     for line, second in imported:
         if second == part:
@@ -105,14 +110,14 @@ def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
 @together()
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_go_down(path: Path):
-    """No module imports a layer next to or above its own."""
+    """No module imports a layer above or next to its own."""
     part = part_of(path)
     assert part in LEVEL, f"{part} has no place in LAYERS: add it there and to ARCHITECTURE.md"
     assert violations(part, imports(path)) == []
 
 
 def test_the_layer_rule_can_fail(tmp_path: Path):
-    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of unknown parts, of all."""
+    """Forbidden imports are found in each form, in functions, of unknown parts, and of the whole package."""
     path = tmp_path / "module.py"
     path.write_text(
         "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
@@ -133,7 +138,7 @@ def test_the_layer_rule_can_fail(tmp_path: Path):
 
 
 def test_layers_are_those_of_the_architecture():
-    """Each layer stands in ARCHITECTURE.md's list, in the same order."""
+    """ARCHITECTURE.md lists the layers in the same order."""
     text = (ROOT / "ARCHITECTURE.md").read_text().split("```")[0]
     listed = re.findall(r"^    ([a-z]+)(?:[ |]+([a-z]+))?  ", text, re.MULTILINE)
     order = [part for row in listed for part in row if part in LEVEL]
@@ -141,29 +146,29 @@ def test_layers_are_those_of_the_architecture():
     assert [LEVEL[part] for part in order] == sorted(LEVEL[part] for part in order)
 
 
-def drawing() -> ModuleType:
-    """Return the script that draws the layers; it reads the imports for the tests below, too."""
+def draw_layers_script() -> ModuleType:
+    """Return the script that draws the layers; it can also read imports and find cycles."""
     return script("draw_layers")
 
 
 @functools.cache
-def today() -> dict[str, frozenset[str]]:
-    """Return which modules each module of the package imports."""
-    return dict(drawing().read_imports(PACKAGE, sources.found))
+def current_imports() -> dict[str, frozenset[str]]:
+    """Return {module: modules that it imports} of the package."""
+    return dict(draw_layers_script().read_imports(PACKAGE, sources.found))
 
 
-def test_no_circles():
-    """No modules import each other in a circle, imports for types and inside functions included."""
-    actual = drawing().circles(today())
+def test_no_import_cycles():
+    """No modules import each other in a cycle, including imports for types and inside functions."""
+    actual = draw_layers_script().circles(current_imports())
     assert not actual, "\n".join(" <-> ".join(circle) for circle in actual)
 
 
 def condensed(graph: Graph, package: str) -> Graph:
-    """Return the modules and folders directly in ``package``, each folder as one node, and which imports which."""
+    """Return the import graph of the modules and folders directly in ``package``, with each folder as one node."""
     nodes: dict[str, set[str]] = {}
 
     def node(module: str) -> str:
-        """The part of ``package`` that ``module`` belongs to; empty if it is elsewhere."""
+        """Return the name directly in ``package`` to which ``module`` belongs; empty if it is outside."""
         return module[len(package) + 1 :].split(".")[0] if module.startswith(f"{package}.") else ""
 
     for module, imported in graph.items():
@@ -177,26 +182,26 @@ PACKAGES = sorted({".".join(p.parent.relative_to(ROOT).parts) for p in PACKAGE.r
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_circles_between_folders(package: str):
-    """The folders and loose modules of each room import each other in one direction only."""
-    rings = drawing().circles(condensed(today(), package))
+    """The folders and modules directly in a package do not import each other in a cycle."""
+    rings = draw_layers_script().circles(condensed(current_imports(), package))
     assert not rings, "\n".join(f"{package}: {' <-> '.join(ring)}" for ring in rings)
 
 
 def test_a_circle_between_folders_is_found():
-    """Two folders whose modules form no circle are one all the same, if each imports from the other."""
+    """Two folders that import each other are a cycle, even if their modules form none."""
     graph = {
         "p.a.x": frozenset({"p.b.x"}),
         "p.a.y": frozenset(),
         "p.b.x": frozenset(),
         "p.b.y": frozenset({"p.a.y"}),
     }
-    assert drawing().circles(graph) == []
-    assert drawing().circles(condensed(graph, "p")) == [["a", "b"]]
+    assert draw_layers_script().circles(graph) == []
+    assert draw_layers_script().circles(condensed(graph, "p")) == [["a", "b"]]
 
 
 def test_circles_are_found(tmp_path: Path):
-    """The search sees a circle of two modules by way of a type import, one of three, and none in a diamond."""
-    script = drawing()
+    """A cycle through a type import and a cycle of three are found; a diamond has no cycle."""
+    script = draw_layers_script()
     package = tmp_path / "sample"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -210,11 +215,11 @@ def test_circles_are_found(tmp_path: Path):
 
 
 def test_the_picture_of_the_layers_is_that_of_today():
-    """The stored picture has an arrow for each import between two layers, and no other."""
-    script = drawing()
+    """The stored picture has exactly one arrow for each import between two layers, and each slot."""
+    script = draw_layers_script()
     names = script.rooms((ROOT / "ARCHITECTURE.md").read_text())
     drawn = re.findall(r'data-from="(\w+)" data-to="(\w+)"', script.PICTURE.read_text())
-    assert set(drawn) == set(script.arrows(today(), names)), "make it again: python docs/draw_layers.py"
+    assert set(drawn) == set(script.arrows(current_imports(), names)), "make it again: python docs/draw_layers.py"
     assert len(drawn) > 40
     slots = re.findall(r'data-caller="(\w+)" data-provider="(\w+)"', script.PICTURE.read_text())
     assert set(slots) == set(script.calls_up(names)), "make it again: python docs/draw_layers.py"
@@ -222,7 +227,7 @@ def test_the_picture_of_the_layers_is_that_of_today():
 
 
 def test_slots_are_declared_as_they_are_used():
-    """Each slot names the modules that fill it, and every layer below them that uses it."""
+    """Each slot declares the modules that fill it, and the parts above its provider that use it."""
     fills: dict[str, set[str]] = {}
     uses: dict[str, set[str]] = {}
     for path in modules():
@@ -234,14 +239,16 @@ def test_slots_are_declared_as_they_are_used():
             filled = re.search(rf"\b{name}(\.fill\(|\.value = |\.get\(\)\.append\()", text)
             (fills if filled else uses).setdefault(name, set()).add(module)
     for name, slot in declared().items():
-        callers = {room(module) for module in slot.caller}
-        first = fills[name] - ({*slot.caller} if name == "ARRAY_CHUNK" else set())  # its caller sets the default
+        callers = {part_name(module) for module in slot.caller}
+        first = fills[name] - ({*slot.caller} if name == "ARRAY_CHUNK" else set())  # the caller sets the default value
         assert {*slot.provider} == first, name
-        highest = max(LEVEL[room(module)] for module in slot.provider)
-        assert {room(m) for m in uses.get(name, set()) | {*slot.caller} if LEVEL[room(m)] > highest} <= callers, name
+        highest = max(LEVEL[part_name(module)] for module in slot.provider)
+        assert {
+            part_name(m) for m in uses.get(name, set()) | {*slot.caller} if LEVEL[part_name(m)] > highest
+        } <= callers, name
         assert {*slot.caller} <= uses.get(name, set()) | fills[name], name
 
 
-def room(module: str) -> str:
-    """Return the layer of a module."""
+def part_name(module: str) -> str:
+    """Return the part of the module with this dotted name."""
     return module.split(".")[1]

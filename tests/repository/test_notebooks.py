@@ -1,4 +1,4 @@
-"""The notebooks: their cells run from top to bottom, and files hold no outputs."""
+"""Notebooks: their cells run in order, and their files have no outputs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[dict[str, Any]]:
-    """Return the cells of code of a notebook."""
+    """Return the code cells of a notebook."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return [cell for cell in content["cells"] if cell["cell_type"] == "code"]
 
 
 def test_there_is_a_notebook_for_each_lecture() -> None:
-    """Engine, planner and kvstore."""
+    """There are notebooks about the engine, the kvstore and the planner."""
     assert [path.stem for path in NOTEBOOKS] == ["engine", "kvstore", "planner"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    """Its cells, in one fresh process, run without error or warning; the building of the site runs them in Jupyter."""
+    """The cells of a notebook, in one process, run without an error or warning."""
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in cells(path)), encoding="utf-8")
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
@@ -39,5 +39,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
-    """A reader sees outputs of today's code or none."""
+    """The stored notebook has no cell outputs."""
     assert [cell["outputs"] for cell in cells(path)] == [[]] * len(cells(path))

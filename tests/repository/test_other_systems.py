@@ -1,4 +1,4 @@
-"""The package on a system without the calls of POSIX and Linux: a process that lacks them, as on Windows."""
+"""The package in a process without POSIX and Linux calls, as on Windows."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ ctypes.WinDLL = Kernel
 """
 
 
-def bare(code: str, folder: Path) -> str:
-    """Return the output of a process without these calls; its cache would be below ``folder``."""
+def run_without_posix(code: str, folder: Path) -> str:
+    """Run code in a process without POSIX calls and return its output; cache and spill folders are ``folder``."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "WEFTPLAN_SPILL": f"file:{folder}"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", BARE + code], capture_output=True, text=True, env=environment, check=False
@@ -62,7 +62,7 @@ def bare(code: str, folder: Path) -> str:
 
 
 def test_every_module_can_be_imported(tmp_path: Path):
-    """Nothing is asked of the system in vain while modules are imported; those over PyTorch need it installed."""
+    """Every module can be imported, but for modules that need PyTorch if it is not installed."""
     code = """
 import weftplan
 for found in pkgutil.walk_packages(weftplan.__path__, "weftplan."):
@@ -73,11 +73,11 @@ for found in pkgutil.walk_packages(weftplan.__path__, "weftplan."):
             assert error.name == "torch" and found.name.startswith("weftplan.torch."), found.name
 print("all")
 """
-    assert bare(code, tmp_path) == "all\n"
+    assert run_without_posix(code, tmp_path) == "all\n"
 
 
 def test_a_network_learns(tmp_path: Path):
-    """Arrays, planner, executor, kvstore, storage and a checkpoint work; nothing is kept for other processes."""
+    """Training, a checkpoint, memory figures and spilling to files work; no cache is written."""
     code = """
 import numpy as np
 import weftplan as mx
@@ -97,12 +97,12 @@ raw.fill(7)
 assert raw.sum(dtype=int) == 21_000_000 and place.memory_info()[0] > 0
 print("done")
 """
-    assert bare(code, tmp_path) == "done\n"
+    assert run_without_posix(code, tmp_path) == "done\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net-0008.params", "net-symbol.json"]
 
 
-def test_a_cache_is_refused_where_nobody_tells_who_may_write(tmp_path: Path, monkeypatch):
-    """Without numbers of users nothing is loaded or kept, and the reason is said."""
+def test_no_cache_without_user_ids(tmp_path: Path, monkeypatch):
+    """On a system without user ids the cache is not read or written, and the reason is given."""
     place = tmp_path.resolve() / "kernels"
     place.mkdir(mode=0o700)
     assert user_cache.keep(place, "one", b"content")
@@ -115,14 +115,14 @@ def test_a_cache_is_refused_where_nobody_tells_who_may_write(tmp_path: Path, mon
 
 
 def test_the_structures_are_those_of_windows():
-    """MEMORYSTATUSEX has 64 bytes and PROCESS_MEMORY_COUNTERS 72, where addresses have 8, with these places."""
+    """The ctypes structures have the size and offsets of MEMORYSTATUSEX and PROCESS_MEMORY_COUNTERS on 64 bits."""
     machine, process = windows_memory._Machine, windows_memory._Process
     assert (ctypes.sizeof(machine), machine.total.offset, machine.available.offset) == (64, 8, 16)
     assert (ctypes.sizeof(process), process.resident.offset) == (72, 16)
 
 
-def test_free_pages_that_nobody_counts(tmp_path: Path, monkeypatch):
-    """On macOS, all that this process does not have counts as available."""
+def test_memory_without_free_pages(tmp_path: Path, monkeypatch):
+    """If the system gives no number of free pages, as macOS, all memory outside this process counts as available."""
     monkeypatch.setattr(host_memory, "_limits", host_memory._Limits())
     monkeypatch.setattr(control_groups, "PROC", tmp_path)
     names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}

@@ -1,4 +1,4 @@
-"""Distributions: sdist and wheel are built offline, the sdist's wheel is installed and run."""
+"""Distributions: sdist and wheel are built offline, and the wheel of the sdist is installed and run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the working tree."""
+    """Build the wheel of the working tree and return its path."""
     folder = tmp_path_factory.mktemp("dist")
     build("wheel", ROOT, folder)
     (path,) = folder.glob("*.whl")
     return path
 
 
-def sources() -> set[str]:
-    """Return the files of the package in the working tree, as the wheel names them."""
+def package_files() -> set[str]:
+    """Return the package's files in the working tree, named as in the wheel."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "weftplan").rglob("*")
@@ -41,12 +41,12 @@ def sources() -> set[str]:
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
-    """Exactly the package's own files and the metadata: no tests, no root links, no caches."""
+    """The wheel has exactly the package's files and its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     info = f"weftplan-{weftplan.__version__}.dist-info"
     expected = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert names == sources() | expected
+    assert names == package_files() | expected
     assert {
         "weftplan/__init__.py",
         "weftplan/py.typed",
@@ -57,7 +57,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
 
 
 def test_metadata(wheel: Path):
-    """Name, version, licence, Python, runtime dependencies, extras and the command."""
+    """The metadata has the expected name, licence, Python, dependencies, extras, command and page."""
     with zipfile.ZipFile(wheel) as archive:
         info = f"weftplan-{weftplan.__version__}.dist-info"
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
@@ -83,7 +83,7 @@ def test_metadata(wheel: Path):
 
 
 def test_links_of_the_package_page() -> None:
-    """With an address they lead to this version's files; without one they are text. Web addresses stay."""
+    """Relative links get the given address, or become text without an address; web addresses stay."""
     page = script("package_page").without_relative_links
     text = "[a](docs/a.md#b) ![p](p.png) [w](https://example.org) [h](#top)"
     assert page(text, None) == "a  [w](https://example.org) [h](#top)"
@@ -93,7 +93,7 @@ def test_links_of_the_package_page() -> None:
 
 
 def test_the_newest_section_of_the_changelog_is_this_version() -> None:
-    """Or it is still called Unreleased."""
+    """The newest section of the changelog is called Unreleased or has this version."""
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest[1] in ("Unreleased", weftplan.__version__)
@@ -109,12 +109,12 @@ PLATFORMS = {
     ("win32", "ARM64", "3.13"): False,
     ("linux", "x86_64", "3.15"): False,
 }
-"""System, machine and Python -> whether llvmlite has a wheel and is a dependency."""
+"""{(system, machine, Python version): whether llvmlite publishes a wheel}."""
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=" ".join)
-def test_llvmlite_is_a_dependency_where_it_has_wheels(platform: tuple[str, str, str]):
-    """The marker of the dependency is true exactly on the platforms for which llvmlite publishes wheels."""
+def test_llvmlite_dependency_marker(platform: tuple[str, str, str]):
+    """llvmlite is a dependency exactly on the platforms for which it publishes wheels."""
     system, machine, version = platform
     environment = {"sys_platform": system, "platform_machine": machine, "python_version": version}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -124,7 +124,7 @@ def test_llvmlite_is_a_dependency_where_it_has_wheels(platform: tuple[str, str, 
 
 
 def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
-    """Imported straight from the wheel, in another folder, the package and its command line work."""
+    """Imported directly from the wheel in another folder, the package and its command line work."""
     code = (
         f"import sys; sys.path.insert(0, {str(wheel)!r}); import weftplan; "
         f"assert weftplan.__file__.startswith({str(wheel)!r}), weftplan.__file__; "
@@ -136,7 +136,7 @@ def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
 
 
 def tracked() -> set[str]:
-    """Return the repository's files, including new files, that exist in this working tree."""
+    """Return the repository's existing files, including new files that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -151,7 +151,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of the tracked files, among which lie folders and files that do not belong to the project."""
+    """Build an sdist from a copy of the repository with additional files that do not belong to it; return its path."""
     tree = tmp_path_factory.mktemp("tree")
     names = [*tracked(), "engine", "kvstore", "planner"]
     packed = subprocess.run(
@@ -168,7 +168,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sdist_holds_the_repository(sdist: Path):
-    """The sdist has every tracked file but those of the repository itself, no link, and nothing that lies about."""
+    """The sdist has every tracked file but those of CI, no links, and no other file."""
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
     prefix = f"weftplan-{weftplan.__version__}/"
@@ -178,8 +178,10 @@ def test_sdist_holds_the_repository(sdist: Path):
 
 
 def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
-    """The wheel is built from the sdist, as packagers do, and installed in a clean environment: all modules are there,
-    each layer does its work, and so does the command."""
+    """A wheel built from the sdist and installed in a clean environment works.
+
+    All modules can be imported, each subpackage is used, and the command runs.
+    """
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
@@ -189,7 +191,7 @@ def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
     run(sys.executable, "-m", "venv", "--without-pip", clean)
     python = clean / "bin/python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
-    # NumPy and the like come from this environment, after the clean one's own folder; its own .pth files do not count.
+    # Dependencies come from this environment, after the clean environment's folder and without .pth files.
     (place,) = clean.glob("lib/python*/site-packages")
     (place / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
     run(python, "-W", "error", source / "tests/repository/installed_check.py")
@@ -199,12 +201,12 @@ def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
 
 
 def build(target: str, tree: Path, folder: Path) -> None:
-    """Build a target of a source tree into a folder, by the backend itself: no network."""
+    """Build a target of the source tree ``tree`` into ``folder`` with the backend itself, without network."""
     run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=tree)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Return the output of a command, which must succeed and sees only the installed package."""
+    """Run a command without PYTHONPATH, check that it succeeds, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd or "/", env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

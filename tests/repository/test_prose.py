@@ -1,4 +1,4 @@
-"""Readable prose: docstrings and comments of each folder avoid phrases that a reader has to decode."""
+"""Docstrings and comments of each folder avoid phrases that are hard to understand."""
 
 from functools import cache
 from pathlib import Path
@@ -11,19 +11,19 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "weftplan/compat": 11,
 }
-"""Most occurrences of all phrases per 10,000 words in folders that miss the goals. Figures may only fall."""
+"""Most occurrences of all phrases per 10,000 words, for folders that miss the goals. Numbers may only fall."""
 
 
 @cache
 def folders():
-    """Return the Python files of each room of the package and of the tests, and of the other top-level folders."""
+    """Return {folder: its Python files}, for each subpackage, each folder of the tests, and other top-level folders."""
     files = {}
     for top in ("weftplan", "tests", "bench", "docs", "examples"):
         for path in sorted((ROOT / top).rglob("*.py")):
             parts = path.relative_to(ROOT).parts
-            room = "/".join(parts[:2]) if top in ("weftplan", "tests") and len(parts) > 2 else top
+            folder = "/".join(parts[:2]) if top in ("weftplan", "tests") and len(parts) > 2 else top
             if not path.is_symlink():
-                files.setdefault(room, []).append(path)
+                files.setdefault(folder, []).append(path)
     return files
 
 
@@ -39,12 +39,12 @@ def test_folder_is_within_its_limit(folder):
 
 
 def test_limits_name_existing_folders():
-    """An entry of the table without a folder would limit nothing."""
+    """Each entry of the table is an existing folder."""
     assert LIMITS.keys() <= folders().keys()
 
 
 def test_counter_finds_every_phrase(tmp_path):
-    """The counter can fail: a text with each phrase twice, across lines and in comments, misses every goal."""
+    """A text with each phrase twice, across lines and in comments, misses every goal."""
     sentence = "who says what nobody knows where it\nis, of which another one so many beside"
     path = tmp_path / "module.py"
     path.write_text(f'"""{sentence}"""\n# ' + sentence.replace("\n", " ") + "\n")

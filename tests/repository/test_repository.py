@@ -1,4 +1,4 @@
-"""Rules of the whole repository: root links, README and CI, public names, and words that must not appear."""
+"""Root links, CI commands, names of MXNet's modules, import effects, and words that must not appear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = ROOT / "weftplan"
 
 
 def written_as_text(link: Path, target: str) -> bool:
-    """Return whether git has written a link as a file that holds its target: then ``core.symlinks`` is false."""
+    """Return whether git has written ``link`` as a text file with its target, since ``core.symlinks`` is false."""
     if link.is_symlink() or not link.is_file() or link.read_text() != target:
         return False
     asked = subprocess.run(["git", "config", "core.symlinks"], cwd=link.parent, capture_output=True, text=True)
@@ -28,7 +28,7 @@ def written_as_text(link: Path, target: str) -> bool:
 
 @pytest.mark.parametrize("name", ["engine", "planner", "kvstore"])
 def test_root_links(name: str):
-    """The three signposts at the root are relative links into the package."""
+    """The folders engine, planner and kvstore at the root are relative links into the package."""
     link = ROOT / name
     if written_as_text(link, f"weftplan/{name}"):
         pytest.skip(f"this clone has no symbolic links: git wrote {name} as text, since core.symlinks is false")
@@ -41,7 +41,7 @@ def test_root_links(name: str):
     ("linkable", "text", "skips"), [("false", "x", True), ("true", "x", False), ("false", "y", False)]
 )
 def test_only_clones_without_links_skip(tmp_path: Path, linkable: str, text: str, skips: bool):
-    """A file in a link's place is a fault, unless git wrote the target there because it may make no links."""
+    """A text file in place of a link counts as a link only if git has written it."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "config", "core.symlinks", linkable], cwd=tmp_path, check=True)
     (tmp_path / "link").write_text(text)
@@ -49,7 +49,7 @@ def test_only_clones_without_links_skip(tmp_path: Path, linkable: str, text: str
 
 
 def test_ci_runs_the_commands_of_the_readme():
-    """`.ci/run` takes its commands from fenced shell blocks of README.md."""
+    """``.ci/run`` takes its commands from the shell blocks of README.md."""
     done = subprocess.run([str(ROOT / ".ci/run"), "--commands"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -59,7 +59,7 @@ def test_ci_runs_the_commands_of_the_readme():
 
 
 def test_public_names_resolve():
-    """Every name in ``__all__`` resolves, ``dir`` shows lazy names, and an unknown name raises AttributeError."""
+    """Each name in ``__all__`` resolves, ``dir`` has the lazy names, and an unknown name raises with a suggestion."""
     for name in weftplan.__all__:
         assert getattr(weftplan, name) is not None
     assert set(weftplan._LAZY) <= set(dir(weftplan))
@@ -71,7 +71,7 @@ def test_public_names_resolve():
 
 @pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
 def test_absent_modules_say_what_to_use(name: str):
-    """A module of MXNet that is absent on purpose says so; the parts of weftplan that it names instead are there."""
+    """Access to a module of MXNet that is absent on purpose raises; the alternatives in the error exist."""
     assert not hasattr(weftplan, name)
     with pytest.raises(AttributeError, match=f"weftplan has no {name} on purpose: ") as caught:
         getattr(weftplan, name)
@@ -83,7 +83,7 @@ def test_absent_modules_say_what_to_use(name: str):
 
 @pytest.mark.parametrize("name", sorted(name for name, place in weftplan._LAZY.items() if ":" not in place))
 def test_modules_can_be_imported_by_mxnets_names(name: str):
-    """``import weftplan.io`` gives the module that the attribute is, which keeps its own name and spec."""
+    """``import weftplan.io`` gives the same module as the attribute, with its own name and spec."""
     module = importlib.import_module(f"weftplan.{name}")
     assert module is getattr(weftplan, name)
     assert module.__spec__ is not None
@@ -92,7 +92,7 @@ def test_modules_can_be_imported_by_mxnets_names(name: str):
 
 
 def test_names_can_be_imported_from_mxnets_modules():
-    """The line with which many of MXNet's scripts begin; a class has one identity under both names."""
+    """A class imported from a module with MXNet's name is the same class."""
     namespace: dict[str, object] = {}
     exec("from weftplan.io import DataBatch, NDArrayIter\nfrom weftplan.metric import Accuracy", namespace)
     assert namespace["DataBatch"] is weftplan.io.DataBatch
@@ -101,7 +101,7 @@ def test_names_can_be_imported_from_mxnets_modules():
 
 @pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
 def test_imports_of_absent_modules_say_what_to_use(name: str):
-    """``import weftplan.gluon`` raises the attribute's message; an unknown module raises ModuleNotFoundError."""
+    """An import of an absent module raises ModuleNotFoundError with the attribute's message."""
     for line in (f"import weftplan.{name}", f"from weftplan import {name}", f"from weftplan.{name} import x"):
         with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
             exec(line, {})
@@ -132,12 +132,12 @@ NAMES_OF_MXNET = {
     "symbol.symbol": "Symbol",
     "context": "Context",
 }
-"""Modules of MXNet 1.9.1 with dots -> what scripts import from them."""
+"""{module of MXNet 1.9.1: a name that scripts import from it}."""
 
 
 @pytest.mark.parametrize("name", NAMES_OF_MXNET)
 def test_deep_modules_of_mxnet(name: str):
-    """``from weftplan.module.base_module import BaseModule`` gives the module itself, never a second copy."""
+    """A dotted module name of MXNet gives the existing module, not a second copy."""
     wanted = NAMES_OF_MXNET[name]
     code = (
         f"import weftplan.{name} as found\n"
@@ -152,7 +152,7 @@ def test_deep_modules_of_mxnet(name: str):
 
 
 def test_no_file_is_loaded_twice():
-    """A part of a room that has another name, too, is the same module under both."""
+    """A module that is imported under two names is loaded once."""
     code = (
         "import importlib, pkgutil, sys, weftplan\n"
         "for name in sorted(weftplan._ALIASES):\n"
@@ -182,24 +182,24 @@ def test_no_file_is_loaded_twice():
     ],
 )
 def test_deep_imports_say_what_to_use(line: str):
-    """An import of a part that is absent on purpose has the hint that the attribute has."""
+    """An import from a module that is absent on purpose raises with the reason."""
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=100)
     assert re.match(r"ModuleNotFoundError: \S+ (has no [\w.]+|is absent) on purpose: ", done.stderr.splitlines()[-1])
 
 
-ROOMS = {place.partition(":")[0].partition(".")[0] for place in weftplan._LAZY.values()} - {"device"}
-"""Parts of the package that ``import weftplan`` leaves for their first use."""
+LAZY_SUBPACKAGES = {place.partition(":")[0].partition(".")[0] for place in weftplan._LAZY.values()} - {"device"}
+"""Subpackages that are imported on first use."""
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_missing_room_is_named(room: str, tmp_path: Path):
-    """In a package that lacks a folder, its attribute and both forms of its import say which folder that is."""
+@pytest.mark.parametrize("subpackage", sorted(LAZY_SUBPACKAGES))
+def test_missing_subpackage_is_named(subpackage: str, tmp_path: Path):
+    """If the package lacks a subpackage, its attributes and imports raise an error that names it."""
     broken = tmp_path / "weftplan"
     broken.mkdir()
     for part in PACKAGE.iterdir():
-        if part.stem != room:
+        if part.stem != subpackage:
             (broken / part.name).symlink_to(part)
-    names = [name for name, place in weftplan._LAZY.items() if place.partition(":")[0].partition(".")[0] == room]
+    names = [name for name, place in weftplan._LAZY.items() if place.partition(":")[0].partition(".")[0] == subpackage]
     lines = [f"weftplan.{names[0]}", f"from weftplan import {names[0]}"]
     lines += [f"import weftplan.{name}" for name in names if ":" not in weftplan._LAZY[name]]
     code = (
@@ -209,11 +209,11 @@ def test_missing_room_is_named(room: str, tmp_path: Path):
         "    except ModuleNotFoundError as error: print(error.name)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.stdout.splitlines() == [f"weftplan.{room}"] * len(lines), done.stderr[-2000:]
+    assert done.stdout.splitlines() == [f"weftplan.{subpackage}"] * len(lines), done.stderr[-2000:]
 
 
 def test_import_starts_nothing():
-    """`import weftplan` imports no layer above device, starts no thread and needs no optional package."""
+    """``import weftplan`` imports no layer above device, starts no thread and needs no optional package."""
     code = (
         "import sys, threading, weftplan\n"
         "parts = {name.split('.')[1] for name in sys.modules if name.startswith('weftplan.')}\n"
@@ -226,7 +226,7 @@ def test_import_starts_nothing():
 
 
 def test_processes_of_the_tests_share_what_is_compiled():
-    """A process that a test starts writes bytecode caches, whatever the environment of the run says."""
+    """A process that a test starts writes bytecode to the same cache."""
     code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == f"False {sys.pycache_prefix}\n"
@@ -242,8 +242,8 @@ FORBIDDEN = {
 }
 
 
-def texts() -> Iterator[Path]:
-    """Yield the text files of the repository: no links, caches or environments."""
+def text_files() -> Iterator[Path]:
+    """Yield the text files of the repository, without links, caches and environments."""
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [
             name
@@ -259,9 +259,9 @@ def texts() -> Iterator[Path]:
 
 
 def test_no_forbidden_words():
-    """No file names a path of one machine, a registry host or a numbered issue: they mean nothing to a reader."""
+    """No file has a path of one machine, a registry host or a numbered issue."""
     results = []
-    for path in texts():
+    for path in text_files():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -275,8 +275,8 @@ def test_no_forbidden_words():
 
 
 def test_text_walk_sees_the_sources():
-    """The walk of the word check reaches every kind of file, and each pattern matches its example."""
-    seen = {path.relative_to(ROOT).as_posix() for path in texts()}
+    """The walk reaches every kind of text file, and each pattern matches an example."""
+    seen = {path.relative_to(ROOT).as_posix() for path in text_files()}
     assert {
         "README.md",
         ".ci/run",

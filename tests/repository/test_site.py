@@ -1,4 +1,4 @@
-"""The documentation site: docstrings describe arguments; the site is built without a warning and can be searched."""
+"""The documentation site: argument descriptions, a build without warnings, search and links."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 UNTESTED = {"torch", "test_utils"}
-"""Namespaces that may lack their package, or whose helpers are MXNet's, known by their names."""
+"""Namespaces that are not checked: torch may not be installed, and test_utils has MXNet's helpers."""
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield every function and method on the pages of the API reference, once."""
+    """Yield (name, function) of each function and method in the API reference, once."""
     pages, seen = script("api_pages"), set()
     for name in (name for names in pages.SECTIONS.values() for name in names if name not in UNTESTED):
         functions, classes = pages.members(name)
@@ -39,7 +39,7 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def test_functions_describe_their_arguments() -> None:
-    """A public function of three or more parameters has ``Args:``, or the method that it overrides has."""
+    """A public function of three or more parameters has ``Args:``, or inherits it from the overridden method."""
     objects, missing, described = script("api_objects"), [], 0
     for name, function in public_functions():
         doc = inspect.getdoc(function) or ""
@@ -57,7 +57,7 @@ def test_functions_describe_their_arguments() -> None:
 
 
 def test_described_arguments_exist() -> None:
-    """``Args:`` names parameters of the function; a name that has gone is seen."""
+    """``Args:`` names only parameters of the function."""
     objects, wrong = script("api_objects"), []
     for name, function in public_functions():
         lines = objects.arguments(inspect.getdoc(function) or "")
@@ -72,7 +72,7 @@ def test_described_arguments_exist() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built with warnings as errors: about a minute."""
+    """Build the site with warnings as errors, which takes about a minute, and return its folder."""
     if importlib.util.find_spec("pydata_sphinx_theme") is None or importlib.util.find_spec("myst_nb") is None:
         pytest.skip("the extra docs is not installed: pip install 'weftplan[docs]'")
     folder = tmp_path_factory.mktemp("build") / "site"
@@ -86,7 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.site
 @pytest.mark.timeout(600)
 def test_the_site_is_built(site: Path) -> None:
-    """Without a warning; public verbs come first, internals are absent, and code and sources are there."""
+    """Public functions come first, internals are absent, and sources are linked."""
     page = (site / "api" / "engine.html").read_text(encoding="utf-8")
     names = re.findall(r'<dt class="sig[^>]* id="weftplan\.engine\.(\w+)"', page)
     assert names[:4] == ["submit", "task", "map", "wait"]
@@ -111,9 +111,9 @@ def test_the_site_is_built(site: Path) -> None:
     ],
 )
 def test_the_search_finds(site: Path, words: str, page: str) -> None:
-    """Pages whose text or title has the words that people look for."""
+    """The search index finds the page for words that readers look for."""
     index = json.loads((site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(")[:-1])
-    stem = script_stemmer()
+    stem = search_stemmer()
     actual: set[int] | None = None
     for word in map(stem, re.findall(r"\w+", words.lower())):
         entries = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
@@ -122,8 +122,8 @@ def test_the_search_finds(site: Path, words: str, page: str) -> None:
     assert page in {index["docnames"][number] for number in actual or ()}
 
 
-def script_stemmer() -> Callable[[str], str]:
-    """Return the stemmer of the search, which Sphinx applies to English words."""
+def search_stemmer() -> Callable[[str], str]:
+    """Return the stemmer that Sphinx's search applies to English words."""
     from sphinx.search.en import SearchEnglish
 
     stem: Callable[[str], str] = SearchEnglish({}).stem

@@ -1,4 +1,4 @@
-"""The view of editors and type checkers: signatures, stubs, documentation of operators, public names."""
+"""Signatures, stubs and documentation of operators, and public names, as editors and type checkers see them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_operators_tells_gradients() -> None:
-    """It says which operators have a gradient, and lists no operator of MXNet as missing that is there."""
+    """The page of operators says which have a gradient; an existing operator is not listed as missing."""
     result = script("list_operators")
     facts = {name: op for name, (op, _) in result.ours().items()}
     assert result.gradient(facts["Convolution"]) == "yes"
@@ -35,13 +35,13 @@ def test_the_page_of_operators_tells_gradients() -> None:
 
 
 def test_the_stubs_are_python() -> None:
-    """Each stub parses."""
+    """Each stub is valid Python."""
     for text in script("write_stubs").stubs().values():
         ast.parse(text)
 
 
 def test_every_operator_has_a_signature() -> None:
-    """Of arrays and of symbols: inputs first, then every parameter, with its default."""
+    """The signature of an operator, of arrays and of symbols, has all its parameters."""
     for name in dir(mx.sym):
         if not registry.contains(name) or not hasattr(getattr(mx.sym, name), "__signature__"):
             continue
@@ -52,7 +52,7 @@ def test_every_operator_has_a_signature() -> None:
 
 
 def test_a_signature_reads_well() -> None:
-    """Convolution has its inputs, what must be given, and legal values."""
+    """Signatures have the inputs, required parameters, defaults, legal values and the result's type."""
     actual = inspect.signature(mx.sym.Convolution)
     assert list(actual.parameters)[:5] == ["data", "weight", "bias", "kernel", "num_filter"]
     assert actual.parameters["kernel"].default is inspect.Parameter.empty
@@ -67,7 +67,7 @@ def test_a_signature_reads_well() -> None:
 
 
 def test_arrays_and_symbols_have_one_documentation() -> None:
-    """Arrays and symbols have the same text, with legal values and any example."""
+    """An operator of arrays has the same docstring as of symbols, with input shapes and legal values."""
     for name in ("Convolution", "Pooling", "clip", "Concat"):
         assert mx.sym.__dict__.get(name, getattr(mx.sym, name)).__doc__ == getattr(mx.nd, name).__doc__
     text = document(registry.get("Pooling"))
@@ -87,7 +87,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ROIPooling": {"pooled_size": (2, 2), "spatial_scale": 1.0},
     "SpatialTransformer": {"target_shape": (3, 3), "transform_type": "affine", "sampler_type": "bilinear"},
 }
-"""Parameters with which the operators are tried whose shapes of inputs are told."""
+"""Parameters of operators with documented input shapes, if the defaults do not suffice."""
 DIMENSIONS: dict[str, Any] = {
     "batch": 2, "channels": 4, "spatial": (7, 8), "height": 7, "width": 8, "rows": 3, "columns": 5, "steps": 6,
     "classes": 9, "labels": 4, "places": (2, 3), "inputs": 11, "features": 5, "outputs": (3,), "regions": 4,
@@ -97,7 +97,7 @@ DIMENSIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", INPUT_SHAPES)
 def test_the_shapes_of_inputs_are_those_of_inference(name: str) -> None:
-    """The documented shapes of an operator's inputs are consistent with inference from the first input."""
+    """The documented input shapes agree with shape inference from the first input."""
     op = registry.get(name)
     params = NEEDED.get(name, {})
     known = {**DIMENSIONS, **{param.name: param.default for param in op.params}, **params}
@@ -116,13 +116,13 @@ def test_the_shapes_of_inputs_are_those_of_inference(name: str) -> None:
 
 
 def test_an_elementwise_operator_takes_any_shape() -> None:
-    """Its documentation says so."""
+    """The documentation of an elementwise operator says that its input may have any shape."""
     assert "Inputs: data of any shape." in document(registry.get("exp"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_operators(name: str) -> None:
-    """Each runs, shows what it says, and calls the operator that it documents."""
+    """The example of an operator calls it and prints the documented output."""
     registry.get(name)
     assert name in EXAMPLES[name]
     actual = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
@@ -131,8 +131,8 @@ def test_examples_of_operators(name: str) -> None:
     assert results.attempted >= 3
 
 
-def test_the_verbs_of_a_symbol_are_those_of_their_functions() -> None:
-    """The stub of plan and simple_bind has the keywords of their functions."""
+def test_symbol_method_stubs() -> None:
+    """The stubs of Symbol.plan and Symbol.simple_bind have the keywords of their functions."""
     tree = ast.parse((ROOT / "weftplan" / "symbol" / "verbs.pyi").read_text())
     methods = {node.name: node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for verb, function in (("plan", plan), ("simple_bind", simple_bind)):
@@ -195,12 +195,12 @@ mx.init.Xavier(magnitud=2)
 
 
 NESTED = (33, 34, 36, 37, 39, 40, 41, 42, 43, 45, 47, 48, 49)
-"""Lines of the script whose fault is in contrib, linalg, random, or in a keyword of fit, Module or an initializer."""
+"""Lines of the script with a mistake in contrib, linalg or random, or in a keyword of fit, Module or an initializer."""
 
 
 @pytest.mark.stress  # half a minute without a cache of types; CI runs it after mypy
 def test_a_type_checker_finds_what_is_misspelt(tmp_path: Path) -> None:
-    """mypy --strict on a user's script: types of plans and executors, and an error for each wrong name."""
+    """mypy --strict infers the types of plans and executors, and reports each misspelt name of a script."""
     pytest.importorskip("mypy")
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
@@ -232,7 +232,7 @@ NAMESPACES = (
 
 @pytest.mark.parametrize("name", NAMESPACES)
 def test_dir_shows_public_names(name: str) -> None:
-    """No private names, no imports of other packages, and every name is there."""
+    """``dir`` of a namespace shows existing public names only, without imported helpers."""
     namespace = getattr(mx, name)
     names = dir(namespace)
     assert names
@@ -246,7 +246,7 @@ PACKAGES = ("engine", "executor", "kvstore", "models", "ndarray", "planner", "pr
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_dir_does_not_depend_on_what_was_imported_first(name: str) -> None:
-    """A package that a part of it has brought in before anybody asked for it shows public names, too."""
+    """``dir`` of a package shows public names only, even if one of its modules was imported first."""
     package = getattr(mx, name)
-    assert package.__dir__.__module__ == package.__name__  # its own, not one given to it on its way to the user
+    assert package.__dir__.__module__ == package.__name__  # the package defines __dir__ itself
     assert not [n for n in dir(package) if n.startswith("_")]

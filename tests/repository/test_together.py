@@ -1,4 +1,4 @@
-"""Many cases in one test: each runs, each is named when it fails."""
+"""The decorator ``together`` runs many cases in one test and names the cases that fail."""
 
 import os
 
@@ -10,12 +10,12 @@ from tests.support.together import together
 
 @pytest.fixture(autouse=True)
 def in_one_test(monkeypatch):
-    """Whatever the environment asks for."""
+    """Group cases even if the environment has TESTS_APART=1."""
     monkeypatch.setattr(module, "APART", False)
 
 
 def test_every_case_runs_and_all_that_fail_are_named():
-    """Cases after a failing case run, too; the errors are those of the cases."""
+    """After a failing case the others run; the error group has the exception of each failed case with its name."""
     seen = []
 
     @together()
@@ -35,7 +35,7 @@ def test_every_case_runs_and_all_that_fail_are_named():
 
 
 def test_a_test_for_each_value():
-    """The cases of each test are those that the function gives its name, and fixtures reach them."""
+    """``by`` groups the cases into one test per returned name, and fixtures are passed to the cases."""
     seen = []
 
     @together(by=lambda case: case[0])
@@ -54,13 +54,13 @@ def test_a_test_for_each_value():
 @together()
 @pytest.mark.parametrize("n", range(2))
 def test_what_a_case_patches_is_gone_before_the_next(n, monkeypatch):
-    """Each case has a monkeypatch of its own."""
+    """The patches of a case are undone before the next case."""
     assert "SEEN_BY_A_CASE" not in os.environ
     monkeypatch.setenv("SEEN_BY_A_CASE", str(n))
 
 
 def test_a_case_may_be_skipped():
-    """The others still run; where none runs, the test is skipped and says why of each."""
+    """After a skipped case the others run; if all are skipped, the test is skipped with all reasons."""
 
     @together()
     @pytest.mark.parametrize("n", [0, 1])
@@ -82,12 +82,12 @@ def test_a_case_may_be_skipped():
 
 
 def test_apart_each_case_is_a_test(monkeypatch):
-    """As without the decorator."""
+    """With APART each case is a separate test, as without the decorator."""
     monkeypatch.setattr(module, "APART", True)
 
     @together()
     @pytest.mark.parametrize("n", [0, 1])
     def check(n):
-        """Nothing."""
+        """Do nothing."""
 
     assert [mark.args for mark in check.pytestmark] == [("n", [0, 1])]

@@ -1,4 +1,4 @@
-"""Recurrent cells: values against formulas in NumPy, fused against single steps, names, modifiers, checkpoints."""
+"""Recurrent cells: values against NumPy formulas, fused against single steps, names, modifiers, checkpoints."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def sigmoid(x):
 
 
 def values_of(symbol, seed=0, **shapes):
-    """Outputs of a symbol for parameters and inputs drawn by name, and those values."""
+    """Return a symbol's outputs, and the random parameters and inputs by name."""
     rng = np.random.default_rng(seed)
     executor = symbol.simple_bind(mx.cpu(), grad_req="null", **shapes)
     inputs = {name: rng.standard_normal(a.shape).astype("float32") for name, a in sorted(executor.arg_dict.items())}
@@ -27,13 +27,13 @@ def values_of(symbol, seed=0, **shapes):
 
 
 def plain(x, state, w):
-    """Return one step of the plain cell."""
+    """Return output and states of one step of the plain cell."""
     h = np.tanh(x @ w["i2h_weight"].T + w["i2h_bias"] + state[0] @ w["h2h_weight"].T + w["h2h_bias"])
     return h, [h]
 
 
 def lstm(x, state, w):
-    """Return one step of Hochreiter and Schmidhuber's cell."""
+    """Return output and states of one step of Hochreiter and Schmidhuber's cell."""
     gates = x @ w["i2h_weight"].T + w["i2h_bias"] + state[0] @ w["h2h_weight"].T + w["h2h_bias"]
     i, f, c, o = np.split(gates, 4, axis=1)
     cell = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(c)
@@ -42,7 +42,7 @@ def lstm(x, state, w):
 
 
 def gru(x, state, w):
-    """Return one step of Cho's unit as cuDNN has it."""
+    """Return output and states of one step of Cho's unit in cuDNN's form."""
     a, b = x @ w["i2h_weight"].T + w["i2h_bias"], state[0] @ w["h2h_weight"].T + w["h2h_bias"]
     (ar, az, ao), (br, bz, bo) = np.split(a, 3, axis=1), np.split(b, 3, axis=1)
     update = sigmoid(az + bz)
@@ -56,7 +56,7 @@ CELLS = [("RNNCell", plain, 1), ("LSTMCell", lstm, 2), ("GRUCell", gru, 1)]
 @pytest.mark.parametrize(("kind", "step", "states"), CELLS)
 @pytest.mark.parametrize("layout", ["NTC", "TNC"])
 def test_values(kind, step, states, layout):
-    """Unrolled over a symbol with an axis of time, each cell computes its formula from states of zeros."""
+    """Each cell, unrolled over a symbol with a time axis, computes its formula from zero states."""
     cell = getattr(mx.rnn, kind)(HIDDEN, prefix="c_")
     merged, last = cell.unroll(LENGTH, mx.sym.Variable("data"), layout=layout, merge_outputs=True)
     assert len(last) == states == len(cell.state_info)
@@ -77,7 +77,7 @@ def test_values(kind, step, states, layout):
 @pytest.mark.parametrize("mode", ["rnn_tanh", "rnn_relu", "lstm", "gru"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_fused_and_single_steps_agree(mode, bidirectional):
-    """The operator RNN, its parameters unpacked and packed for the unfused cells, gives the same outputs and states."""
+    """The RNN operator and the unfused cells, with its weights unpacked and packed, give the same outputs."""
     fused = mx.rnn.FusedRNNCell(HIDDEN, 2, mode, bidirectional, get_next_state=True, prefix="f_")
     data = mx.sym.Variable("data")
     one, last = fused.unroll(LENGTH, data, layout="TNC", merge_outputs=True)
@@ -95,7 +95,7 @@ def test_fused_and_single_steps_agree(mode, bidirectional):
 
 
 def test_fused_outputs_as_a_list_and_turned():
-    """merge_outputs=False splits time; layout NTC is turned and back, with a warning."""
+    """merge_outputs=False splits the time axis; layout NTC is transposed, with a warning."""
     cell = mx.rnn.FusedRNNCell(HIDDEN, prefix="f_")
     with pytest.warns(UserWarning, match="'TNC' saves that"):
         outputs, states = cell.unroll(LENGTH, mx.sym.Variable("data"), merge_outputs=False)
@@ -103,8 +103,8 @@ def test_fused_outputs_as_a_list_and_turned():
     assert mx.sym.Group(outputs).infer_shape(data=(BATCH, LENGTH, INPUT))[1] == [(BATCH, HIDDEN)] * LENGTH
 
 
-def test_values_to_begin_with():
-    """Packed parameters begin with the network's initializer, biases with 0, those of forgetting with forget_bias."""
+def test_initial_values():
+    """Packed weights start with the network's initializer, biases with 0, and forget biases with forget_bias."""
     cell = mx.rnn.FusedRNNCell(HIDDEN, 1, "lstm", forget_bias=3.0, prefix="f_")
     outputs, _ = cell.unroll(LENGTH, mx.sym.Variable("data"), layout="TNC", merge_outputs=True)
     module = mx.mod.Module(outputs, label_names=None)
@@ -133,7 +133,11 @@ def test_weights_are_shared_and_named():
 
 
 def test_modifiers():
-    """Residual adds the input; zoneout and dropout are the cell itself outside training, and mix old and new in it."""
+    """ResidualCell adds the input.
+
+    ZoneoutCell is the cell itself outside training, and keeps old values in training at its rates. Wrong uses are
+    refused.
+    """
     x = [mx.sym.Variable(f"x{k}") for k in range(3)]
     shapes = {f"x{k}": (BATCH, HIDDEN) for k in range(3)}
     (bare, *_), inputs = values_of(mx.sym.Group(mx.rnn.RNNCell(HIDDEN).unroll(3, x)[0]), **shapes)
@@ -166,7 +170,7 @@ def test_modifiers():
 
 @pytest.mark.parametrize("kind", ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"])
 def test_images_over_time(kind):
-    """Cells of convolutions keep the size of their states; gradients flow to every weight."""
+    """Convolutional cells keep the size of their states, and gradients reach every weight."""
     cell = getattr(mx.rnn, kind)((1, 3, 6, 8), 4, prefix="c_")
     outputs, _ = cell.unroll(3, mx.sym.Variable("data"), layout="NTC", merge_outputs=True)
     executor = outputs.simple_bind(mx.cpu(), data=(2, 3, 3, 6, 8))
@@ -181,7 +185,10 @@ def test_images_over_time(kind):
 
 
 def test_checkpoints_of_single_gates(tmp_path):
-    """Saved weights are those of gates, which other cells read; the callback saves every ``period`` epochs."""
+    """Checkpoints store the weights of single gates, which other cells can load.
+
+    The callback saves every ``period`` epochs.
+    """
     cell = mx.rnn.LSTMCell(HIDDEN, "l_")
     net = mx.sym.Group(cell.unroll(2, [mx.sym.Variable("x0"), mx.sym.Variable("x1")])[0])
     _, inputs = values_of(net, x0=(BATCH, INPUT), x1=(BATCH, INPUT))
@@ -200,7 +207,7 @@ def test_checkpoints_of_single_gates(tmp_path):
 
 @pytest.mark.parametrize("layout", ["NT", "TN"])
 def test_sentences_in_buckets(layout):
-    """Sentences are filled up to their bucket, labels are the next words; a network of buckets trains on them."""
+    """Sentences are padded to their bucket, labels are the next words, and a bucketing network trains on them."""
     rng = np.random.default_rng(2)
     sentences = [list(rng.integers(1, 9, n)) for n in [3] * 8 + [5] * 9 + [9]]
     it = mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 6], invalid_label=0, layout=layout)
@@ -230,7 +237,7 @@ def test_sentences_in_buckets(layout):
 
 
 def test_words_as_numbers():
-    """Unknown words get the number of the token that stands for them, or are refused."""
+    """Unknown words get the number of the unknown token, or are refused without one."""
     known = {"a": 1, "b": 2}
     assert mx.rnn.encode_sentences([["a", "z", "y"]], vocab=known, unknown_token="?") == ([[1, 0, 0]], known)
     assert known["?"] == 0
@@ -240,9 +247,9 @@ def test_words_as_numbers():
 
 
 def test_a_file_may_name_fused_rnn_before_the_cells_are_imported():
-    """A symbol that was saved names the initializer of packed weights: a process that only loads it knows it, too.
+    """A saved symbol that names the FusedRNN initializer loads before ``weftplan.rnn`` is imported.
 
-    It runs in a process of its own, since this process has imported the cells.
+    The test starts a process, because this process has imported the cells.
     """
     rule = mx.init.FusedRNN(None, 4, 1, "lstm").dumps()
     script = f"""

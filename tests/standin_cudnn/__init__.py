@@ -1,4 +1,7 @@
-"""A strict stand-in for ``cudnn``, of nvidia-cudnn-frontend 1.32, on the stand-in for CuPy; README.md has its rules."""
+"""A strict stand-in for ``cudnn`` of nvidia-cudnn-frontend 1.32, based on the stand-in for CuPy.
+
+README.md has its rules.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DATA = ("FLOAT", "DOUBLE", "HALF", "BFLOAT16")
 
 
 class Handle:
-    """``cudnn.Handle``: of the device that was current when it was made, and of one thread."""
+    """``cudnn.Handle`` of the thread that creates it and of its current device."""
 
     def __init__(self) -> None:
         machine.check()
@@ -39,7 +42,7 @@ def _set_stream(handle: Handle, stream: int) -> None:
 
 @contextlib.contextmanager
 def cudnn() -> Iterator[types.ModuleType]:
-    """``import cudnn`` gives the stand-in; the choices made with it are forgotten afterwards."""
+    """Install the stand-in as ``cudnn``; clear cached algorithm choices before and after."""
     module: Any = types.ModuleType("cudnn")
     module.data_type = enum.Enum("data_type", list(DATA))
     module.numerical_note = enum.Enum("numerical_note", list(NUMERICAL))

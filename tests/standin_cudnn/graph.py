@@ -1,4 +1,4 @@
-"""``cudnn.pygraph`` of the stand-in: convolutions alone, each step in its order, computed by NumPy."""
+"""``cudnn.pygraph`` of the stand-in: single convolutions, built step by step, computed by NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ class NotSupported(RuntimeError):
 
 
 class Plan(NamedTuple):
-    """An algorithm of the stand-in: scratch in parts of the image's bytes, milliseconds, what it is known for."""
+    """An algorithm of the stand-in.
+
+    ``share`` is its scratch relative to the image's bytes, ``time`` is in milliseconds, and ``notes`` are its numerical
+    notes.
+    """
 
     name: str
     share: float
@@ -40,7 +44,7 @@ recommended = [
     Plan("quick", 4.0, 2.0),
     Plan("plain", 0.0, 5.0),
 ]
-"""Engines in the recommended order."""
+"""Algorithms in the recommended order."""
 
 
 class Tensor:
@@ -73,7 +77,7 @@ class Tensor:
 
 
 class Graph:
-    """One convolution."""
+    """A graph of one convolution."""
 
     cudnn: ClassVar[Any]
 
@@ -97,7 +101,7 @@ class Graph:
         self._sized: set[int] = set()
 
     def tensor(self, dim: list[int], stride: list[int] | None = None, data_type: Any = None, name: str = "") -> Tensor:
-        """Return an input."""
+        """Return a new input tensor; strides are required."""
         assert stride is not None, "the stand-in wants strides"
         result = Tensor(dim, stride, data_type, name)
         self._inputs.append(result)
@@ -106,7 +110,7 @@ class Graph:
     def conv_fprop(
         self, image: Tensor, weight: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
-        """Return the windows."""
+        """Return the output tensor of a convolution."""
         result = Tensor([], [], None, "Y")
         self._node = ("fprop", padding, stride, dilation, image, weight, result)
         return result
@@ -132,7 +136,7 @@ class Graph:
         self._step += 1
 
     def validate(self) -> None:
-        """Every size is given and fits the others."""
+        """Check that all sizes, strides and dtypes are set and consistent."""
         self._next("validated")
         assert self._node is not None
         _, padding, stride, dilation, image, weight, grid = self._node
@@ -156,30 +160,30 @@ class Graph:
             raise ValueError(f"{grid.dim} is no grid of {image.dim} and {weight.dim}")
 
     def build_operation_graph(self) -> None:
-        """Lower it."""
+        """Lower the graph."""
         self._next("lowered")
 
     def create_execution_plans(self, heuristics: list[Any]) -> None:
-        """Ask for plans; nothing is offered for float64."""
+        """Create execution plans; raise NotSupported for float64."""
         self._next("planned")
         assert all(isinstance(mode, self.cudnn.heur_mode) for mode in heuristics)
         if self._io.name == "DOUBLE":
             raise NotSupported("No valid engine configs for CONVOLUTION in DOUBLE")
 
     def deselect_numeric_notes(self, notes: list[Any]) -> Graph:
-        """Leave out plans that carry one."""
+        """Exclude plans with any of these notes."""
         assert self._step == STEPS.index("planned")
         assert all(isinstance(note, self.cudnn.numerical_note) for note in notes)
         self._barred |= {note.name for note in notes}
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> Graph:
-        """Leave out plans that need more."""
+        """Exclude plans that need more workspace, in bytes."""
         self._limit = workspace_limit
         return self
 
     def check_support(self) -> None:
-        """Raise where nothing is left."""
+        """Raise NotSupported if all plans are excluded."""
         self._next("supported")
         if not any(self._allowed(k) for k in range(len(recommended))):
             raise NotSupported("no plan is left")
@@ -192,23 +196,23 @@ class Graph:
         return int(recommended[index].share * math.prod(self._node[4].dim) * DTYPES[self._io.name].itemsize)
 
     def build_plans(self, policy: Any) -> None:
-        """Build the first that is left."""
+        """Build the first plan that is not excluded."""
         self._next("built")
         assert policy is self.cudnn.build_plan_policy.HEURISTICS_CHOICE
         self._built = next(k for k in range(len(recommended)) if self._allowed(k))
 
     def get_workspace_size(self) -> int:
-        """Of the plan that was built."""
+        """Return the workspace in bytes of the last built plan."""
         assert self._built is not None, "Call build() first"
         return self._bytes(self._built)
 
     def get_execution_plan_count(self) -> int:
-        """Return all of them, those that were left out included."""
+        """Return the number of all plans, including excluded plans."""
         assert self._step >= STEPS.index("planned")
         return len(recommended)
 
     def build_plan_at_index(self, index: int) -> Graph:
-        """Build one."""
+        """Build the plan ``index``; raise ValueError if it is excluded."""
         if not self._allowed(index):
             raise ValueError(f"plan {index} is excluded by a note filter")
         self._sized.add(index)
@@ -216,12 +220,12 @@ class Graph:
         return self
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
-        """Of one that was built."""
+        """Return the workspace in bytes of the plan ``index``, which must be built."""
         assert index in self._sized, f"plan {index} is not built"
         return self._bytes(index)
 
     def execute(self, tensor_dict: dict[int, int], workspace: Any = None, handle: Any = None) -> None:
-        """Run the plan that was built."""
+        """Run the last built plan; ``tensor_dict`` maps uids to addresses."""
         assert self._built is not None
         _check(handle)
         self._run(tensor_dict, workspace, self._built)
@@ -229,7 +233,7 @@ class Graph:
     def execute_plan_at_index(
         self, tensor_dict: dict[int, int], workspace: Any = None, index: int = 0, handle: Any = None
     ) -> None:
-        """Run one that was built."""
+        """Run the plan ``index``, which must be built."""
         assert index in self._sized
         _check(handle)
         self._run(tensor_dict, workspace, index)
@@ -267,7 +271,10 @@ class Graph:
 
 
 def _check(handle: Any) -> None:
-    """It is the current device's, and was told the current stream; a captured graph asks no more."""
+    """Check that the handle belongs to this thread and device and has the current stream.
+
+    A captured graph is not checked again.
+    """
     assert handle.thread == threading.get_ident(), "the handle of another thread"
     assert handle.device == thread.device, f"a handle of gpu({handle.device}) on gpu({thread.device})"
     assert handle.stream == get_current_stream().ptr, "the handle has the stream of an earlier call"
@@ -295,7 +302,7 @@ def _array(address: int, dim: list[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def convolve(kind: str, image: Any, weight: Any, grid: Any, pad: Any, stride: Any, dilate: Any) -> np.ndarray:
-    """Return the result of one kind in float64, tap by tap."""
+    """Return the result of a pass in float64, tap by tap; ``kind`` is fprop, dgrad or wgrad."""
     groups = image.shape[1] // weight.shape[1]
     wide = np.pad(image.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in pad)])
     shaped = wide.reshape(wide.shape[0], groups, -1, *wide.shape[2:])

@@ -118,17 +118,21 @@ def _module() -> types.ModuleType:
     return cupy
 
 
-def _held() -> bool:
-    """Return whether arrays still hold memory of devices."""
+def _memory_in_use() -> bool:
+    """Return whether arrays still occupy memory of the stand-in's devices."""
     ours = [resource for ctx, resource in registry._resources.items() if ctx.device_type in _OURS]
     return any(resource.statistics().requested_bytes for resource in ours)
 
 
 @contextlib.contextmanager
 def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: int) -> Iterator[types.ModuleType]:
-    """``cupy`` is the stand-in, in a process that has never seen a GPU, with an engine of its own.
+    """Install the stand-in as ``cupy``, with no GPU used yet and with its own engine.
 
     The process's state about real GPUs and pinned memory is saved and restored.
+
+    Args:
+        kind: kind of the engine.
+        engine_settings: arguments of ``engine.create``.
     """
     before = sys.modules.get("cupy")
     tables: list[dict[Any, Any]] = [devices._devices, registry._resources]
@@ -147,8 +151,8 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
                 yield module
             finally:
                 machine.sticky, meter.dry = None, False
-                for last in (False, True):  # arrays of pending operations die when those have run
-                    if last and _held():
+                for last in (False, True):  # arrays of pending operations are freed after those have run
+                    if last and _memory_in_use():
                         gc.collect()  # frees objects in a failure's frames while the device still exists
                     drain()
                     result.stop()

@@ -1,4 +1,4 @@
-"""The array of the stand-in: device memory that NumPy computes on, with CuPy's refusals.
+"""The array of the stand-in: device memory that NumPy computes on, with CuPy's restrictions.
 
 The file is long because it is one class with the methods and operators of CuPy's array.
 """
@@ -20,7 +20,7 @@ from tests.standin_cupy.streams import Device, Stream, capturable, get_current_s
 
 SCALARS = (bool, int, float, complex, np.generic)
 namespace: Any = None
-"""``cupy`` itself; ``functions.py`` fills it in, which imports this module."""
+"""``cupy`` itself. ``functions.py``, which imports this module, assigns it."""
 
 _METHODS = frozenset(path.split(".", 1)[1] for path in names.TABLE if path.startswith("ndarray."))
 _AS_FUNCTION = frozenset(
@@ -63,7 +63,7 @@ class Flags:
 
 
 class ndarray:
-    """``cupy.ndarray``. ``host`` is the NumPy view of its bytes, for the stand-in and for assertions only."""
+    """``cupy.ndarray``; ``host`` is the NumPy view of its bytes, for the stand-in and for assertions only."""
 
     __slots__ = ("__weakref__", "base", "data", "host")
     __array_priority__ = 100
@@ -127,7 +127,7 @@ class ndarray:
         raise NotImplementedError("the stand-in hands arrays over in cupy.from_dlpack alone")
 
     def span(self) -> Range:
-        """Return the bytes from the first to the last element."""
+        """Return the range of bytes from the first to the last element."""
         memory, start = memory_of(self.data), offset_of(self.data)
         if not self.size:
             return memory, start, start
@@ -191,15 +191,15 @@ class ndarray:
         return operator.index(self._read_by_host("index").item())
 
     def item(self) -> Any:
-        """Return the only element."""
+        """Return the only element as a Python number."""
         return self._read_by_host("item").item()
 
     def tolist(self) -> Any:
-        """Return all elements."""
+        """Return all elements as nested lists."""
         return self._read_by_host("tolist").tolist()
 
     def get(self, stream: Stream | None = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
-        """A copy on the host; it does not wait when ``blocking`` is false."""
+        """Return a copy on the host; wait for the stream unless ``blocking`` is false."""
         not_while_capturing("get")
         target = np.empty(self.shape, self.dtype) if out is None else out
         if not isinstance(target, np.ndarray):
@@ -220,7 +220,7 @@ class ndarray:
         return target
 
     def set(self, arr: Any, stream: Stream | None = None) -> None:
-        """Copy from the host."""
+        """Copy an array from the host."""
         not_while_capturing("set")
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
@@ -243,11 +243,11 @@ class ndarray:
     # -- views --------------------------------------------------------------------------------------------------------
 
     def view(self, dtype: Any = None) -> ndarray:
-        """Return the same bytes."""
+        """Return a view of the same bytes, in ``dtype`` if given."""
         return ndarray._view(self.host.view() if dtype is None else self.host.view(dtype), self)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ndarray:
-        """Return a view where possible, else a copy."""
+        """Return a view if possible, else a copy."""
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         seen = self.host.reshape(wanted)
         if seen.size and not np.shares_memory(seen, self.host):
@@ -255,7 +255,7 @@ class ndarray:
         return ndarray._view(seen, self)
 
     def ravel(self, order: str = "C") -> ndarray:
-        """Return one dimension."""
+        """Return the array with one dimension."""
         return self.reshape(-1)
 
     def flatten(self, order: str = "C") -> ndarray:
@@ -263,20 +263,20 @@ class ndarray:
         return computed("flatten", self.host.reshape(-1), [self])
 
     def swapaxes(self, axis1: int, axis2: int) -> ndarray:
-        """Return a view."""
+        """Return a view with two axes swapped."""
         return ndarray._view(self.host.swapaxes(axis1, axis2), self)
 
     def transpose(self, *axes: Any) -> ndarray:
-        """Return a view."""
+        """Return a view with permuted axes."""
         wanted = (axes[0] if axes[0] is None or isinstance(axes[0], (tuple, list)) else axes) if axes else None
         return ndarray._view(self.host.transpose(wanted), self)
 
     def squeeze(self, axis: Any = None) -> ndarray:
-        """Return a view."""
+        """Return a view without axes of size 1."""
         return ndarray._view(self.host.squeeze(axis), self)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
-        """A view that may be written, unlike NumPy's."""
+        """Return a writable view of the diagonal; NumPy's is read-only."""
         seen = self.host.diagonal(offset, axis1, axis2)
         if self.host.flags.writeable:
             seen.flags.writeable = True
@@ -299,7 +299,7 @@ class ndarray:
 
     @capturable
     def fill(self, value: Any) -> None:
-        """Set every element."""
+        """Set every element to ``value``."""
         if isinstance(value, ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
@@ -315,7 +315,7 @@ class ndarray:
     # -- indexing -----------------------------------------------------------------------------------------------------
 
     def _key(self, key: Any) -> tuple[Any, list[ndarray], bool]:
-        """Return the key for NumPy, arrays that the kernel reads, and whether a boolean mask is among the indices."""
+        """Return the key for NumPy, the arrays that the kernel reads, and whether the key has a boolean mask."""
         arrays: list[ndarray] = []
         mask = False
 
@@ -416,7 +416,7 @@ def _unary(name: str, array: ndarray) -> Any:
 
 
 def run(name: str, reads: list[ndarray], writes: list[ndarray], *, count: int = 1) -> None:
-    """One kernel: all arrays are of the current device, and the accesses are ordered."""
+    """Launch one kernel; check that all arrays are on the current device and the accesses are ordered."""
     for array in (*reads, *writes):
         if array.data.device_id != thread.device:
             raise ValueError(
@@ -427,7 +427,7 @@ def run(name: str, reads: list[ndarray], writes: list[ndarray], *, count: int = 
 
 
 def computed(name: str, values: np.ndarray, reads: list[ndarray]) -> ndarray:
-    """Return a new array with ``values``, made by one kernel from ``reads``: a temporary."""
+    """Return a new temporary array with ``values``, written by one kernel that reads ``reads``."""
     result = ndarray(values.shape, values.dtype)
     run(name, reads, [result])
     if not meter.dry:

@@ -1,6 +1,6 @@
-"""``cupy.cuda.cublas`` of the stand-in: batched products of matrices that are given by addresses and strides.
+"""``cupy.cuda.cublas`` of the stand-in: batched products of matrices given by addresses and strides.
 
-Calls that cuBLAS would refuse are refused, and so are accesses outside of an allocation.
+Calls that cuBLAS would refuse raise an error, as do accesses outside of an allocation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = {np.float32: "sgemm", np.float64: "dgemm"}
 
 
 class CUBLASError(RuntimeError):
-    """An error code of cuBLAS."""
+    """An exception with an error code of cuBLAS."""
 
 
 def _found(address: int) -> Memory:
@@ -35,7 +35,7 @@ def _found(address: int) -> Memory:
 
 
 def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int, int], kind: Any) -> Any:
-    """Return (array, (memory, first byte, end)) of ``batch`` matrices in column-major order."""
+    """Return (array, (memory, first byte, end)) of a batch of matrices."""
     item = np.dtype(kind).itemsize
     memory = _found(address)
     start = address - memory.ptr
@@ -48,8 +48,10 @@ def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int,
 
 
 def use(handle: int, name: str) -> None:
-    """Check a handle: it belongs to one thread and one device. If it works on several streams, a product has the same
-    bits in every run only if the handle's workspaces have a fixed size."""
+    """Check that a handle belongs to this thread and device.
+
+    Record the product as unreproducible if the handle has run on several streams with workspaces of no fixed size.
+    """
     actual = machine.handles.get(handle)
     if actual is None or (actual.thread, actual.device) != (threading.get_ident(), thread.device):
         raise CUBLASError("CUBLAS_STATUS_NOT_INITIALIZED: the handle is of another thread, or of another device")
@@ -59,7 +61,7 @@ def use(handle: int, name: str) -> None:
 
 
 def _gemm(kind: Any) -> Any:
-    """Return the call: it queries the handle, then computes or is captured."""
+    """Return the ``gemmStridedBatched`` call for ``kind``: it checks the handle, then computes or is captured."""
 
     def call(handle: int, *numbers: int) -> None:
         if handle.__class__ is int:
@@ -99,7 +101,7 @@ def _set_math_mode(handle: int, mode: int) -> None:
 
 
 class Cublas:
-    """The module; it loads the library when it is first asked for."""
+    """The ``cupy.cuda.cublas`` module."""
 
     sgemmStridedBatched = staticmethod(_gemm(np.float32))
     dgemmStridedBatched = staticmethod(_gemm(np.float64))
@@ -107,12 +109,15 @@ class Cublas:
 
     @staticmethod
     def getMathMode(handle: int) -> int:
-        """0, or TF32."""
+        """Return 0 (default) or 3 (TF32)."""
         return machine.math_mode
 
 
 def handle() -> int:
-    """``cupy.cuda.get_cublas_handle``: one for each thread and device, which takes its workspaces when it is made."""
+    """Return this thread's cuBLAS handle for the current device, as ``cupy.cuda.get_cublas_handle``.
+
+    A new handle allocates its workspaces.
+    """
     machine.check()
     machine.library("cuBLAS")
     mine = (threading.get_ident(), thread.device)

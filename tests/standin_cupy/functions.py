@@ -1,6 +1,6 @@
-"""The functions of the stand-in: ufuncs with CuPy's loops, everything else by NumPy under CuPy's refusals.
+"""The functions of the stand-in: ufuncs with CuPy's loops, other functions by NumPy with CuPy's restrictions.
 
-The file is long because CuPy has many functions, each with refusals of its own.
+The file is long because CuPy has many functions, each with its own restrictions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ _AT = {
     "bitwise_or": "int32 int64 uint32 uint64",
     "bitwise_xor": "int32 int64 uint32 uint64",
 }
-"""Dtypes that ``ufunc.at`` takes."""
+"""Dtypes that ``ufunc.at`` accepts."""
 _FROM_HOST = frozenset(["array", "asarray", "ascontiguousarray", "asanyarray"])
 _WEAK = {bool: bool, int: int, float: float, complex: complex}
 
 
 @functools.lru_cache(maxsize=4096)
 def _loop(name: str, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tuple[list[Any], list[Any]]:
-    """Return CuPy's computing dtypes; ``kinds`` are dtypes of arrays and NumPy scalars, or types of Python numbers."""
+    """Return the dtypes of CuPy's computation, for inputs and outputs.
+
+    ``kinds`` are dtypes of arrays and NumPy scalars, or types of Python numbers.
+    """
     entry = names.TABLE[name]
     if dtype is not None:
         for text in entry.types:
@@ -54,7 +57,10 @@ def _loop(name: str, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tup
 
 
 class Ufunc:
-    """``cupy.ufunc``: arrays and numbers only, ``out`` and ``dtype`` and ``casting`` only, CuPy's own loops."""
+    """``cupy.ufunc`` with CuPy's own loops.
+
+    It accepts only arrays and numbers, and only the keywords ``out``, ``dtype`` and ``casting``.
+    """
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -112,7 +118,7 @@ class Ufunc:
 
     @capturable
     def at(self, a: ndarray, indices: Any, b: Any = None) -> None:
-        """Unbuffered, by atomics; few ufuncs and dtypes have it."""
+        """Apply the ufunc at ``indices`` without buffering, by atomics; few ufuncs and dtypes support it."""
         name = self.__name__
         if name not in _AT:
             raise NotImplementedError(f"`cupy_{name}.at` is not supported yet")
@@ -131,21 +137,21 @@ class Ufunc:
             self._numpy.at(a.host, plain, np.asarray(value).astype(a.dtype))
 
     def reduce(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Of sums and products only."""
+        """Reduce an axis; only add and multiply support it."""
         function = {"add": "sum", "multiply": "prod"}.get(self.__name__)
         if function is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.reduce` is not supported yet")
         return getattr(namespace, function)(array, axis, dtype, out, keepdims)
 
     def accumulate(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
-        """Of sums and products only."""
+        """Accumulate along an axis; only add and multiply support it."""
         function = {"add": "cumsum", "multiply": "cumprod"}.get(self.__name__)
         if function is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.accumulate` is not supported yet")
         return getattr(namespace, function)(array, axis, dtype, out)
 
     def outer(self, a: ndarray, b: ndarray, **kwargs: Any) -> Any:
-        """Return every pair."""
+        """Apply the ufunc to every pair of elements."""
         return self(a.reshape(a.shape + (1,) * b.ndim), b, **kwargs)
 
     def __repr__(self) -> str:
@@ -159,7 +165,7 @@ def _arrays_in(value: Any) -> list[ndarray]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return ``value`` for NumPy; a NumPy array is refused, as CuPy refuses to mix the two."""
+    """Return ``value`` for NumPy; refuse a NumPy array, because CuPy does not mix the two."""
     if isinstance(value, ndarray):
         if meter.dry and value.dtype.kind in "iub":
             return np.zeros_like(value.host)
@@ -172,7 +178,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 class Function:
-    """A function of the recorded table: called as CuPy allows, computed by NumPy's of the same name."""
+    """A function of the recorded table: checked by CuPy's signature, computed by NumPy's function of the same name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -261,7 +267,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -
 
 
 def _take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
-    """Positions out of range wrap around."""
+    """Take elements; indices out of range wrap around."""
     if not isinstance(a, ndarray):
         raise TypeError(f"take: Unsupported type {type(a)}")
     reads = [a, *_arrays_in(indices)]
@@ -380,7 +386,10 @@ def _by_cublas(given: ndarray, *, batched: bool) -> bool:
 
 
 def _pointers(a: ndarray, b: ndarray, out: ndarray, batch: Any) -> None:
-    """A batched product that broadcasts: for each operand and axis of the batch an array of pointers, and a launch."""
+    """Count the launches of a batched product that broadcasts.
+
+    For each operand and batch axis, CuPy makes an array of pointers with one launch.
+    """
     for operand in (a, b, out):
         for axis in range(len(batch)):
             run("cupy_mat_ptrs", [operand], [ndarray(tuple(batch[: axis + 1]), np.uint64)])
@@ -418,7 +427,7 @@ _SPECIAL: dict[str, Any] = {
 
 
 class Namespace(types.ModuleType):
-    """``cupy`` or a module in it: names outside the recorded table do not exist."""
+    """``cupy`` or one of its modules; it has only the names of the recorded table."""
 
     def __init__(self, path: str = "") -> None:
         super().__init__(f"cupy.{path}" if path else "cupy")

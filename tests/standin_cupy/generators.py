@@ -1,4 +1,4 @@
-"""Generators of the stand-in: CuPy's signatures, refusals and mistakes, NumPy's numbers."""
+"""Generators of the stand-in: CuPy's signatures, refusals and mistakes, with NumPy's numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.standin_cupy.array import computed, ndarray, run
 from tests.standin_cupy.meter import meter
 
 STATE_BYTES = 8 * 256 * 132 * 64
-"""Bytes of a bit generator's states on a GPU of 132 multiprocessors."""
+"""Bytes of a bit generator's states on a GPU with 132 multiprocessors."""
 
 
 class Philox4x3210:
-    """A bit generator: making one allocates its states and launches the kernel that sets them up."""
+    """A bit generator; creating it allocates its states and launches the kernel that initializes them."""
 
     def __init__(self, seed: Any = None, *, size: int = -1) -> None:
         self.state = ndarray((1,), np.uint8)
@@ -42,7 +42,7 @@ class Generator:
         return computed(f"random.{name}", np.asarray(draw), [self._bits.state, *(reads or [])])
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:
-        """Uniform numbers; without a size it draws *one* and broadcasts it to ``out``."""
+        """Draw uniform numbers; without a size, draw *one* number and broadcast it to ``out``."""
         if out is not None:
             self._check(dtype, size, out)
         kind = np.float64 if np.dtype(dtype).char == "d" else np.float32
@@ -54,7 +54,7 @@ class Generator:
         return out
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:
-        """Normal numbers, of float32 and float64 only."""
+        """Draw normal numbers of float32 or float64."""
         if out is not None:
             self._check(dtype, size, out)
         kind = np.dtype(dtype)
@@ -69,21 +69,21 @@ class Generator:
     def standard_exponential(
         self, size: Any = None, dtype: Any = np.float64, method: str = "inv", out: Any = None
     ) -> ndarray:
-        """Exponential numbers."""
+        """Draw exponential numbers."""
         return self._made("standard_exponential", self._bits.numpy.standard_exponential(size, dtype))
 
     def standard_gamma(self, shape: Any, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:
-        """Gamma numbers; the shape is an array or a Python number."""
+        """Draw gamma numbers; ``shape`` is an array or a Python number."""
         return self._by("standard_gamma", shape, lambda s: self._bits.numpy.standard_gamma(s, size, dtype))
 
     def poisson(self, lam: Any = 1.0, size: Any = None) -> ndarray:
-        """Poisson numbers; lambda is an array or a Python number."""
+        """Draw Poisson numbers; ``lam`` is an array or a Python number."""
         return self._by("poisson", lam, lambda value: self._bits.numpy.poisson(value, size))
 
     def integers(
         self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, endpoint: bool = False
     ) -> ndarray:
-        """Whole numbers."""
+        """Draw integers from ``low`` to ``high``."""
         return self._made("integers", self._bits.numpy.integers(low, high, size, dtype=dtype, endpoint=endpoint))
 
     def _by(self, name: str, parameter: Any, draw: Any) -> ndarray:

@@ -1,7 +1,7 @@
 """``cupy.ElementwiseKernel`` of the stand-in: one launch.
 
-An operation that is one assignment of plain arithmetic is run as Python on NumPy arrays, which reads the same, or as
-machine code (``tests/cuda_on_host``).
+The operation must be one assignment of plain arithmetic. It runs as Python on NumPy arrays, whose syntax is the same,
+or as machine code (``tests/cuda_on_host``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.standin_cupy.streams import capturable
 
 
 class ElementwiseKernel:
-    """Parameters of one type ``T``, one output, arrays of one shape."""
+    """A kernel with parameters of one type ``T``, one output, and arrays of one shape."""
 
     def __init__(self, in_params: str, out_params: str, operation: str, name: str = "kernel") -> None:
         self.names = [word.split()[1] for word in in_params.split(",")]

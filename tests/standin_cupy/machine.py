@@ -1,4 +1,4 @@
-"""The state of the simulated machine: devices, what their memory holds, what each thread has made current, errors."""
+"""The state of the simulated machine: devices, memory, each thread's current device and streams, errors."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ALIGNMENT = 512
 
 
 class CUDARuntimeError(RuntimeError):
-    """An error code of CUDA's runtime."""
+    """An exception with an error code of CUDA's runtime."""
 
 
 class OutOfMemoryError(MemoryError):
-    """CuPy's: raised by its allocators."""
+    """The exception that CuPy's allocators raise if memory is exhausted."""
 
 
 class StreamRaceError(AssertionError):
-    """Two streams touch the same bytes, at least one of them writes, and nothing orders them."""
+    """An error for two streams that access the same bytes, at least one of them to write, without an order."""
 
 
 Clock = dict[int, int]
-"""By stream: how many of its pieces of work are known to be over."""
+"""Number of completed pieces of work, by stream key."""
 
 lock = threading.RLock()
 ids = itertools.count(1)
 
 
 class BlasHandle:
-    """A handle of cuBLAS: of one thread and one device, with workspaces of its own."""
+    """A cuBLAS handle of one thread and one device, with its own workspaces."""
 
     def __init__(self, device: int) -> None:
         self.thread, self.device = threading.get_ident(), device
@@ -48,13 +48,13 @@ class BlasHandle:
 
 
 class Machine:
-    """The state of all devices: capacity, bytes in use, what the host has waited for."""
+    """The state of all devices: capacity, bytes in use, and what the host has waited for."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Empty devices of 80 GiB."""
+        """Reset to empty devices of 80 GiB."""
         self.capacity = [80 << 30] * DEVICES
         self.used = [0] * DEVICES
         self.era = object()
@@ -62,65 +62,72 @@ class Machine:
         know of no error, and free nothing here."""
         self.host: Clock = {}
         self.sticky: str | None = None
-        """The text of an error that every later call repeats, as after an illegal address."""
+        """The text of an error that every later call repeats, as after an illegal address; None without an error."""
         self.libraries_missing = False
-        """True: cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine that has a driver only."""
+        """Whether cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine with a driver only."""
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.null_streams: dict[int, Stream] = {}
         """The default stream of each device that has been asked for it."""
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.peers: set[tuple[int, int]] = set()
-        """Pairs between which peer access is enabled."""
+        """Device pairs whose peer access is enabled."""
         self.apart: set[tuple[int, int]] = set()
         """Device pairs without peer access."""
         self.corrupt: set[tuple[int, int]] = set()
-        """Pairs whose direct copies bring other bytes."""
+        """Device pairs whose direct copies change bytes."""
         self.pinned: dict[int, int] = {}
         self.compute_types: dict[str, str] = {}
-        """By dtype: the explicitly set precision of cuBLAS's products."""
+        """The explicitly set precision of cuBLAS products, by dtype."""
         self.math_mode = 0
-        """cuBLAS's: 3 lets products of float32 round to TF32."""
+        """cuBLAS's math mode: 3 lets float32 products round to TF32."""
         self.rates: dict[str, float] = {}
-        """By kind of copy: bytes per millisecond; other work takes no time."""
+        """Bytes per millisecond, by kind of copy; a copy without a rate takes no time."""
         self.clock = 0.0
-        """Milliseconds that work with known times has taken; events keep it."""
+        """Milliseconds taken by work with known times; events record it."""
         self.faulty: dict[str, str] = {}
-        """By name of a kernel: the sticky error of its next launch. The launch itself succeeds; the error arrives when
-        the host next waits, and every later call repeats it."""
+        """The sticky error of the next launch, by kernel name.
+
+        The launch itself succeeds. The error is raised when the host next waits, and by every later call.
+        """
         self.pending: str | None = None
-        """An error that has not arrived yet."""
+        """An error that has not been raised yet."""
         self.pointers: list[int] = []
-        """Handles of streams that are gone; new streams get them first, as from CUDA."""
+        """Handles of destroyed streams; new streams reuse them first, as in CUDA."""
         self.frees: deque[Clock] = deque()
-        """Clocks that the host reached inside ``cudaFree``, which waits for the whole device. Finalizers append."""
+        """Clocks that the host reached inside ``cudaFree``, which waits for the whole device.
+
+        Finalizers append to it.
+        """
         self.handles: dict[int, BlasHandle] = {}
-        """cuBLAS's handles."""
+        """cuBLAS handles by number."""
         self.unreproducible: set[str] = set()
-        """Products whose bits may differ from run to run: their handle has worked on several streams, and the size of
-        its workspaces was not fixed before it was made."""
+        """Products whose bits may differ from run to run.
+
+        Their handle has run on several streams, and its workspaces had no fixed size.
+        """
 
     def library(self, name: str) -> None:
-        """Load a library: allocate its memory."""
+        """Load a library; raise ImportError if libraries are missing."""
         if self.libraries_missing:
             raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
 
     def arrive(self) -> None:
-        """The host waits: errors of earlier work arrive."""
+        """Raise errors of earlier work, because the host waits for the device."""
         if self.pending is not None:
             self.sticky, self.pending = self.pending, None
         self.check()
 
     def settle_frees(self) -> None:
-        """Let the host know what it has waited for inside ``cudaFree``; under the lock."""
+        """Apply the waits inside ``cudaFree`` to the host's clock. The caller holds the lock."""
         while self.frees:
             merge(self.host, self.frees.popleft())
 
     def library_bytes(self, device: int) -> int:
-        """Return the bytes that libraries have allocated on a device."""
+        """Return the bytes of the libraries' workspaces on a device."""
         return sum(handle.workspace for handle in list(self.handles.values()) if handle.device == device)
 
     def check(self) -> None:
-        """Run the checks that precede every call of CUDA's runtime."""
+        """Raise the sticky error, if any, as every call of CUDA's runtime does."""
         if self.sticky is not None:
             raise CUDARuntimeError(self.sticky)
 
@@ -132,9 +139,9 @@ class _Thread(threading.local):
     device = 0
     allocator: Any = None
     capturing: Any = None
-    """The stream whose capture this thread has begun."""
+    """The stream whose capture this thread has begun; None without a capture."""
     inside = False
-    """A call that is being captured makes others, which belong to it."""
+    """Whether the thread is inside a captured call, to which further calls belong."""
 
     def __init__(self) -> None:
         self.guards: list[int] = []
@@ -145,7 +152,7 @@ thread = _Thread()
 
 
 def merge(into: Clock, other: Clock) -> None:
-    """Let ``into`` know what ``other`` knows."""
+    """Advance the clock ``into`` to at least ``other``."""
     for key, value in other.items():
         if into.get(key, 0) < value:
             into[key] = value

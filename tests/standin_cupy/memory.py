@@ -1,4 +1,4 @@
-"""Memory of the stand-in: allocations, pointers, allocators, and the check that accesses of streams are ordered."""
+"""Memory of the stand-in: allocations, pointers, allocators, and the check that streams order their accesses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weftplan.locks import members
 
 
 class _Use:
-    """The last write of a range of bytes, and the reads since."""
+    """The last write of a range of bytes, and the reads after it."""
 
     __slots__ = ("count", "readers", "stream")
 
@@ -67,7 +67,7 @@ class Memory:
                     machine.frees.append(stream.now())
 
     def touch(self, start: int, stop: int, stream: Stream, *, write: bool, what: str) -> None:
-        """Note an access by the piece of work that ``stream`` has just been given; refuse one that nothing orders."""
+        """Record an access by the latest work of ``stream``; raise StreamRaceError if no event orders it."""
         key, seen = stream.key, stream.seen
         for (low, high), use in list(self._uses.items()):
             if high <= start or stop <= low:
@@ -95,7 +95,7 @@ class Memory:
 
 
 class MemoryPointer:
-    """``cupy.cuda.MemoryPointer``: a place in an allocation."""
+    """``cupy.cuda.MemoryPointer``: a position in an allocation."""
 
     def __init__(self, mem: Any, offset: int) -> None:
         self.mem = mem
@@ -103,12 +103,12 @@ class MemoryPointer:
 
     @property
     def ptr(self) -> int:
-        """Its address."""
+        """Address in bytes."""
         return int(self.mem.ptr) + self.offset
 
     @property
     def device_id(self) -> int:
-        """Number of its device."""
+        """Number of the allocation's device."""
         return int(self.mem.device_id)
 
     def __add__(self, offset: int) -> MemoryPointer:
@@ -116,7 +116,7 @@ class MemoryPointer:
 
     @capturable
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Stream | None = None) -> None:
-        """``cudaMemcpyAsync`` between devices; enables peer access by itself, as CuPy does."""
+        """Copy ``size`` bytes by ``cudaMemcpyAsync``; enable peer access between devices, as CuPy does."""
         machine.check()
         pair = (src.device_id, self.device_id)
         if pair[0] != pair[1] and pair not in machine.apart:
@@ -136,7 +136,7 @@ class MemoryPointer:
 
 
 class UnownedMemory:
-    """``cupy.cuda.UnownedMemory``: memory that its owner frees; the owner names the allocation."""
+    """``cupy.cuda.UnownedMemory``: memory that its owner frees; the owner identifies the allocation."""
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
         self.ptr = ptr
@@ -156,7 +156,7 @@ def memory_of(pointer: MemoryPointer) -> Memory:
 
 
 def offset_of(pointer: MemoryPointer) -> int:
-    """Return where a pointer is in the allocation under it."""
+    """Return a pointer's offset in bytes in its allocation."""
     return pointer.ptr - memory_of(pointer).ptr
 
 
@@ -166,7 +166,7 @@ Range = tuple[Memory, int, int]
 def enqueue(
     name: str, reads: list[Range], writes: list[Range], *, stream: Stream | None = None, count: int = 1
 ) -> None:
-    """Count a launch on the current stream (or ``stream``) and check that its accesses are ordered."""
+    """Count a launch on ``stream``, by default the current stream, and check that its accesses are ordered."""
     machine.check()
     where = stream or get_current_stream()
     if where.captured is not None:
@@ -194,7 +194,7 @@ class _DefaultPool:
     """CuPy's default pool, without pooling: its allocations are temporaries outside the storage layer."""
 
     def malloc(self, size: int) -> MemoryPointer:
-        """Memory for one array."""
+        """Return memory for one array."""
         try:
             return MemoryPointer(Memory(max(size, 1)), 0)
         except CUDARuntimeError as error:
@@ -203,10 +203,10 @@ class _DefaultPool:
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes") from error
 
     def free_all_blocks(self, stream: Stream | None = None) -> None:
-        """It keeps none."""
+        """Do nothing, because the pool caches no blocks."""
 
     def used_bytes(self) -> int:
-        """Not kept."""
+        """Return 0; the bytes are not counted."""
         return 0
 
 
@@ -215,7 +215,7 @@ _global_allocator: list[Any] = [default_pool.malloc]
 
 
 def alloc(size: int) -> MemoryPointer:
-    """Allocate for a new array: by this thread's allocator, else by the global allocator."""
+    """Allocate memory for a new array by this thread's allocator, else by the global allocator."""
     allocator = thread.allocator or _global_allocator[0]
     pointer = allocator(size)
     if not isinstance(pointer, MemoryPointer):
@@ -224,14 +224,14 @@ def alloc(size: int) -> MemoryPointer:
 
 
 def set_allocator(allocator: Any = None) -> None:
-    """``cupy.cuda.set_allocator``: for the process."""
+    """Set the process's allocator, as ``cupy.cuda.set_allocator``; None restores the default pool."""
     if thread.allocator is not None:
         raise ValueError("Can't change the global allocator inside `using_allocator` context manager")
     _global_allocator[0] = allocator or default_pool.malloc
 
 
 class using_allocator:
-    """``cupy.cuda.using_allocator``: for this thread, within a ``with`` block."""
+    """Set this thread's allocator within a ``with`` block, as ``cupy.cuda.using_allocator``."""
 
     def __init__(self, allocator: Any = None) -> None:
         self._allocator = allocator
@@ -245,7 +245,7 @@ class using_allocator:
 
 
 class PinnedMemory:
-    """``cupy.cuda.PinnedMemory``; the bytes are those of the pointer that is made to it."""
+    """``cupy.cuda.PinnedMemory``; its pointer allocates the bytes."""
 
     def __init__(self, size: int, flags: int = 0) -> None:
         machine.check()
@@ -253,7 +253,7 @@ class PinnedMemory:
 
 
 class PinnedMemoryPointer(bytearray):
-    """``cupy.cuda.PinnedMemoryPointer``: offers the buffer protocol, and keeps the memory."""
+    """``cupy.cuda.PinnedMemoryPointer``: bytes with the buffer protocol and a reference to the memory."""
 
     def __init__(self, mem: PinnedMemory, offset: int) -> None:
         super().__init__(mem.size - offset)
@@ -268,7 +268,10 @@ class PinnedMemoryPointer(bytearray):
 
 
 class Attributes:
-    """What ``cudaPointerGetAttributes`` tells; ``type`` is 1 for page-locked host memory, 0 for other host memory."""
+    """The result of ``cudaPointerGetAttributes``.
+
+    ``type`` is 1 for page-locked host memory, 0 for other host memory.
+    """
 
     def __init__(self, address: int) -> None:
         machine.check()

@@ -14,8 +14,7 @@ class _Thread(threading.local):
 class Meter:
     """Counts since the last :meth:`reset`; one object, :data:`meter`, serves all devices and threads.
 
-    Counts are made under the interpreter's lock, one ``+=`` at a time; a test that compares exact figures runs its work
-    on one thread.
+    Increments are not atomic. A test that compares exact numbers must run its work on one thread.
     """
 
     def __init__(self) -> None:
@@ -25,7 +24,7 @@ class Meter:
 
     @property
     def dry(self) -> bool:
-        """True: everything is checked and counted, nothing is computed. For large networks, whose values no test reads.
+        """Whether calls are checked and counted but not computed; for large networks whose values no test reads.
 
         Work captured as a graph is not computed either.
         """
@@ -36,26 +35,26 @@ class Meter:
         self._dry = value
 
     def reset(self) -> None:
-        """Start again from nothing."""
+        """Set all counters to zero."""
         self.launches: Counter[str] = Counter()
         """Kernels, memory copies on the device, fills and library calls, by name."""
         self.syncs: Counter[str] = Counter()
-        """Calls that made the host wait for the device."""
+        """Calls that made the host wait for the device, by name."""
         self.uploads: Counter[str] = Counter()
-        """Copies from host memory, ``set`` excepted."""
+        """Copies from host memory, except by ``set``, by name."""
         self.atomics: Counter[str] = Counter()
-        """Kernels that add or compare with atomic operations on floats: their order, hence their bits, vary."""
+        """Kernels with atomic operations on floats, by name; their order, hence their bits, may vary."""
         self.compiled: Counter[str] = Counter()
-        """Raw kernels whose source was read."""
+        """Raw kernels whose source was parsed, by name."""
         self.temporaries = 0
-        """Arrays that CuPy allocated by itself, from its own pool."""
+        """Number of arrays that CuPy allocated from its own pool."""
         self.temporary_bytes = 0
         self.frees = 0
-        """Calls of ``cudaFree``; each waits for the whole device."""
+        """Number of calls of ``cudaFree``; each waits for the whole device."""
 
     @property
     def total(self) -> int:
-        """Launches of all kinds."""
+        """Number of launches of all kinds."""
         return sum(self.launches.values())
 
     def launch(self, name: str, count: int = 1) -> None:

@@ -14,9 +14,9 @@ FILE = pathlib.Path(__file__).with_name("names.txt")
 
 @dataclass(frozen=True)
 class Name:
-    """One line of the table: ``kind`` is ufunc, function or other.
+    """A line of the table; ``kind`` is ufunc, function or other.
 
-    Loops of bfloat16 (``E``) are left out: NumPy has none.
+    Loops of bfloat16 (``E``) are omitted, because NumPy has no such dtype.
     """
 
     path: str
@@ -74,7 +74,7 @@ MODULES = ("linalg", "random", "lib", "lib.stride_tricks", "cuda", "cuda.runtime
 
 
 def check(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError unless CuPy's ``path`` can be called like this."""
+    """Raise TypeError if CuPy's ``path`` does not accept these arguments."""
     signature = TABLE[path].signature
     if signature is not None:
         try:
@@ -84,8 +84,10 @@ def check(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def loop(path: str, dtypes: tuple[np.dtype[Any], ...]) -> tuple[list[np.dtype[Any]], list[np.dtype[Any]]] | None:
-    """Return the dtypes of inputs and outputs of the loop that CuPy takes: the first to which all inputs cast
-    safely."""
+    """Return the input and output dtypes of the loop that CuPy chooses, or None if there is none.
+
+    It is the first loop to which all inputs cast safely.
+    """
     for text in TABLE[path].types:
         inputs, outputs = text.split("->")
         if all(np.can_cast(arguments, wanted) for arguments, wanted in zip(dtypes, inputs, strict=True)):

@@ -1,7 +1,7 @@
 """``cupy.cuda.nccl`` of the stand-in: the calls that weftplan uses, with the signatures of CuPy 14.2.
 
-Calls of a group run when the group ends, as NCCL's do; then every member must have made the same calls in one order.
-Members add in the order of their ranks, which NCCL does not promise.
+Calls of a group run at the end of the group, as in NCCL. All members must then have made the same calls in the same
+order. Members are added in the order of their ranks; NCCL does not promise this order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NcclCommunicator:
 
     @staticmethod
     def initAll(devices: Any) -> list[NcclCommunicator]:
-        """Return one for each device."""
+        """Return one communicator for each device."""
         listed = list(range(devices)) if isinstance(devices, int) else list(devices)
         if len(set(listed)) != len(listed):
             raise RuntimeError("NCCL_ERROR_INVALID_USAGE: a device is listed twice")
@@ -56,12 +56,12 @@ class NcclCommunicator:
         return members
 
     def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
-        """The sum of all members' ``sendbuf`` in the root's ``recvbuf``."""
+        """Write the sum of all members' ``sendbuf`` to the root's ``recvbuf``."""
         assert op == NCCL_SUM
         self._call("reduce", send=sendbuf, receive=recvbuf, count=count, kind=datatype, root=root, stream=stream)
 
     def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        """The root's ``sendbuff`` in every member's ``recvbuff``."""
+        """Copy the root's ``sendbuff`` to every member's ``recvbuff``."""
         self._call("broadcast", send=sendbuff, receive=recvbuff, count=count, kind=datatype, root=root, stream=stream)
 
     def _call(self, name: str, **given: int) -> None:
@@ -70,12 +70,12 @@ class NcclCommunicator:
 
 
 def groupStart() -> None:
-    """Calls from now on run when the group ends."""
+    """Start a group: calls run when it ends."""
     _depth[0] += 1
 
 
 def groupEnd() -> None:
-    """Run what was called."""
+    """End a group; run its calls when the outermost group ends."""
     _depth[0] -= 1
     calls, _calls[:] = list(_calls), []
     if _depth[0] or not calls:
@@ -126,7 +126,7 @@ def _run(calls: Sequence[tuple[str, NcclCommunicator, dict[str, int]]]) -> None:
 
 @contextlib.contextmanager
 def nccl(*, available: bool = True) -> Iterator[types.ModuleType]:
-    """``cupy.cuda.nccl`` is the stand-in's."""
+    """Install the stand-in as ``cupy.cuda.nccl``; ``available`` is the module's attribute."""
     result = types.ModuleType("cupy.cuda.nccl")
     result.__dict__.update(
         available=available,

@@ -1,11 +1,11 @@
-"""Writes ``names.txt``, the names and signatures of the installed CuPy: ``python -m tests.standin_cupy.record``.
+"""Write ``names.txt``, the names and signatures of the installed CuPy: ``python -m tests.standin_cupy.record``.
 
-Importing CuPy needs no driver. A line is one name:
+Importing CuPy needs no driver. Each line describes one name:
 
-    add ufunc 2 1 ??->? bb->b …            a ufunc: inputs, outputs, its loops
+    add ufunc 2 1 ??->? bb->b …            a ufunc: number of inputs and outputs, its loops
     sum function a axis? dtype? …          parameters in order; ``?`` has a default; ``/`` and ``*`` as in Python
-    sum function ?                         a function whose signature cannot be read
-    float32 other                          anything else: types, constants, modules
+    sum function ?                         a function without a readable signature
+    float32 other                          any other object: types, constants, modules
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 FILE = pathlib.Path(__file__).with_name("names.txt")
 MODULES = ["", "linalg", "random", "random.Generator", "lib.stride_tricks", "cuda", "cuda.runtime", "ndarray"]
-"""Where names are recorded; of a class, its methods."""
+"""Modules and classes whose names are recorded; for a class, its methods."""
 
 
 def parameters(function: Any) -> str:
-    """Return the parameters of a function on one line."""
+    """Return the parameters of a function on one line, or ``?`` if the signature cannot be read."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -43,7 +43,7 @@ def parameters(function: Any) -> str:
 
 
 def lines(cupy: Any) -> Iterator[str]:
-    """Yield the table of one CuPy."""
+    """Yield the lines of the table for a CuPy module."""
     yield f"# CuPy {cupy.__version__}"
     for module in MODULES:
         place = cupy
@@ -63,7 +63,7 @@ def lines(cupy: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the table."""
+    """Write the table of the installed CuPy."""
     import cupy
 
     FILE.write_text("\n".join(lines(cupy)) + "\n")

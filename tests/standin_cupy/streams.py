@@ -1,9 +1,9 @@
 """Devices, streams, events and graphs of the stand-in, and the clocks that order them.
 
-Work runs in the call that enqueues it, so a missing event never shows as a wrong value. It shows as a
-:class:`~tests.standin_cupy.machine.StreamRaceError` instead: every access to device memory is stamped with its stream
-and its position there (``memory.py``), and every stream knows how far into the other streams it has waited. The host's
-waits count for all streams, because the work of a later call starts later.
+Work runs in the call that enqueues it, so a missing event never leads to a wrong value. It raises a
+:class:`~tests.standin_cupy.machine.StreamRaceError` instead. Every access to device memory is stamped with its stream
+and its position there (``memory.py``), and every stream records how far into the other streams it has waited. A wait of
+the host counts for all streams, because work of a later call starts later.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Device:
         thread.device = thread.guards.pop()
 
     def use(self) -> None:
-        """Make it current."""
+        """Make this device current."""
         thread.device = self.id
 
     def synchronize(self) -> None:
-        """Wait for every stream; refused while one of them is captured, by whichever thread."""
+        """Wait for every stream; raise an error while one of them is captured, by any thread."""
         machine.check()
         not_while_capturing("Device.synchronize")
         mine = [stream for stream in members(machine.streams) if stream.device_id == self.id]
@@ -60,18 +60,18 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Those that weftplan asks for."""
+        """The attributes that weftplan reads."""
         return {"MultiProcessorCount": 132, "AsyncEngineCount": 3}
 
     @property
     def cublas_handle(self) -> int:
-        """A handle of cuBLAS."""
+        """A cuBLAS handle."""
         machine.library("cuBLAS")
         return 1
 
     @property
     def compute_capability(self) -> str:
-        """That of an H100."""
+        """The compute capability of an H100."""
         return "90"
 
 
@@ -112,13 +112,13 @@ class Stream:
         assert top is self, "`with stream:` blocks left in the wrong order"
 
     def use(self) -> Stream:
-        """Make it current from now on."""
+        """Make this stream current until another stream is."""
         thread.streams[self.device_id] = [self]
         return self
 
     @property
     def done(self) -> bool:
-        """Work runs at once; the host learns of it here."""
+        """True, because work runs when it is enqueued; reading it counts as a wait of the host."""
         if self._era is machine.era:
             not_while_capturing("Stream.done", self)
             _arrive_at(self.now)
@@ -133,13 +133,13 @@ class Stream:
             _arrive_at(self.now)
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event after the work so far."""
+        """Record and return an event after the work enqueued so far."""
         result = event or Event()
         result.record(self)
         return result
 
     def wait_event(self, event: Event) -> None:
-        """Later work starts after ``event``. An event of a capture makes this stream part of the capture."""
+        """Start later work after ``event``; an event of a capture adds this stream to the capture."""
         machine.check()
         assert isinstance(event, Event), f"wait_event takes an Event, got {event!r}"
         capture = event.capture
@@ -155,7 +155,7 @@ class Stream:
             capture.returned.add(event.stream_key)
 
     def begin_capture(self, mode: int | None = None) -> None:
-        """From now on work is not run but kept, whichever thread enqueues it, until :meth:`end_capture`."""
+        """Record work instead of running it, whichever thread enqueues it, until :meth:`end_capture`."""
         machine.check()
         if self.ptr == 0:
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the default stream cannot be captured")
@@ -165,7 +165,7 @@ class Stream:
         thread.capturing = self
 
     def is_capturing(self) -> bool:
-        """Return whether work is kept instead of run."""
+        """Return whether work is recorded instead of run."""
         return self.captured is not None
 
     def end_capture(self) -> Graph:
@@ -194,7 +194,7 @@ def _arrive_at(*clocks: Callable[[], Clock]) -> None:
 
 
 def _pointer() -> int:
-    """Return a handle for a new stream: that of a destroyed stream, if there is one."""
+    """Return a handle for a new stream: the handle of a destroyed stream, if any."""
     try:
         return machine.pointers.pop()
     except IndexError:
@@ -202,7 +202,7 @@ def _pointer() -> int:
 
 
 class Capture:
-    """The work that streams are given while it is captured."""
+    """The work enqueued on streams while they are captured."""
 
     def __init__(self, origin: Stream) -> None:
         self.origin = origin
@@ -211,11 +211,11 @@ class Capture:
         self.joined: dict[int, Stream] = {}
         """Streams that have waited for an event of the capture, by key."""
         self.returned: set[int] = set()
-        """Keys of the streams that the origin has waited for since."""
+        """Keys of the joined streams that the origin has waited for."""
 
 
 def refuse(capture: Capture | None, what: str, why: str = "") -> None:
-    """Spoil a capture, if there is one, and raise."""
+    """Invalidate a capture and raise an error; do nothing if ``capture`` is None."""
     if capture is not None:
         capture.broken = what
         why = why or "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
@@ -223,8 +223,10 @@ def refuse(capture: Capture | None, what: str, why: str = "") -> None:
 
 
 def not_while_capturing(what: str, stream: Stream | None = None) -> None:
-    """Refuse what CUDA refuses while a stream is captured: on a stream that is captured, whichever thread asks, and of
-    the thread that captures; the capture is spoiled."""
+    """Raise an error for a call that CUDA forbids during a capture, and invalidate the capture.
+
+    The call is forbidden on a captured stream, in any thread, and in the thread that captures.
+    """
     if stream is not None:
         refuse(stream.captured, what)
     if thread.capturing is not None:
@@ -232,7 +234,10 @@ def not_while_capturing(what: str, stream: Stream | None = None) -> None:
 
 
 def capturable(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that enqueues work: while its stream is captured it is checked, and kept with its arguments."""
+    """Wrap a call that enqueues work: while its stream is captured, the call is checked and recorded.
+
+    The record contains the call's arguments.
+    """
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -253,21 +258,21 @@ def capturable(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Graph:
-    """``cupy.cuda.graph.Graph``: calls with the arguments that they had, run again at each launch."""
+    """``cupy.cuda.graph.Graph``: recorded calls with their arguments, repeated at each launch."""
 
     def __init__(self, calls: list[Any], device_id: int) -> None:
         self._calls = calls
         self._device_id = device_id
 
     def launch(self, stream: Stream | None = None) -> None:
-        """Enqueue everything on one stream, as one launch."""
+        """Enqueue all calls on one stream, as one launch."""
         machine.check()
         where = stream or get_current_stream()
         not_while_capturing("graph launch", where)
         meter.launch("graph")
         with Device(self._device_id), where, _silently():
             for call, args, kwargs in self._calls:
-                # A stream among the arguments was one of the capture.
+                # A stream among the arguments belongs to the capture.
                 now = [where if isinstance(x, Stream) else x for x in args]
                 call(*now, **{k: where if isinstance(x, Stream) else x for k, x in kwargs.items()})
 
@@ -295,7 +300,10 @@ class Event:
         self._era = machine.era
 
     def record(self, stream: Stream | None = None) -> None:
-        """Mark the work of ``stream`` so far; an event belongs to the device that was current when it was made."""
+        """Record the work of ``stream`` so far.
+
+        The stream must belong to the device that was current when the event was created.
+        """
         where = stream or get_current_stream()
         if where.device_id != self.device_id:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle: the event and the stream are of different devices")
@@ -310,7 +318,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Work runs at once; the host learns of it here."""
+        """True, because work runs when it is enqueued; reading it counts as a wait of the host."""
         if self._era is machine.era:
             machine.check()
             self._of_no_capture("Event.done")
@@ -327,7 +335,7 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds between two events that have passed."""
+    """Return the milliseconds between two completed events."""
     if not (start_event.timed and end_event.timed):
         raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event was made without timing")
     return end_event.time - start_event.time
@@ -342,7 +350,7 @@ def _null_stream(device: int) -> Stream:
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """The stream of the current device (or of ``device_id``) that is current in this thread."""
+    """Return this thread's current stream of the current device, or of ``device_id``."""
     device = thread.device if device_id < 0 else device_id
     stack = thread.streams.get(device)
     return stack[-1] if stack else _null_stream(device)

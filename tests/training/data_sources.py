@@ -1,4 +1,4 @@
-"""Datasets that misbehave, for tests of their readers; workers import this file."""
+"""Datasets for tests of ``mx.io.DatasetIter``, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weftplan.training.data.input.seeding import sample_rng
 
 
 class Numbers:
-    """Samples ``(number, number)``; one sample, and the start in a worker, may misbehave.
+    """Dataset whose sample ``n`` is the pair (array of two values ``n``, ``n``), with an optional fault.
 
     Args:
-        count: samples.
-        bad: the sample at which ``act`` is called.
-        act: a name of :data:`ACTS`.
-        start: a name of :data:`ACTS`, called when a worker gets the dataset.
-        once: a file that the first call creates; if it exists, nothing is called.
+        count: number of samples.
+        bad: number of the sample whose reading calls ``act``.
+        act: name of an entry of :data:`ACTS`.
+        start: name of the entry of :data:`ACTS` that is called when a worker unpickles the dataset.
+        once: file that the first call creates; if the file exists, nothing is called.
     """
 
     def __init__(self, count: int, bad: int = -1, act: str = "", *, start: str = "", once: Path | None = None) -> None:
@@ -54,12 +54,12 @@ class Numbers:
 
 
 def fail_on_purpose() -> None:
-    """Raise."""
+    """Raise ValueError."""
     raise ValueError("this one is broken")
 
 
 def hang_on_purpose() -> None:
-    """Wait for an event that never happens."""
+    """Wait forever."""
     threading.Event().wait()
 
 
@@ -75,7 +75,7 @@ ACTS = {
 
 
 class Growing:
-    """A dataset whose length changes when ``count`` does."""
+    """Dataset with a length that a test can change: the attribute ``count``; sample ``n`` is two values ``n``."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -87,8 +87,8 @@ class Growing:
         return np.full(2, number, "float32")
 
 
-def threads_of_blas(sample: Any) -> Any:
-    """Return how many threads a product may use in this process."""
+def blas_thread_count(sample: Any) -> Any:
+    """Return (number of BLAS threads, process id) of this process as float32; a transform that ignores its sample."""
     from threadpoolctl import ThreadpoolController
 
     actual = [library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"]
@@ -96,14 +96,14 @@ def threads_of_blas(sample: Any) -> Any:
 
 
 class Fickle(Growing):
-    """As long as it says, but one more in every other process."""
+    """Dataset that has one sample more in each process that unpickles it."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.count = state["count"] + 1
 
 
 class OnlyIterable:
-    """An iterable that can be sent to a process."""
+    """Iterable that can be pickled; it has no length and no indexing."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -113,16 +113,16 @@ class OnlyIterable:
 
 
 def noisy(sample: Any) -> Any:
-    """Noise from every generator that is seeded for a sample."""
+    """Replace the data of ``sample`` by a sum of draws from all three generators that are seeded for each sample."""
     drawn = random.random() + np.random.random() + sample_rng().random()  # noqa: NPY002
     return np.float64(drawn), sample[1]
 
 
-def rows(batch: Any) -> list[Any]:
-    """Data of a batch as lists."""
+def data_lists(batch: Any) -> list[Any]:
+    """Return each data array of ``batch`` as nested lists."""
     return [array.tolist() for array in batch.data]
 
 
-def labels(batch: Any) -> Any:
-    """Return the numbers of the samples."""
+def label_list(batch: Any) -> Any:
+    """Return the first label array of ``batch`` as a list; for :class:`Numbers` these are the sample numbers."""
     return batch.label[0].tolist()

@@ -1,4 +1,4 @@
-"""A short run of fit that can be killed after any batch, and the results that a resumed run must repeat."""
+"""A short run of ``fit`` that can be stopped after any batch, and a comparison of two runs."""
 
 import random as python_random
 
@@ -13,11 +13,11 @@ BATCHES = 5
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing of the package catches it."""
+    """Raised to stop a run. The package catches no BaseException, so this acts like the death of the process."""
 
 
 def network():
-    """Batch normalization has states, dropout draws random numbers."""
+    """Return a classifier with batch normalization (auxiliary states) and dropout (random numbers)."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")
@@ -25,13 +25,13 @@ def network():
 
 
 def data():
-    """Five batches of eight, in a new order each epoch."""
+    """Return an iterator over five batches of eight samples; each reset shuffles the samples."""
     rng = np.random.default_rng(2)
     return mx.io.NDArrayIter(rng.random((40, 4)), rng.integers(0, 3, 40), batch_size=8, shuffle=True)
 
 
 class Plain(mx.io.DataIter):
-    """The same, from an iterator that cannot tell its place."""
+    """An iterator that gives the batches of :func:`data` and cannot save its position."""
 
     def __init__(self):
         super().__init__(8)
@@ -60,8 +60,11 @@ SETTINGS = {
 
 
 def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd", metric=("acc", "ce"), **settings):
-    """Return (weights, metrics of the last batch, numbers drawn afterwards) of a run, or None if it was stopped after a
-    batch: its number from the beginning."""
+    """Train with ``fit`` and return (weights by name, last callback record, two numbers drawn afterwards).
+
+    The record holds the epoch, the batch number, the metric values and a random number; it is None if no batch ran.
+    Returns None if the run was stopped after batch ``stop``, which is counted from the beginning of the run.
+    """
     mx.random.seed(seed)
     python_random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - what a program may do
@@ -99,8 +102,8 @@ def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd"
     return by_name, seen[-1] if seen else None, (mx.nd.random.uniform().asscalar(), np.random.random())  # noqa: NPY002
 
 
-def same(left, right):
-    """The same bits, metrics and random numbers."""
+def assert_same_run(left, right):
+    """Check that two results of :func:`run` have the same weight bits, records and random numbers."""
     assert left[0].keys() == right[0].keys()
     for name, value in left[0].items():
         np.testing.assert_array_equal(value, right[0][name], err_msg=name)

@@ -1,4 +1,4 @@
-"""BucketingModule: sentences of several lengths train one set of parameters, as one module of each length would."""
+"""BucketingModule trains one set of parameters with batches of several sequence lengths."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ BATCH, LENGTHS = 4, (2, 3, 5)
 
 
 def network(length):
-    """A recurrent cell over ``length`` words of three numbers; the last state is classified."""
+    """Return (symbol, data names, label names) of a recurrent classifier of ``length`` words of three numbers each."""
     data = mx.sym.Variable("data")
     weights = [mx.sym.Variable(name) for name in ("in_weight", "in_bias", "state_weight")]
     state = None
@@ -28,7 +28,7 @@ def network(length):
 
 
 class Sentences(mx.io.DataIter):
-    """Three batches of each length, the lengths in turn."""
+    """An iterator over nine batches whose lengths alternate: 2, 3, 5, 2, ..."""
 
     def __init__(self):
         super().__init__(BATCH)
@@ -60,8 +60,8 @@ class Sentences(mx.io.DataIter):
         return next(self.left)
 
 
-def ready(contexts=1, **settings):
-    """Return a module with parameters and an optimizer with momentum."""
+def trainable_module(contexts=1, **settings):
+    """Return a bound module with initial parameters and a momentum optimizer."""
     module = mx.mod.BucketingModule(network, max(LENGTHS), context=[mx.cpu(i) for i in range(contexts)], **settings)
     module.bind(Sentences().provide_data, Sentences().provide_label)
     mx.random.seed(1)
@@ -72,8 +72,8 @@ def ready(contexts=1, **settings):
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_training_is_that_of_separate_modules(contexts):
-    """Each step equals the step of a module of that length that gets and hands on parameters and states."""
-    module = ready(contexts)
+    """Outputs and parameters equal those of a new Module per batch, which gets the current parameters."""
+    module = trainable_module(contexts)
     args, _ = module.get_params()
     weights = {name: value.asnumpy().astype("float64") for name, value in args.items()}
     momentum = {name: np.zeros_like(value) for name, value in weights.items()}
@@ -93,7 +93,10 @@ def test_training_is_that_of_separate_modules(contexts):
 
 
 def test_fit_score_and_predict(tmp_path):
-    """The loops of modules; parameters are in every bucket, set_params and files included; memory is shared."""
+    """fit, score and predict use all buckets; set_params and load_params change every bucket.
+
+    The executors of all buckets share a memory pool.
+    """
     module = mx.mod.BucketingModule(network, max(LENGTHS))
     data = Sentences()
     mx.random.seed(1)
@@ -118,8 +121,8 @@ def test_fit_score_and_predict(tmp_path):
 
 
 def test_which_bucket():
-    """A batch without a key is for the default one; switch_bucket and the names follow the last batch."""
-    module = ready()
+    """A batch without a bucket key uses the default bucket; the module's shapes are those of the last bucket."""
+    module = trainable_module()
     assert (module.bucket_key, module.output_names) == (5, ["softmax_output"])
     module.switch_bucket(2, [("data", (BATCH, 2, 3))], [("softmax_label", (BATCH,))])
     assert (module.bucket_key, module.data_shapes[0].shape) == (2, (BATCH, 2, 3))
@@ -132,8 +135,8 @@ def test_which_bucket():
 
 
 def test_monitors_watch_buckets_that_come_later():
-    """Installed once, it sees the outputs of a bucket that is bound afterwards."""
-    module, monitor = ready(), mx.mon.Monitor(1, pattern="softmax_output")
+    """A monitor reports outputs of buckets that are bound after ``install_monitor``."""
+    module, monitor = trainable_module(), mx.mon.Monitor(1, pattern="softmax_output")
     module.install_monitor(monitor)
     for batch in Sentences().batches[:3]:
         monitor.tic()
@@ -142,14 +145,14 @@ def test_monitors_watch_buckets_that_come_later():
 
 
 def test_misuse():
-    """No default bucket, a bucket with a parameter of its own, a first batch without shapes, steps out of turn."""
+    """A missing default key, an unbound module, and a new bucket without shapes or with other parameters raise."""
     with pytest.raises(BindError, match="needs default_bucket_key"):
         mx.mod.BucketingModule(network, None)
     unbound = mx.mod.BucketingModule(network, 5)
     for step in (lambda: unbound.forward(Sentences().batches[0]), lambda: unbound.switch_bucket(2, [])):
         with pytest.raises(MXNetError, match="not bound"):
             step()
-    module = ready()
+    module = trainable_module()
     with pytest.raises(MXNetError, match=r"the first batch of bucket 3 must say its shapes: .*bucket_key=3"):
         module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 3, 3))], bucket_key=3))
     second = mx.mod.BucketingModule(
@@ -163,8 +166,8 @@ def test_misuse():
 
 
 def test_a_checkpoint_of_buckets(tmp_path):
-    """Parameters, every network and the keys are written as MXNet does, and a module loaded from them goes on."""
-    module = ready()
+    """save_checkpoint writes parameters, keys and a symbol per bucket; the loaded module computes the same."""
+    module = trainable_module()
     for batch in Sentences().batches[:3]:
         module.forward_backward(batch)
         module.update()
@@ -187,14 +190,14 @@ def test_a_checkpoint_of_buckets(tmp_path):
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_states_and_gradients_of_the_current_bucket(contexts):
-    """States are those of the current bucket; gradients of data come merged, or one for each context."""
+    """States and input gradients are those of the last bucket used, merged or for each context."""
 
-    def of(length):
+    def symbol_of(length):
         data, state = mx.sym.Variable("data"), mx.sym.Variable("state")
         last = mx.sym.Reshape(mx.sym.slice_axis(data, axis=1, begin=length - 1, end=length), shape=(-1, 3))
         return mx.sym.FullyConnected(last, num_hidden=2, name="fc") + state, ["data"], None
 
-    module = mx.mod.BucketingModule(of, 5, context=[mx.cpu(i) for i in range(contexts)], state_names=["state"])
+    module = mx.mod.BucketingModule(symbol_of, 5, context=[mx.cpu(i) for i in range(contexts)], state_names=["state"])
     module.bind([("data", (4, 5, 3))], inputs_need_grad=True)
     module.init_params(mx.init.One())
     for key in (5, 2):
@@ -213,9 +216,11 @@ def test_states_and_gradients_of_the_current_bucket(contexts):
 
 
 def test_networks_and_parameters_in_memory():
-    """``load_dict`` takes the networks that it is given, those of other buckets from the function; parameters come with
-    bind. Without one of its arguments it says which."""
-    trained = ready()
+    """``load_dict`` uses the given networks, and calls ``sym_gen`` for other buckets; bind sets the given parameters.
+
+    The error about missing arguments lists their names.
+    """
+    trained = trainable_module()
     args, aux = trained.get_params()
     renamed = mx.sym.Group([network(2)[0]])
     calls = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.training.killed_runs import EPOCHS, data, network, run, same
+from tests.training.killed_runs import EPOCHS, assert_same_run, data, network, run
 from weftplan.convert import load_safetensors, save_safetensors
 from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray.formats import safetensors as file_format
@@ -19,7 +19,7 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 
 
 def test_how_many_stay(tmp_path):
-    """The newest `keep` stay; None keeps all."""
+    """The newest ``keep`` checkpoints remain; ``keep=None`` removes none."""
     run(tmp_path / "few", every=2, keep=2)
     assert [path.name for path in Checkpoints(tmp_path / "few").found()] == [
         "few-step00000014.safetensors",
@@ -30,7 +30,7 @@ def test_how_many_stay(tmp_path):
 
 
 def test_parameters_alone_are_read_from_a_checkpoint(tmp_path):
-    """Module.load_params, load_safetensors and the reference library open the file."""
+    """load_safetensors, Module.load_params and the safetensors library read the parameters of a checkpoint."""
     expected = run(tmp_path / "run")[0]
     path = Checkpoints(tmp_path / "run").found()[-1]
     args, aux = load_safetensors(path)
@@ -47,7 +47,7 @@ def test_parameters_alone_are_read_from_a_checkpoint(tmp_path):
 
 
 def test_a_full_disk(tmp_path, monkeypatch, caplog):
-    """Training goes on and says so, the last good checkpoint stays, and nothing half written is left."""
+    """If a checkpoint cannot be written, training continues with a warning; only complete files remain."""
     real, full = os.fsync, []
 
     def fsync(handle):
@@ -58,9 +58,10 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("weftplan.support.atomic_files.os.fsync", fsync)
 
     def fill(param):
-        np.random.random()  # noqa: NPY002 - as `run` does, whose orders it decides
+        np.random.random()  # noqa: NPY002 - `run` draws the same numbers, which decide the order of samples
         if param.epoch == 1 and param.nbatch == 0:
-            while not (tmp_path / "run-step00000004.safetensors").exists():  # the last that the queue has room for
+            # The writer's queue has room for the checkpoints up to this one.
+            while not (tmp_path / "run-step00000004.safetensors").exists():
                 time.sleep(0.001)
             full.append(True)
 
@@ -90,22 +91,22 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
 
 
 def test_killed_while_it_writes(tmp_path, monkeypatch):
-    """An unfinished file has no name; resuming continues from the previous checkpoint and removes leftovers."""
+    """Resuming uses the previous checkpoint, and removes partial files of this prefix but not of other prefixes."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     (tmp_path / ".run-step00000008.safetensors.0a1b2c3d").write_bytes(b"half of it")
-    (tmp_path / ".other-step00000008.safetensors.0a1b2c3d").write_bytes(b"somebody else's")
-    same(run(tmp_path / "run", resume=True, every=2), run())
+    (tmp_path / ".other-step00000008.safetensors.0a1b2c3d").write_bytes(b"of another run")
+    assert_same_run(run(tmp_path / "run", resume=True, every=2), run())
     assert [path.name for path in tmp_path.glob(".*")] == [".other-step00000008.safetensors.0a1b2c3d"]
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
-    """Changed bytes and truncation are detected; the previous checkpoint is used."""
+    """If the newest file fails its checksum, resuming uses the previous file; without a valid file it raises."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     newest = Checkpoints(tmp_path / "run").found()[-1]
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
-    same(run(tmp_path / "run", resume=True, every=2), run())
+    assert_same_run(run(tmp_path / "run", resume=True, every=2), run())
     assert "do not fit their checksum; the one before it is tried" in caplog.text
     for path in Checkpoints(tmp_path / "run").found():
         path.write_bytes(path.read_bytes()[:200])
@@ -114,7 +115,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
 
 
 def test_another_version(tmp_path):
-    """A file of another version is refused with a remedy; older files do not replace it."""
+    """A newest checkpoint of another format version raises; resuming does not fall back on older files."""
     run(tmp_path / "run", every=5)
     path = Checkpoints(tmp_path / "run").found()[-1]
     arrays, metadata = file_format.read(path)
@@ -125,14 +126,14 @@ def test_another_version(tmp_path):
 
 
 def test_parameters_are_no_run(tmp_path):
-    """The error for a file of parameters under a checkpoint's name says that it holds parameters."""
+    """A parameter file with a checkpoint's name is refused: it has no run state."""
     save_safetensors(tmp_path / "run-step00000001.safetensors", {"w": mx.nd.ones((2,))}, {})
     with pytest.raises(FormatError, match="holds parameters alone, not a run to go on with"):
         run(tmp_path / "run", resume=True)
 
 
 def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
-    """Without resume, files of an earlier run are refused with a remedy."""
+    """If checkpoints with the prefix exist, fit without ``resume`` raises, and the error lists the remedies."""
     run(tmp_path / "run", num_epoch=1)
     with pytest.raises(
         ParameterError, match="pass resume=True to go on from it, remove them, or choose another prefix"
@@ -141,7 +142,7 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    """The next batches run while a checkpoint is being written; the next checkpoint waits for it."""
+    """Batches run while a checkpoint is written; when fit returns, every checkpoint is complete."""
     writing, go_on, steps = threading.Event(), threading.Event(), []
     real = checkpoint_writer.write_snapshot
 
@@ -167,7 +168,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_of_its_moment(tmp_path):
-    """Later steps do not change the weights and momentum in a checkpoint, however late it is written."""
+    """A checkpoint has the weights of its step: a run that continues and a run killed there save equal weights."""
     run(tmp_path / "run", every=1, keep=None, num_epoch=1)
     run(tmp_path / "short", every=3, keep=None, stop=3)
     early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]

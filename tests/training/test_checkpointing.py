@@ -1,4 +1,4 @@
-"""Checkpoints of fit: a run that was killed and resumed ends with the bits of one that was not."""
+"""Checkpoints of ``fit``: a resumed run ends with the same bits as an uninterrupted run."""
 
 import random as python_random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.training.killed_runs import EPOCHS, Plain, data, network, run, same
+from tests.training.killed_runs import EPOCHS, Plain, assert_same_run, data, network, run
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 
@@ -14,17 +14,17 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 @pytest.mark.parametrize("stop", [0, 3, 4, 5, 9, 13])
 @pytest.mark.parametrize("every", [1, 2, None])
 def test_resumed_is_not_stopped(tmp_path, stop, every):
-    """Stopped in the middle, at the end or the beginning of an epoch, a resumed run has the bits of a whole one."""
+    """A run stopped at any point of an epoch and resumed ends with the bits of an uninterrupted run."""
     assert run(tmp_path / "run", stop=stop, every=every) is None
     seed = 99 if Checkpoints(tmp_path / "run").found() else 3  # a run without a checkpoint begins as the first run did
-    same(run(tmp_path / "run", resume=True, every=every, seed=seed), run())
+    assert_same_run(run(tmp_path / "run", resume=True, every=every, seed=seed), run())
 
 
 @pytest.mark.parametrize("optimizer", ["nadam", "schedule", "lbsgd"])
 def test_optimizers_that_remember_more_than_arrays(tmp_path, optimizer):
-    """A momentum schedule, a schedule of rates and gradients that are summed over steps are part of a checkpoint."""
+    """A checkpoint includes Nadam's momentum schedule, the learning rate schedule and LBSGD's accumulated gradients."""
     assert run(tmp_path / "run", stop=7, every=2, optimizer=optimizer) is None
-    same(run(tmp_path / "run", resume=True, every=2, optimizer=optimizer), run(optimizer=optimizer))
+    assert_same_run(run(tmp_path / "run", resume=True, every=2, optimizer=optimizer), run(optimizer=optimizer))
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,27 @@ def test_optimizers_that_remember_more_than_arrays(tmp_path, optimizer):
     ids=["device", "local", "apart", "compression", "micro"],
 )
 def test_two_devices(tmp_path, settings):
-    """Devices have statistics of their own, without a store parameters, too; one that compresses has residuals."""
+    """A checkpoint has each device's statistics, its parameters without a store, and compression residuals."""
     assert run(tmp_path / "run", stop=6, every=2, devices=2, **settings) is None
-    same(run(tmp_path / "run", resume=True, every=2, devices=2, **settings), run(devices=2, **settings))
+    assert_same_run(run(tmp_path / "run", resume=True, every=2, devices=2, **settings), run(devices=2, **settings))
 
 
 @pytest.mark.parametrize("stop", [3, 8])
 def test_an_iterator_that_cannot_tell_its_place(tmp_path, stop):
-    """The run reads again what the iterator had given, in the order of then; in the first epoch that is the order in
-    which the iterator is made."""
+    """If the iterator cannot save its position, the resumed run reads and skips the batches before the checkpoint.
+
+    The samples come in the same order, in the first epoch and later.
+    """
     assert run(tmp_path / "run", stop=stop, every=2, make=Plain) is None
-    same(run(tmp_path / "run", resume=True, every=2, make=Plain), run(make=Plain))
+    assert_same_run(run(tmp_path / "run", resume=True, every=2, make=Plain), run(make=Plain))
 
 
 class OwnOrder(mx.io.DataIter):
-    """An iterator as scripts write them: reset shuffles with NumPy's or Python's global generator."""
+    """An iterator typical of user scripts: each reset shuffles its batches with a global generator.
+
+    Args:
+        shuffle: ``numpy.random.shuffle`` or ``random.shuffle``.
+    """
 
     def __init__(self, shuffle):
         super().__init__(8)
@@ -78,9 +84,9 @@ class OwnOrder(mx.io.DataIter):
 @pytest.mark.parametrize("shuffle", [np.random.shuffle, python_random.shuffle], ids=["numpy", "python"])
 @pytest.mark.parametrize("stop", [3, 8])
 def test_an_iterator_with_an_order_of_its_own(tmp_path, shuffle, stop):
-    """The iterator's order is restored, too, so that the run continues with the next batches."""
+    """An order that NumPy's or Python's global generator made is repeated, so the run continues with the next batch."""
     assert run(tmp_path / "run", stop=stop, every=2, make=lambda: OwnOrder(shuffle)) is None
-    same(
+    assert_same_run(
         run(tmp_path / "run", resume=True, every=2, make=lambda: OwnOrder(shuffle)), run(make=lambda: OwnOrder(shuffle))
     )
 
@@ -91,7 +97,7 @@ def test_an_iterator_with_an_order_of_its_own(tmp_path, shuffle, stop):
     ids=["pcc", "mse", "top", "function"],
 )
 def test_metrics_go_on(tmp_path, metric):
-    """A metric of the epoch counts what came before the checkpoint, in numbers or in tables."""
+    """A resumed metric still counts the batches before the checkpoint, whether its state is numbers or arrays."""
 
     def make():
         return [mx.metric.TopKAccuracy(top_k=2) if metric is mx.metric.TopKAccuracy else metric, "acc"]
@@ -101,21 +107,23 @@ def test_metrics_go_on(tmp_path, metric):
             lambda label, pred: (float(((pred - label[:, None]) ** 2).sum()), len(label)), name="square"
         )
     assert run(tmp_path / "run", stop=2, every=1, num_epoch=1, metric=make()) is None
-    same(run(tmp_path / "run", resume=True, every=1, num_epoch=1, metric=make()), run(num_epoch=1, metric=make()))
+    assert_same_run(
+        run(tmp_path / "run", resume=True, every=1, num_epoch=1, metric=make()), run(num_epoch=1, metric=make())
+    )
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    """Resumed, it has its weights at once; with more epochs it goes on as one that had them from the beginning."""
+    """Resuming a finished run trains no batch and sets its weights; with more epochs it equals a run of that length."""
     done = run(tmp_path / "run")
     repeated = run(tmp_path / "run", resume=True)
     assert repeated[1] is None
     for name, value in done[0].items():
         np.testing.assert_array_equal(value, repeated[0][name])
-    same(run(tmp_path / "run", resume=True, num_epoch=EPOCHS + 1), run(num_epoch=EPOCHS + 1))
+    assert_same_run(run(tmp_path / "run", resume=True, num_epoch=EPOCHS + 1), run(num_epoch=EPOCHS + 1))
 
 
 def test_another_network(tmp_path):
-    """Each parameter that does not fit is listed, and nothing is changed."""
+    """Resuming with another network raises; the error lists every missing parameter and differing shape."""
     run(tmp_path / "run", num_epoch=1)
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5, name="fc1")
     module = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="out"), name="softmax"))
@@ -128,7 +136,7 @@ def test_another_network(tmp_path):
 
 
 def test_other_settings(tmp_path, caplog):
-    """The differences are listed; with "changed" they are logged, and the settings of now hold."""
+    """Resuming with other settings raises and lists the differences; ``resume="changed"`` logs and accepts them."""
     run(tmp_path / "run", num_epoch=1)
     second = {"optimizer_params": {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.5}}
     with pytest.raises(ParameterError, match="was written with other settings") as error:
@@ -152,20 +160,20 @@ def test_other_settings(tmp_path, caplog):
     ],
 )
 def test_bad_settings(tmp_path, settings, words):
-    """They are named before training."""
+    """Invalid ``every``, ``keep`` and ``resume`` raise ParameterError before training; no file is written."""
     with pytest.raises(ParameterError, match=words):
         run(tmp_path / "run", **settings)
     assert not list(tmp_path.iterdir())
 
 
 def test_resume_needs_a_prefix():
-    """Without one there is nothing to go on from."""
+    """``resume`` without ``checkpoint`` raises ParameterError."""
     with pytest.raises(ParameterError, match="resume needs checkpoint=prefix"):
         run(resume=True)
 
 
 def test_processes_that_differ_are_refused(tmp_path, monkeypatch):
-    """No single file fits processes that differ; the message names the alternative."""
+    """``checkpoint`` with a ``dist_async`` store raises: its processes have different weights."""
     monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.num_workers", 2)
     monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.type", "dist_async")
     with pytest.raises(MXNetError, match="checkpoint needs processes with equal weights"):
@@ -173,10 +181,10 @@ def test_processes_that_differ_are_refused(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_between_batches_leaves_a_checkpoint_of_that_moment(tmp_path):
-    """KeyboardInterrupt from a batch-end callback: the run goes on from exactly there."""
+    """KeyboardInterrupt in a callback saves a checkpoint of that step; resuming gives the bits of a whole run."""
 
     def interrupt(param):
-        np.random.random()  # noqa: NPY002 - as `run` does, whose orders it decides
+        np.random.random()  # noqa: NPY002 - `run` draws the same numbers, which decide the order
         if param.epoch == 1 and param.nbatch == 2:
             raise KeyboardInterrupt
 
@@ -201,7 +209,10 @@ def test_ctrl_c_between_batches_leaves_a_checkpoint_of_that_moment(tmp_path):
 
 
 def test_early_stopping_and_the_best_so_far(tmp_path):
-    """Training ends after `patience` epochs without a better value; the best epoch's parameters are kept."""
+    """Training stops after ``patience`` epochs without improvement; the best epoch's parameters are saved.
+
+    Resuming the stopped run restores the EarlyStopping state and trains no epoch.
+    """
     best = {}
 
     def trained(**settings):
@@ -238,7 +249,7 @@ def test_early_stopping_and_the_best_so_far(tmp_path):
 
 
 def test_early_stopping_of_a_metric_that_there_is_not():
-    """The metrics that there are, are named."""
+    """EarlyStopping with a metric that fit does not compute raises; the error lists the computed metrics."""
     module = mx.mod.Module(network())
     with pytest.raises(ParameterError, match=r"no metric 'auc'; fit computes \['accuracy'\]"):
         module.fit(data(), num_epoch=1, early_stopping=mx.callback.EarlyStopping("auc"))

@@ -1,4 +1,4 @@
-"""Workers that die, raise, hang or cannot start: the error names the worker and the sample, and no resource leaks."""
+"""Data workers that die, raise, hang or cannot start: errors name the worker and the sample; no resource leaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.training.data_sources import Numbers, threads_of_blas
+from tests.training.data_sources import Numbers, blas_thread_count
 from weftplan.errors import DataError, DataWorkerError, OutOfMemoryError, ParameterError
 from weftplan.training.data.input import slots
 from weftplan.training.data.input.layout import Layout, Part
@@ -22,15 +22,18 @@ from weftplan.training.data.input.layout import Layout, Part
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes by /proc")
 
 
-def names():
-    """Shared memory segments of this process and of ended processes; other tests may run at the same time."""
+def leaked_segments():
+    """Return the names of shared memory segments that belong to this process or to dead processes.
+
+    Segments of other live processes are left out, because other tests may run at the same time.
+    """
     mine = str(os.getpid())
     owners = {name: name.split("-")[2] for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
     return {name for name, pid in owners.items() if pid == mine or not os.path.exists(f"/proc/{pid}")}
 
 
-def helpers():
-    """Child processes that multiprocessing keeps: its fork server and its tracker."""
+def child_pids():
+    """Return the ids of this process's children; between tests these are the fork server and the tracker."""
     seen = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -40,8 +43,8 @@ def helpers():
     return seen
 
 
-def gone(pids):
-    """Waits until none of these processes is there, zombies aside, for a minute at most."""
+def wait_until_gone(pids):
+    """Wait up to a minute until none of the processes runs; return whether that is so. Zombies count as gone."""
     end = time.monotonic() + 60
     while any(slots._started(pid) != -1 for pid in pids) and time.monotonic() < end:
         time.sleep(0.01)
@@ -50,21 +53,21 @@ def gone(pids):
 
 @pytest.fixture(scope="module", autouse=True)
 def _server():
-    """Start the fork server and the tracker, so that every new leftover belongs to a test."""
+    """Start the fork server and the resource tracker, so that a test's new child processes are leaks."""
     with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as it:
         it.next()
 
 
 @pytest.fixture
 def tidy():
-    """No process, descriptor or shared memory more than before."""
-    before = helpers(), len(os.listdir("/proc/self/fd")), names()
+    """Check that the test leaves no new child process, file descriptor or shared memory segment."""
+    before = child_pids(), len(os.listdir("/proc/self/fd")), leaked_segments()
     yield
-    assert (helpers(), len(os.listdir("/proc/self/fd")), names()) == before
+    assert (child_pids(), len(os.listdir("/proc/self/fd")), leaked_segments()) == before
 
 
 def labels(batch):
-    """Return the numbers of the samples."""
+    """Return the batch's labels, which are its sample numbers."""
     return batch.label[0].asnumpy().tolist()
 
 
@@ -73,7 +76,7 @@ def labels(batch):
     [("kill", "was killed by SIGKILL"), ("segv", "was killed by SIGSEGV"), ("exit", "ended with exit code 7")],
 )
 def test_a_worker_dies_at_work(tidy, tmp_path, act, says):
-    """The batches before it come; its own is an error with the worker's name; then others start and read it."""
+    """Batches before the fatal batch arrive, then an error names the worker; new workers read the batch."""
     with mx.io.DatasetIter(Numbers(12, 7, act, once=tmp_path / "done"), 2, num_workers=2) as it:
         pids = []
         for k in range(3):
@@ -82,17 +85,17 @@ def test_a_worker_dies_at_work(tidy, tmp_path, act, says):
         with pytest.raises(DataWorkerError, match=rf"data worker [01] \(process \d+\) {says}.* while it read batch 3"):
             it.next()
         assert it.worker_pids == []
-        assert gone(pids)
+        assert wait_until_gone(pids)
         assert [labels(batch) for batch in it] == [[6, 7], [8, 9], [10, 11]]
 
 
 def test_a_worker_dies_without_work(tidy):
-    """A worker killed between two batches is noticed at its next batch and replaced."""
+    """An idle worker that is killed causes one error at its next batch, and a new worker replaces it."""
     with mx.io.DatasetIter(Numbers(40), 2, num_workers=1, ahead=1) as it:
         assert labels(it.next()) == [0, 1]
         (pid,) = it.worker_pids
         os.kill(pid, signal.SIGKILL)
-        assert gone([pid])
+        assert wait_until_gone([pid])
         seen, errors = [], []
         while len(seen) < 3:
             try:
@@ -106,11 +109,11 @@ def test_a_worker_dies_without_work(tidy):
 
 
 def test_one_of_two_dies_without_work(tidy):
-    """The second worker does not hide the death: the error comes in the same epoch, and no batch is lost."""
+    """If one of two idle workers is killed, the same epoch raises one error and loses no batch."""
     with mx.io.DatasetIter(Numbers(80), 2, num_workers=2, ahead=1) as it:
         seen, errors = [labels(it.next())], []
         os.kill(it.worker_pids[1], signal.SIGKILL)
-        assert gone([it.worker_pids[1]])
+        assert wait_until_gone([it.worker_pids[1]])
         while len(seen) < 40:
             try:
                 seen.append(labels(it.next()))
@@ -122,7 +125,7 @@ def test_one_of_two_dies_without_work(tidy):
 
 
 def test_views_outlive_the_workers(tidy):
-    """A slot that a traceback or a debugger still shows can be looked at when the memory has been given up."""
+    """A view of a slot can still be read after ``close``."""
     it = mx.io.DatasetIter(Numbers(4), 2, num_workers=1)
     it.next()
     view = it._pool.slots.views[0][0]
@@ -144,7 +147,7 @@ def test_views_outlive_the_workers(tidy):
     ],
 )
 def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
-    """A death or exception at a worker's start is reported; the next call retries."""
+    """A worker's death or exception at its start is reported, and the next call starts new workers."""
     with mx.io.DatasetIter(Numbers(4, start=act, once=tmp_path / "done"), 2, num_workers=2) as it:
         with pytest.raises(DataWorkerError, match=says):
             it.next()
@@ -153,7 +156,7 @@ def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
 
 @pytest.mark.parametrize(("act", "says"), [("raise", "ValueError: this one is broken"), ("leave", "SystemExit: 3")])
 def test_a_worker_raises(tidy, act, says):
-    """The error has the sample, the worker and its traceback; later batches come from the same workers."""
+    """The error has the exception, the worker and its traceback; the same worker reads the later batches."""
     with mx.io.DatasetIter(Numbers(8, 3, act), 2, num_workers=1) as it:
         assert labels(it.next()) == [0, 1]
         pids = it.worker_pids
@@ -164,10 +167,10 @@ def test_a_worker_raises(tidy, act, says):
 
 
 def test_a_worker_hangs(tidy, tmp_path):
-    """At the deadline the error names the worker, its batch and its stack; it is killed, and others continue."""
+    """At the deadline the worker is killed; the error names it, its batch and its stack, and a new worker continues."""
     with mx.io.DatasetIter(Numbers(8, 4, "hang", once=tmp_path / "done"), 2, num_workers=1, ahead=1) as it:
         assert [labels(it.next()) for _ in range(2)] == [[0, 1], [2, 3]]
-        it._pool._deadline = 0.3  # from here on it waits for the hanging worker
+        it._pool._deadline = 0.3  # the next call waits for the hanging worker
         with pytest.raises(
             DataWorkerError, match=r"data worker 0 \(process \d+\) has given nothing for 0.3 s"
         ) as error:
@@ -178,7 +181,7 @@ def test_a_worker_hangs(tidy, tmp_path):
 
 
 def test_a_worker_hangs_when_it_begins(tidy):
-    """That has the deadline, too."""
+    """The deadline also covers a worker's start."""
     it = mx.io.DatasetIter(Numbers(4, start="hang"), 2, num_workers=1, deadline=0.5)
     with pytest.raises(DataWorkerError, match=r"data worker 0 \(process \d+\) has not begun within 0\.5 s"):
         it.next()
@@ -186,7 +189,7 @@ def test_a_worker_hangs_when_it_begins(tidy):
 
 
 def test_leaving_in_the_middle(tidy):
-    """Nothing stays when an iterator is let go of, closed twice, or reset with batches under way."""
+    """Nothing leaks if an iterator with batches in flight is reset, closed twice, read again or dropped."""
     it = mx.io.DatasetIter(Numbers(40), 2, num_workers=2, ahead=3)
     it.next()
     for _ in range(3):
@@ -199,8 +202,8 @@ def test_leaving_in_the_middle(tidy):
 
 
 def test_threads_of_libraries_are_bounded(tidy):
-    """A product of a worker uses as many threads as the package's rule says: one."""
-    with mx.io.DatasetIter(Numbers(4), 2, transform=threads_of_blas, num_workers=1) as it:
+    """A worker's BLAS uses one thread."""
+    with mx.io.DatasetIter(Numbers(4), 2, transform=blas_thread_count, num_workers=1) as it:
         batch = it.next()
         assert batch.data[0].asnumpy().tolist() == [1, 1]
         assert labels(batch) == [float(np.float32(it.worker_pids[0]))] * 2
@@ -209,19 +212,19 @@ def test_threads_of_libraries_are_bounded(tidy):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # since Python 3.12
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_other_ways_to_begin(tidy, method):
-    """Spawned workers, and workers forked while the engine's threads run, give the same batches."""
+    """Workers started by spawn, or by fork while engine threads run, give the right batches."""
     mx.nd.ones((2,)).wait_to_read()
-    transform = None if method == "spawn" else lambda sample: sample  # what no pickle takes
+    transform = None if method == "spawn" else lambda sample: sample  # a lambda cannot be pickled
     with mx.io.DatasetIter(Numbers(6), 2, transform=transform, num_workers=1, start_method=method) as it:
         assert [labels(batch) for batch in it] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_what_cannot_be_sent(tidy):
-    """A lambda or a generator cannot be pickled; the message says how to avoid that."""
+    """A source or transform that cannot be pickled raises DataError, which recommends num_workers=0."""
     for source, transform in ((Numbers(4), lambda sample: sample), ((n for n in range(4)), None)):
-        names = {} if transform else {"label_names": ()}
+        kwargs = {} if transform else {"label_names": ()}
         with (
-            mx.io.DatasetIter(source, 2, transform=transform, num_workers=1, **names) as it,
+            mx.io.DatasetIter(source, 2, transform=transform, num_workers=1, **kwargs) as it,
             pytest.raises(DataError, match=r"cannot be sent to workers[^§]*num_workers=0"),
         ):
             it.next()
@@ -252,35 +255,38 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("early", [False, True])
 def test_the_owner_is_killed(tidy, early):
-    """Kill the owner with its resource tracker, in the middle or before its memory is unlinked: its workers exit, and
-    the next process that creates a segment removes the leftovers."""
+    """If the owner and its resource tracker are killed, the workers exit, and the next owner removes leaked segments.
+
+    Args:
+        early: kill the owner before it unlinks its segment, so that the segment leaks.
+    """
     script = OWNER.format(early=early)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGKILL, done.stderr
     name, *pids = done.stdout.split()
-    assert (name in names()) == early
-    assert gone([int(pid) for pid in pids])
+    assert (name in leaked_segments()) == early
+    assert wait_until_gone([int(pid) for pid in pids])
     with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as it:
         it.next()
-        assert names() == set()
+        assert leaked_segments() == set()
 
 
 def test_sweeping(tmp_path):
-    """Segments of ended processes are removed; those of live processes, other namespaces and other programs stay."""
+    """``sweep`` removes segments of dead processes, not of live processes, other namespaces or programs."""
     own = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid())}-0"
-    gone = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid()) - 1}-0"  # its number was used again
+    dead = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid()) - 1}-0"  # its id was reused
     stay = {own, f"weftplan-{slots._space() + 1}-1-1-0", "weftplan-x", "psm_1"}
-    for name in {*stay, gone}:
+    for name in {*stay, dead}:
         (tmp_path / name).touch()
-    assert slots.sweep(tmp_path) == [gone]
+    assert slots.sweep(tmp_path) == [dead]
     assert {path.name for path in tmp_path.iterdir()} == stay
     assert slots.sweep(tmp_path / "nowhere") == []
 
 
 def test_no_room_for_shared_memory():
-    """A full /dev/shm raises when the workers start, instead of killing the writer later."""
+    """If /dev/shm is too small, creating the slots raises OutOfMemoryError and leaves no segment."""
     layout = Layout((Part("data", None, (1 << 45,), np.dtype("float32"), False),), 8)
-    before = names()
+    before = leaked_segments()
     with pytest.raises(OutOfMemoryError, match=r"shm|shared memory"):
         slots.Slots(layout, 4)
-    assert names() == before
+    assert leaked_segments() == before

@@ -1,4 +1,4 @@
-"""DatasetIter in this process: skipped samples, refused settings, and bits that do not depend on the reader."""
+"""DatasetIter: unreadable samples, refused settings, and batches that do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weftplan as mx
-from tests.training.data_sources import Fickle, Growing, Numbers, OnlyIterable, labels, noisy, rows
+from tests.training.data_sources import Fickle, Growing, Numbers, OnlyIterable, data_lists, label_list, noisy
 from weftplan.errors import DataError, DTypeError, MXNetError, ParameterError
 
 
 def test_samples_that_cannot_be_read(caplog):
-    """Bad samples raise by default, and the next batch follows; or they are skipped, counted, reported and padded."""
+    """An unreadable sample raises, or is skipped, counted, logged and replaced by padding with ``on_error="skip"``."""
     it = mx.io.DatasetIter(Numbers(6, 2, "raise"), 2)
-    assert labels(it.next()) == [0, 1]
+    assert label_list(it.next()) == [0, 1]
     with pytest.raises(DataError, match="sample 2 cannot be read: ValueError: this one is broken") as error:
         it.next()
     assert isinstance(error.value.__cause__, ValueError)
-    assert labels(it.next()) == [4, 5]
+    assert label_list(it.next()) == [4, 5]
     it = mx.io.DatasetIter(Numbers(6, 2, "raise"), 2, on_error="skip")
-    assert [(labels(b), b.pad, b.index.tolist()) for b in it] == [
+    assert [(label_list(b), b.pad, b.index.tolist()) for b in it] == [
         ([0, 1], 0, [0, 1]),
         ([3, 3], 1, [3, 3]),
         ([4, 5], 0, [4, 5]),
@@ -38,7 +38,7 @@ def test_samples_that_cannot_be_read(caplog):
 
 
 def test_nothing_of_a_batch_can_be_read():
-    """A batch without a readable sample is skipped; a dataset without one, or an empty dataset, is refused."""
+    """A batch without a readable sample is skipped; a dataset that is empty or entirely unreadable raises."""
 
     def odd(sample):
         if sample[1] in (0, 2, 3):
@@ -46,7 +46,7 @@ def test_nothing_of_a_batch_can_be_read():
         return sample
 
     it = mx.io.DatasetIter(Numbers(6), 2, transform=odd, on_error="skip")
-    assert [labels(batch) for batch in it] == [[1, 1], [4, 5]]
+    assert [label_list(batch) for batch in it] == [[1, 1], [4, 5]]
     assert it.skipped == 3
     with pytest.raises(DataError, match="none of 2 samples can be read; sample 0 cannot be read: OSError: truncated"):
         mx.io.DatasetIter([(0, 2), (0, 3)], 2, transform=odd, on_error="skip")
@@ -58,26 +58,26 @@ def test_nothing_of_a_batch_can_be_read():
 
 
 def test_a_stream_that_raises():
-    """An exception of the iterator ends it and cannot be skipped; an exception of the transform can."""
+    """An exception of the source itself ends the epoch with an error even with ``on_error="skip"``."""
 
     def broken():
         yield from ([n] for n in range(3))
         raise OSError("the line is down")
 
     it = mx.io.DatasetIter(broken, 2, label_names=(), on_error="skip")
-    assert rows(it.next()) == [[[0], [1]]]
+    assert data_lists(it.next()) == [[[0], [1]]]
     with pytest.raises(DataError, match="the source ends at sample 3: OSError: the line is down"):
         it.next()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_shapes(workers):
-    """A sample of another shape is an error, whatever is to be skipped, and says both shapes."""
+    """A sample of another shape than the first raises even with ``on_error="skip"``; the error has both shapes."""
     with mx.io.DatasetIter(Numbers(6, 3, "shape"), 2, on_error="skip", num_workers=workers) as it:
         it.next()
         with pytest.raises(DataError, match=r"sample 3: 'data' has shape \(3,\), expected \(2,\) as in the first"):
             it.next()
-        assert labels(it.next()) == [4, 5]
+        assert label_list(it.next()) == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -94,19 +94,19 @@ def test_other_shapes(workers):
     ],
 )
 def test_other_parts(second, says):
-    """A sample whose structure differs from the first sample's is named."""
+    """A sample whose structure or dtype differs from the first sample's raises an error that names the difference."""
     with pytest.raises(DataError, match=f"sample 1.*({says})"):
         mx.io.DatasetIter([(np.zeros(2), 1), second], 2).next()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_changes_its_length(workers):
-    """It is told at the next epoch, with both numbers; the epoch that runs is left alone."""
+    """A changed length raises at ``reset`` with both lengths; the current epoch is not affected."""
     source = Growing(4)
     with mx.io.DatasetIter(source, 2, label_names=(), num_workers=workers) as it:
         it.next()
         source.count = 6
-        assert rows(it.next()) == [[[2, 2], [3, 3]]]
+        assert data_lists(it.next()) == [[[2, 2], [3, 3]]]
         with pytest.raises(DataError, match="had 4 samples when this iterator was made and has 6 now"):
             it.reset()
         with pytest.raises(StopIteration):
@@ -114,7 +114,7 @@ def test_a_dataset_that_changes_its_length(workers):
 
 
 class Short:
-    """An iterable that says that it is longer."""
+    """Iterable with a ``__len__`` of 7, whatever its number of items."""
 
     def __init__(self, *items):
         self.items = items
@@ -126,8 +126,8 @@ class Short:
         return 7
 
 
-def test_lengths_that_are_not_so():
-    """An iterable that ends elsewhere than its length says, and workers that count otherwise."""
+def test_wrong_length():
+    """An iterable shorter than its ``__len__``, and a dataset with another length in workers, raise DataError."""
 
     it = mx.io.DatasetIter(Short([0], [1], [2]), 2, label_names=())
     it.next()
@@ -150,7 +150,10 @@ def test_lengths_that_are_not_so():
 )
 @settings(max_examples=40)
 def test_against_a_model(samples, batch, shuffle, handle, seed, bad):
-    """Every sample that can be read comes once, in an order of the seed, with numbers of its own; padding repeats."""
+    """Each readable sample comes once, except in a discarded last batch, with its own random numbers.
+
+    Without shuffle the samples are in order; padding repeats the samples of the batch.
+    """
     mx.random.seed(seed)
     source = Numbers(samples, bad, "raise")
     if samples == 1 and bad == 0:
@@ -160,7 +163,7 @@ def test_against_a_model(samples, batch, shuffle, handle, seed, bad):
     )
     results, noise = [], []
     for one in it:
-        got = labels(one)
+        got = label_list(one)
         assert got == one.index.tolist()
         real = batch - one.pad
         assert got == [got[k % real] for k in range(batch)]
@@ -180,7 +183,7 @@ def test_against_a_model(samples, batch, shuffle, handle, seed, bad):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_same_bits_for_any_number_of_workers(shuffle):
-    """Zero to three workers give the same batches, epochs and states, samples that are left out included."""
+    """0, 1 and 3 workers give the same batches, iterator states and number of skipped samples in two epochs."""
     runs = []
     for workers in (0, 1, 3):
         mx.random.seed(12)
@@ -189,7 +192,7 @@ def test_same_bits_for_any_number_of_workers(shuffle):
         ) as it:
             results = []
             for _ in range(2):
-                results += [(rows(b), labels(b), b.pad, b.index.tolist(), it.state()) for b in it]
+                results += [(data_lists(b), label_list(b), b.pad, b.index.tolist(), it.state()) for b in it]
                 it.reset()
             runs.append((results, it.skipped))
     assert runs[0] == runs[1] == runs[2]
@@ -197,17 +200,19 @@ def test_same_bits_for_any_number_of_workers(shuffle):
 
 
 def test_workers_of_a_stream():
-    """Each worker takes its own batches of an iterable; the batches stay the same."""
-    expected = [labels(b) for b in mx.io.DatasetIter(dict(enumerate(Numbers(11)[n] for n in range(11))).values(), 2)]
+    """Two workers give the batches of an iterable in the same order as no worker, in each epoch."""
+    expected = [
+        label_list(b) for b in mx.io.DatasetIter(dict(enumerate(Numbers(11)[n] for n in range(11))).values(), 2)
+    ]
     source = [Numbers(11)[n] for n in range(11)]
     with mx.io.DatasetIter(OnlyIterable(source), 2, num_workers=2) as it:
         for _ in range(2):
-            assert [labels(b) for b in it] == expected
+            assert [label_list(b) for b in it] == expected
             it.reset()
 
 
 def test_the_process_keeps_its_own_numbers():
-    """Reading in this process seeds generators for each sample, and restores their state."""
+    """Reading in the main process leaves the global generators as they were; ``sample_rng`` outside reading raises."""
     it = mx.io.DatasetIter(Numbers(4), 2, transform=noisy)
     random.seed(1), np.random.seed(1)  # noqa: NPY002
     alone = [(random.random(), np.random.random()) for _ in range(3)]  # noqa: NPY002
@@ -242,19 +247,19 @@ def test_the_process_keeps_its_own_numbers():
     ],
 )
 def test_settings_that_do_not_fit(settings, says):
-    """Bad settings are refused when the iterator is created; the error says what was expected."""
+    """An invalid argument raises ParameterError at creation; the error says what was expected."""
     with pytest.raises(ParameterError, match=says):
         mx.io.DatasetIter(**{"source": Numbers(4), "batch_size": 2, **settings})
 
 
 def test_parts_that_are_no_numbers():
-    """Text in the first sample is refused by its name."""
+    """Text in the first sample raises DTypeError with the name of the part."""
     with pytest.raises(DTypeError, match=r"'data' of the first sample: expected numbers, got ndarray of dtype <U4"):
         mx.io.DatasetIter([("text", 1)], 1)
 
 
 def test_it_trains():
-    """fit takes it as any iterator, and learns."""
+    """``fit`` and ``score`` take a DatasetIter, and the accuracy is above 0.9."""
     rng = np.random.default_rng(0)
     data, label = rng.standard_normal((64, 4)).astype("float32"), np.arange(64) % 2
     data[:, 0] += 4 * label

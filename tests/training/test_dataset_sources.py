@@ -1,4 +1,4 @@
-"""DatasetIter: kinds of sources and samples, and their batches."""
+"""DatasetIter reads every kind of source and sample."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.training.data_sources import Numbers, labels, rows
+from tests.training.data_sources import Numbers, data_lists, label_list
 from weftplan.errors import DataError, NotResumableError, ParameterError
 
 
 class OnlyDLPack:
-    """A tensor of another library: nothing but DLPack, and a device that is left by cpu()."""
+    """A tensor of another library that only DLPack can read; unless it is on the CPU, only after ``cpu()``."""
 
     def __init__(self, values, where="cpu"):
         self._values, self._where = values, where
@@ -31,7 +31,7 @@ class OnlyDLPack:
 
 
 class Together(Numbers):
-    """Reads several samples in one call, as Hugging Face's datasets do; counts the calls."""
+    """Dataset that can read several samples in one call, like Hugging Face datasets; it records the calls."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -57,27 +57,27 @@ SAMPLES = {
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_kinds_of_samples(kind):
-    """Arrays, pairs, dictionaries and tensors of other libraries become the same batch of float32."""
+    """Arrays, pairs, lists, dictionaries and tensors of other libraries give the same float32 batch."""
     sample, names = SAMPLES[kind]
     it = mx.io.DatasetIter([sample] * 3, 2, **names)
     assert [(d.name, d.shape, np.dtype(d.dtype)) for d in it.provide_data] == [("data", (2, 2), np.float32)]
     for batch in it:
-        assert rows(batch) == [[[0, 1], [0, 1]]]
+        assert data_lists(batch) == [[[0, 1], [0, 1]]]
         assert len(batch.label) == len(it.provide_label)
 
 
 def test_dtypes():
-    """Doubles and whole numbers become float32, other floats stay, and one may ask."""
+    """float64 and integers become float32 and float16 stays; ``dtype`` changes this for all parts or by name."""
     sample = {"a": np.zeros(1, "uint8"), "b": np.zeros(1, "float16"), "c": np.zeros(1, "float64")}
 
-    def found(dtype):
+    def dtypes_with(dtype):
         it = mx.io.DatasetIter([sample], 1, data_names=["a", "b", "c"], label_names=(), dtype=dtype)
         assert [a.dtype for a in next(it).data] == [np.dtype(d.dtype) for d in it.provide_data]
         return [str(np.dtype(d.dtype)) for d in it.provide_data]
 
-    assert found(None) == ["float32", "float16", "float32"]
-    assert found("int32") == ["int32"] * 3
-    assert found({"a": "uint8"}) == ["uint8", "float16", "float32"]
+    assert dtypes_with(None) == ["float32", "float16", "float32"]
+    assert dtypes_with("int32") == ["int32"] * 3
+    assert dtypes_with({"a": "uint8"}) == ["uint8", "float16", "float32"]
 
 
 SOURCES = {
@@ -92,10 +92,10 @@ SOURCES = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_kinds_of_sources(kind):
-    """Datasets, iterables and functions that make them give the same batches; a generator gives one epoch."""
+    """Datasets, iterables and functions that return iterators give the same batches; a generator has one epoch."""
     it = mx.io.DatasetIter(SOURCES[kind](), 2, label_names=())
     it.reset()  # as fit does, before anything was read
-    assert [(rows(b)[0], b.pad, b.index.tolist()) for b in it] == [
+    assert [(data_lists(b)[0], b.pad, b.index.tolist()) for b in it] == [
         ([[0], [1]], 0, [0, 1]),
         ([[2], [3]], 0, [2, 3]),
         ([[4], [4]], 1, [4, 4]),
@@ -109,20 +109,20 @@ def test_kinds_of_sources(kind):
 
 
 def test_a_dataset_that_reads_together():
-    """__getitems__ is called once per batch; if it raises, samples are read one by one to find the bad sample."""
+    """``__getitems__`` is called once per batch; if it raises, samples are read singly to find the bad sample."""
     source = Together(5)
-    assert [labels(batch) for batch in mx.io.DatasetIter(source, 2)] == [[0, 1], [2, 3], [4, 4]]
+    assert [label_list(batch) for batch in mx.io.DatasetIter(source, 2)] == [[0, 1], [2, 3], [4, 4]]
     assert source.calls == [[0, 1], [2, 3], [4]]
     it = mx.io.DatasetIter(Together(5, 2, "raise"), 2, on_error="skip")
-    assert [labels(batch) for batch in it] == [[0, 1], [3, 3], [4, 4]]
+    assert [label_list(batch) for batch in it] == [[0, 1], [3, 3], [4, 4]]
 
 
 def test_batches_that_come_ready():
-    """With batch_size=None the source gives batches: the first says how many rows, a shorter one is padded."""
+    """With batch_size=None each item is a batch; a shorter batch is padded, and a longer batch raises."""
     parts = [(np.arange(k, k + n, dtype="float32")[:, None], np.arange(k, k + n)) for k, n in ((0, 3), (3, 3), (6, 1))]
     it = mx.io.DatasetIter(parts, None)
     assert it.provide_data[0].shape == (3, 1)
-    assert [(labels(b), b.pad) for b in it] == [([0, 1, 2], 0), ([3, 4, 5], 0), ([6, 6, 6], 2)]
+    assert [(label_list(b), b.pad) for b in it] == [([0, 1, 2], 0), ([3, 4, 5], 0), ([6, 6, 6], 2)]
     assert len(list(mx.io.DatasetIter(parts, None, last_batch_handle="discard"))) == 2
     for wrong, says in ((parts[0][0][:0], "0 samples"), (np.zeros((4, 1)), "4 samples, the first batch had 3")):
         it = mx.io.DatasetIter([parts[0], (wrong, np.zeros(len(wrong)))], None)
@@ -150,7 +150,7 @@ DataLoader.__module__ = "torch.utils.data.dataloader"
 
 
 def test_a_loader_of_batches():
-    """A DataLoader is known by its class: its items are batches, its workers its own, its random order not ours."""
+    """A PyTorch DataLoader's items are batches, its workers are its own, and a random order cannot be saved."""
     result = {name: DataLoader(type(name, (), {})()) for name in ("SequentialSampler", "RandomSampler")}
     for name, loader in result.items():
         it = mx.io.DatasetIter(loader)

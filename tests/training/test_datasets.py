@@ -1,4 +1,4 @@
-"""Data for examples: sources of the digits."""
+"""``load_digits``: the handwritten digits that the examples use."""
 
 import importlib.util
 import sys
@@ -13,7 +13,10 @@ from weftplan.training.data import datasets
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 def test_the_digits_are_all_there():
-    """Every image once, with its label, in the order of the seed; the sums are those of the published file."""
+    """Each of the 1797 images comes once with its label, in an order given by the seed.
+
+    The sum of the pixels and the count of each digit are those of the published file.
+    """
     split = datasets.load_digits(seed=3)
     images = np.concatenate([split.test_images, split.train_images])
     labels = np.concatenate([split.test_labels, split.train_labels])
@@ -28,7 +31,7 @@ def test_the_digits_are_all_there():
 
 
 def test_a_scikit_learn_that_keeps_them_elsewhere_is_asked(monkeypatch, tmp_path):
-    """If the file is not in its usual folder, scikit-learn loads it."""
+    """If scikit-learn's data file is not at its usual path, its ``load_digits`` is called."""
     images, labels = np.arange(640.0).reshape(10, 64) % 17, np.arange(10)
     asked = types.SimpleNamespace(load_digits=lambda return_X_y: (images, labels))
     spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
@@ -42,7 +45,7 @@ def test_a_scikit_learn_that_keeps_them_elsewhere_is_asked(monkeypatch, tmp_path
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
-    """It names the extra."""
+    """Without scikit-learn the error names the extra to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MXNetError, match=r"pip install 'weftplan\[examples\]'"):
         datasets.load_digits()

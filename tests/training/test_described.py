@@ -1,4 +1,4 @@
-"""Modules, optimizers, schedules and stores show their settings."""
+"""The reprs of modules, optimizers, schedules and stores, and the split of a batch over contexts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import weftplan as mx
 
 
 def network() -> mx.sym.Symbol:
-    """Return a layer and a softmax."""
+    """Return a classifier of one layer with softmax."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
 
 
 def test_optimizers_show_what_was_set() -> None:
-    """The rate, and every setting that differs from its default; a schedule in place of the rate."""
+    """An optimizer's repr has the learning rate or its schedule, and every setting that is not the default."""
     assert repr(mx.optimizer.SGD()) == "SGD(learning_rate=0.01)"
     assert repr(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)) == "SGD(learning_rate=0.1, momentum=0.9)"
     schedule = mx.lr_scheduler.FactorScheduler(step=7, factor=0.5)
@@ -30,7 +30,7 @@ def test_optimizers_show_what_was_set() -> None:
 
 @pytest.mark.parametrize("name", sorted(mx.optimizer.Optimizer.opt_registry))
 def test_every_optimizer_is_shown(name: str) -> None:
-    """No attribute of any kind breaks it, and the text makes an equal optimizer."""
+    """Evaluating the repr of any optimizer makes an optimizer with the same repr."""
     result = mx.optimizer.create(name, wd=0.125)
     repeated = eval(repr(result), {type(result).__name__: type(result)})
     assert repr(repeated) == repr(result)
@@ -38,7 +38,7 @@ def test_every_optimizer_is_shown(name: str) -> None:
 
 
 def test_modules_show_their_state() -> None:
-    """Before and after bind, and with an optimizer; a store shows the optimizer that it applies."""
+    """A module's repr says whether it is bound, has values and has an optimizer; a store's repr has its optimizer."""
     module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
     assert repr(module) == "<Module softmax_output on cpu(0), cpu(1): not bound>"
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
@@ -51,13 +51,16 @@ def test_modules_show_their_state() -> None:
 
 
 def test_bucketing_modules_show_their_buckets() -> None:
-    """The keys that were used, and the default network."""
+    """A BucketingModule's repr has its bucket keys and the default bucket's module."""
     module = mx.mod.BucketingModule(lambda key: (network(), ("data",), ("softmax_label",)), 5)
     assert repr(module).startswith("<BucketingModule with the buckets 5; the default one: <Module softmax_output on ")
 
 
 def test_shares_of_a_batch() -> None:
-    """Contexts get samples in proportion, rounded as in MXNet 1.9.1; the training result is that of one context."""
+    """``work_load_list`` splits a batch in proportion, rounded as in MXNet 1.9.1; training gives equal weights.
+
+    A split that leaves a context without samples, or that is combined with a memory budget, raises.
+    """
     from weftplan.training.data.device_placement import split_batch
 
     # Results of mxnet.executor_manager._split_input_slice:

@@ -1,4 +1,4 @@
-"""``mx.io.ImageDetRecordIter``: labels and pixels of MXNet 1.9.1 without random settings, boxes that stay in place."""
+"""``ImageDetRecordIter``: labels and pixels of MXNet 1.9.1 without random settings; boxes follow the pixels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytest.importorskip("PIL")
 SIZES = [(20, 30, 1), (40, 16, 3), (24, 24, 2), (18, 50, 1), (30, 30, 1)]
 
 
-def records(folder: Path) -> Path:
-    """Five images with one to three boxes."""
+def write_records(folder: Path) -> Path:
+    """Write five images with one to three boxes each to a record file; return its path."""
     path = folder / "det.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     random = np.random.RandomState(0)
@@ -34,7 +34,7 @@ def records(folder: Path) -> Path:
 
 
 FIRST = [2, 5, 2, 0.26460000872612, 0.1949000060558319, 0.4632999897003174, 0.5755000114440918]
-"""The packed label of the first image, rounded, as MXNet 1.9.1 reads it."""
+"""The label of the first image, as MXNet 1.9.1 reads it."""
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ FIRST = [2, 5, 2, 0.26460000872612, 0.1949000060558319, 0.4632999897003174, 0.57
 def test_batches_of_mxnet(
     tmp_path: Path, settings: dict[str, Any], sizes: list[tuple[int, int]], means: list[float]
 ) -> None:
-    """Labels are (channels, height, width, numbers, label, padding); pixels differ by the rounding of OpenCV alone."""
-    actual = mx.io.ImageDetRecordIter(records(tmp_path), (3, 12, 16), 3, **settings)
+    """A label is (channels, height, width, count, numbers, padding); pixel means are within 0.9 of MXNet's."""
+    actual = mx.io.ImageDetRecordIter(write_records(tmp_path), (3, 12, 16), 3, **settings)
     width = 4 + settings.get("label_pad_width", 17)
     assert actual.provide_label == [("softmax_label", (3, width))]
     batches = list(actual)
@@ -66,9 +66,10 @@ def test_batches_of_mxnet(
 
 
 def test_mirrored_boxes_of_mxnet(tmp_path: Path) -> None:
-    """Left and right change places with the pixels."""
+    """Mirroring swaps and reflects the left and right edges of a box."""
     plain, turned = (
-        mx.io.ImageDetRecordIter(records(tmp_path), (3, 12, 16), 3, rand_mirror_prob=share).next() for share in (0, 1)
+        mx.io.ImageDetRecordIter(write_records(tmp_path), (3, 12, 16), 3, rand_mirror_prob=share).next()
+        for share in (0, 1)
     )
     np.testing.assert_array_equal(plain.data[0].asnumpy()[:, :, :, ::-1], turned.data[0].asnumpy())
     a, b = plain.label[0].asnumpy()[0, 6:11], turned.label[0].asnumpy()[0, 6:11]
@@ -77,7 +78,7 @@ def test_mirrored_boxes_of_mxnet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_boxes_stay_on_their_pixels(seed: int) -> None:
-    """A bright rectangle is where its box says, after cropping, padding, mirroring and resizing."""
+    """After cropping, padding, mirroring and resizing, a bright rectangle is at its box within 5 of 200 pixels."""
     draw = np.random.Generator(np.random.Philox(seed))
     pixels = np.zeros((80, 100, 3), np.uint8)
     pixels[24:56, 30:70] = 255
@@ -96,7 +97,7 @@ def test_boxes_stay_on_their_pixels(seed: int) -> None:
 
 
 def test_limits_of_crops_hold() -> None:
-    """A crop keeps the shares that its sampler asks for, drops boxes that are outside, or leaves the image as it is."""
+    """A crop drops boxes outside it and clips the others; if no crop meets the limits, boxes stay unchanged."""
     boxes = np.array([[0, 0.1, 0.1, 0.3, 0.3], [1, 0.6, 0.6, 0.9, 0.9]], np.float32)
     pixels = np.zeros((50, 50, 3), np.uint8)
     kept = set()
@@ -117,8 +118,8 @@ def test_limits_of_crops_hold() -> None:
 
 
 def test_wrong_settings_and_labels(tmp_path: Path) -> None:
-    """Each is named, with the record where there is one."""
-    path = records(tmp_path)
+    """A wrong setting raises or warns with its name; a wrong label raises with the record's number."""
+    path = write_records(tmp_path)
     with pytest.raises(ParameterError, match="label_pad_width=5 is less than the 17 numbers of the longest label"):
         mx.io.ImageDetRecordIter(path, (3, 12, 16), 3, label_pad_width=5)
     with pytest.raises(ParameterError, match="resize_mode must be one of force, shrink, fit, got 'grow'"):

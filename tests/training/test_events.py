@@ -1,4 +1,4 @@
-"""Reports of a running fit: events.jsonl, helpful warnings, and TensorBoard."""
+"""The report of a running fit: events.jsonl, warnings, and TensorBoard."""
 
 import json
 import math
@@ -17,13 +17,13 @@ from weftplan.training.fit.fit_warnings import Watch
 
 
 def data(scale=1.0):
-    """Five batches of eight."""
+    """Return an iterator over five batches of eight samples; ``scale`` multiplies the data."""
     rng = np.random.default_rng(2)
     return mx.io.NDArrayIter(rng.random((40, 4)) * scale, rng.integers(0, 3, 40), batch_size=8)
 
 
 def fit(report, *, module=None, scale=1.0, **settings):
-    """Two epochs, validated."""
+    """Train ``module`` (default: a new one) for two epochs with validation, and return it."""
     mx.random.seed(1)
     module = mx.mod.Module(network()) if module is None else module
     module.fit(data(scale), eval_data=data(), num_epoch=settings.pop("num_epoch", 2), report=report, **settings)
@@ -31,7 +31,7 @@ def fit(report, *, module=None, scale=1.0, **settings):
 
 
 def test_a_run_in_lines(tmp_path):
-    """Begin, figures of every step at first, epochs with their validation, and the end; the page is there."""
+    """The file has events for begin, steps, epochs, checkpoints and end; an HTML page is written next to it."""
     fit(tmp_path / "report", checkpoint=tmp_path / "run")
     events = read_events(tmp_path / "report" / "events.jsonl")
     kinds = [event["event"] for event in events]
@@ -56,21 +56,21 @@ def test_a_run_in_lines(tmp_path):
 
 
 def test_the_weights_do_not_depend_on_it(tmp_path):
-    """A report changes no bit."""
+    """Training with a report gives the same bits as training without."""
     with_report, without = fit(tmp_path / "report"), fit(None)
     for name, value in without.get_params()[0].items():
         np.testing.assert_array_equal(value.asnumpy(), with_report.get_params()[0][name].asnumpy())
 
 
 def test_the_norm_of_the_gradients(tmp_path):
-    """It is the root of the sum of squares of all gradients, rescaled as the optimizer does."""
+    """``gradient_norm`` is the root of the sum of squares of all gradients, times rescale_grad."""
     module = fit(None, num_epoch=1)
     squares = sum(float((grads[0].asnumpy().astype("float64") ** 2).sum()) for grads in module.group.grad_arrays)
     assert gradient_norm(module) == pytest.approx(math.sqrt(squares) / 8, rel=1e-5)
 
 
 def test_numbers_that_json_does_not_have(tmp_path):
-    """NaN and infinity are texts, so that every line is JSON for every reader."""
+    """NaN and infinity are written as strings, so every line is valid JSON."""
     with np.errstate(all="ignore"):
         fit(tmp_path, scale=np.float32(1e30), eval_metric="ce", optimizer_params={"learning_rate": 1e30})
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
@@ -84,7 +84,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
-    """Its steps follow those of the checkpoint; steps of the killed run after the checkpoint do not count twice."""
+    """A resumed run's steps follow its checkpoint; later steps of the killed run are not read."""
 
     class Killed(BaseException):
         pass
@@ -98,7 +98,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
         fit(tmp_path / "report", batch_end_callback=kill, **settings)
     path = tmp_path / "report" / "events.jsonl"
     whole = path.read_text()
-    path.write_text(whole[:-20])  # the process ended while it wrote
+    path.write_text(whole[:-20])  # the process died in the middle of a line
     fit(tmp_path / "report", resume=True, **settings)
     events = read_events(path)
     steps = [event["step"] for event in events if event["event"] == "step"]
@@ -110,7 +110,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
 
 
 def test_a_file_that_is_none(tmp_path):
-    """The line is named."""
+    """A line that is no event raises FormatError with the line's number."""
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "begin"}\nnonsense\n{"event": "end"}\n')
     with pytest.raises(FormatError, match="line 2 is no event: 'nonsense'"):
@@ -118,7 +118,7 @@ def test_a_file_that_is_none(tmp_path):
 
 
 def test_an_error_ends_the_file(tmp_path):
-    """The last line says why."""
+    """If training raises, the last event has the name of the exception."""
 
     def fail(param):
         raise ZeroDivisionError
@@ -129,7 +129,7 @@ def test_an_error_ends_the_file(tmp_path):
 
 
 class Slow(mx.io.DataIter):
-    """An iterator that needs longer than a step."""
+    """An iterator that sleeps ``seconds`` per batch; with ``idle`` it first waits until the devices are idle."""
 
     def __init__(self, seconds, idle=False):
         super().__init__(8)
@@ -142,13 +142,13 @@ class Slow(mx.io.DataIter):
     def next(self):
         batch = self._source.next()
         if self._idle:
-            mx.nd.waitall()  # from here on the devices have nothing to do
+            mx.nd.waitall()  # the devices are idle during the sleep
         time.sleep(self._seconds)  # not a wait for a condition: the test measures this sleep
         return batch
 
 
 def test_waiting_for_data_is_told_apart_from_computing(tmp_path):
-    """The iterator's time counts as waiting for data, except while devices still compute."""
+    """While the devices are idle, the iterator's time counts as waiting for data."""
     mx.random.seed(1)
     module = mx.mod.Module(network())
     module.fit(Slow(0.02, idle=True), num_epoch=1, report=tmp_path)
@@ -156,13 +156,13 @@ def test_waiting_for_data_is_told_apart_from_computing(tmp_path):
     assert sum(event["seconds"]["data"] for event in steps) > 0.02 * (steps[-1]["step"] - 1)
 
 
-def test_computing_behind_the_iterator_is_no_wait_for_data(tmp_path, monkeypatch):
-    """While an operation of the step runs, the iterator's time counts as computing."""
+def test_computing_is_no_wait_for_data(tmp_path, monkeypatch):
+    """While an operation of the step still runs, the iterator's time does not count as waiting for data."""
     go_on = threading.Event()
     real_update, real_forward = mx.mod.Module.update, mx.mod.Module.forward_backward
 
     def update(module):
-        """The last operation of the step runs until the next step begins."""
+        """Update, then push an operation that runs until the next step begins."""
         real_update(module)
         go_on.clear()
         mx.engine.get().push(lambda: go_on.wait(60), (), (module.group.param_arrays[0][0].var,))
@@ -183,15 +183,15 @@ def test_computing_behind_the_iterator_is_no_wait_for_data(tmp_path, monkeypatch
     assert sum(event["seconds"]["data"] for event in steps[1:]) == 0.0
 
 
-def watch():
-    """Return a watch, and the list of its warnings."""
+def watch_and_warnings():
+    """Return a Watch and the list to which it appends its warnings."""
     told = []
     return Watch(mx.mod.Module(network()), told.append), told
 
 
 def test_starved_and_idle_devices_are_told_once():
-    """A quarter of the time over enough steps and seconds; then no more."""
-    one, told = watch()
+    """Waiting for data or other work for a quarter of the time warns once, after 30 steps and 2 seconds."""
+    one, told = watch_and_warnings()
     one.time({"data": 0.9, "compute": 0.1, "exchange": 0.0, "other": 0.0}, 10)
     assert told == []  # too short to judge
     for _ in range(3):
@@ -203,8 +203,8 @@ def test_starved_and_idle_devices_are_told_once():
 
 
 def test_a_busy_device_is_no_reason_to_warn():
-    """Three quarters of computing are fine."""
-    one, told = watch()
+    """If the devices compute for three quarters of the time, there is no warning."""
+    one, told = watch_and_warnings()
     one.time({"data": 1.0, "compute": 8.0, "exchange": 0.5, "other": 1.0}, 100)
     assert told == []
 
@@ -218,8 +218,8 @@ def test_a_busy_device_is_no_reason_to_warn():
     ],
 )
 def test_gradients_that_explode_or_vanish(norms, words):
-    """Exploding and vanishing gradients warn once, with likely causes."""
-    one, told = watch()
+    """Exploding, NaN or zero gradients cause one warning."""
+    one, told = watch_and_warnings()
     for norm in [*norms, norms[-1]]:
         one.gradients("epoch 0, batch 3", norm)
     assert len(told) == 1
@@ -227,15 +227,15 @@ def test_gradients_that_explode_or_vanish(norms, words):
 
 
 def test_usual_gradients_are_not_told():
-    """Norms that vary by a factor of a hundred are usual."""
-    one, told = watch()
+    """Gradient norms that vary by a factor of a hundred cause no warning."""
+    one, told = watch_and_warnings()
     for number in range(100):
         one.gradients("", 10.0 ** (number % 3))
     assert told == []
 
 
 class Writer:
-    """Stands for a writer of TensorBoard."""
+    """A stand-in for a TensorBoard writer; it records name and step of each scalar."""
 
     def __init__(self):
         self.scalars = []
@@ -246,7 +246,7 @@ class Writer:
 
 
 def test_a_writer_of_tensorboard(tmp_path):
-    """It gets the figures of every line under names that sort by kind."""
+    """A TensorBoard writer gets the figures of steps and epochs under names with a prefix such as ``train/``."""
     writer = Writer()
     fit(Events(tmp_path, tensorboard=writer))
     names = {name for name, _ in writer.scalars}
@@ -255,25 +255,25 @@ def test_a_writer_of_tensorboard(tmp_path):
 
 
 def test_tensorboard_from_its_own_package(tmp_path):
-    """With tensorboardX a folder is enough; its files are there afterwards."""
+    """With tensorboardX and a folder, event files are written to the folder."""
     pytest.importorskip("tensorboardX")
     fit(Events(tmp_path, tensorboard=tmp_path / "board"))
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
 
 
 def test_tensorboard_without_its_package(tmp_path, monkeypatch):
-    """The error names the package to install, before training starts."""
+    """Without tensorboardX the constructor raises, and the error names the package."""
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     with pytest.raises(MXNetError, match=r"needs the package tensorboardX: pip install 'weftplan\[tensorboard\]'"):
         Events(tmp_path, tensorboard=tmp_path / "board")
 
 
 def test_a_period_that_is_none(tmp_path):
-    """Bad settings are told."""
+    """A negative ``period`` raises ParameterError."""
     with pytest.raises(ParameterError, match="period must be >= 0 seconds"):
         Events(tmp_path, period=-1)
 
 
 def test_thresholds_are_those_that_are_told():
-    """The thresholds equal those in the documents."""
+    """The thresholds are 25 % of the time, 30 steps and 2 seconds, as the documents say."""
     assert (fit_warnings.STARVED, fit_warnings.LEAST_STEPS, fit_warnings.LEAST_SECONDS) == (0.25, 30, 2.0)

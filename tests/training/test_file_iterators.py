@@ -1,4 +1,4 @@
-"""CSVIter, MNISTIter, ResizeIter and PrefetchingIter give the batches of MXNet 1.9.1 for the same files."""
+"""CSVIter, MNISTIter, ResizeIter and PrefetchingIter give the same batches as MXNet 1.9.1."""
 
 import gzip
 import struct
@@ -11,34 +11,34 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 
 
 def epoch(it):
-    """Return (data, label, pad) of every batch."""
+    """Return (data, label, pad) of every batch, and reset the iterator."""
     actual = [(b.data[0].asnumpy().tolist(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
     it.reset()
     return actual
 
 
-def tables(folder):
-    """Five rows of three numbers, and five labels."""
+def write_tables(folder):
+    """Write five rows of three numbers and five labels as CSV; return the arguments of CSVIter."""
     (folder / "d.csv").write_text("".join(f"{3 * i},{3 * i + 1},{3 * i + 2}\n" for i in range(5)))
     (folder / "l.csv").write_text("".join(f"{i}\n" for i in range(5)))
     return {"data_csv": folder / "d.csv", "label_csv": folder / "l.csv", "data_shape": (3,), "batch_size": 2}
 
 
 def row(i):
-    """Row i of the table."""
+    """Return row ``i`` of the data table."""
     return [3.0 * i, 3.0 * i + 1, 3.0 * i + 2]
 
 
 def test_tables_of_numbers(tmp_path):
-    """The last batch borrows samples from the next epoch, which starts after them; round_batch=False starts over."""
-    it = mx.io.CSVIter(**tables(tmp_path))
+    """The last batch takes samples of the next epoch, which then begins after them unless round_batch=False."""
+    it = mx.io.CSVIter(**write_tables(tmp_path))
     first = [([row(0), row(1)], [0, 1], 0), ([row(2), row(3)], [2, 3], 0), ([row(4), row(0)], [4, 0], 1)]
     assert epoch(it) == first
     assert epoch(it) == [([row(1), row(2)], [1, 2], 0), ([row(3), row(4)], [3, 4], 0)]
     assert epoch(it) == first
-    it = mx.io.CSVIter(**tables(tmp_path), round_batch=False)
+    it = mx.io.CSVIter(**write_tables(tmp_path), round_batch=False)
     assert epoch(it) == epoch(it) == first
-    bare = {**tables(tmp_path), "label_csv": None, "data_shape": (3, 1), "dtype": "int32"}
+    bare = {**write_tables(tmp_path), "label_csv": None, "data_shape": (3, 1), "dtype": "int32"}
     it = mx.io.CSVIter(**bare)
     assert (it.provide_data[0].shape, it.provide_label[0].shape) == ((2, 3, 1), (2,))
     assert next(it).data[0].dtype == np.int32
@@ -47,8 +47,8 @@ def test_tables_of_numbers(tmp_path):
 
 
 def test_tables_that_do_not_fit(tmp_path):
-    """Rows of another length, text, other numbers of labels, no batch: named."""
-    good = tables(tmp_path)
+    """A wrong row length, text, a wrong number of labels and a batch size of 0 raise errors that name them."""
+    good = write_tables(tmp_path)
     with pytest.raises(FormatError, match=r"5 rows of 3 numbers, shape \(4,\) needs 4"):
         mx.io.CSVIter(**{**good, "data_shape": (4,)})
     (tmp_path / "d.csv").write_text("a,b,c\n")
@@ -63,7 +63,7 @@ def test_tables_that_do_not_fit(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_files_of_mnist(tmp_path, packed):
-    """Pixels are 1/256ths, as rows or images; whole batches alone; a seeded order; damage is named."""
+    """MNISTIter scales pixels by 1/256, drops an incomplete batch and shuffles by seed; a damaged file raises."""
     pixels, labels = np.arange(20, dtype="u1").reshape(5, 2, 2), np.arange(5, dtype="u1")
     for name, values in (("im", pixels), ("lb", labels)):
         content = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape) + values.tobytes()
@@ -86,7 +86,7 @@ def test_files_of_mnist(tmp_path, packed):
 
 
 def test_other_lengths_of_epochs():
-    """ResizeIter resets the inner iterator in the middle of an epoch, or leaves its position."""
+    """ResizeIter repeats its inner iterator for longer epochs; with reset_internal=False a short epoch continues it."""
     inner = mx.io.NDArrayIter(np.arange(6.0), batch_size=2)
     it = mx.io.ResizeIter(inner, 5)
     assert [int(b.data[0].asnumpy()[0]) for b in it] == [0, 2, 4, 0, 2]
@@ -101,7 +101,7 @@ def test_other_lengths_of_epochs():
 
 
 def test_a_resized_epoch_has_a_current_batch():
-    """As in MXNet, what ``iter_next`` has gone to is the other iterator's batch: data, labels, padding, numbers."""
+    """After ``iter_next`` the get methods return the inner iterator's current batch; before it they raise."""
     it = mx.io.ResizeIter(mx.io.NDArrayIter(np.arange(3.0), np.arange(3.0) + 5, batch_size=2), 4)
     with pytest.raises(ParameterError, match="ResizeIter: there is no batch yet; call next"):
         it.getdata()
@@ -114,7 +114,7 @@ def test_a_resized_epoch_has_a_current_batch():
 
 
 def test_batches_made_ahead():
-    """PrefetchingIter gives the batches of its iterators, side by side and renamed, in every epoch."""
+    """PrefetchingIter merges the batches of its iterators under new names; different numbers of batches raise."""
     data = np.arange(8.0).reshape(4, 2)
     one, two = (mx.io.NDArrayIter(data * k, np.arange(4.0), batch_size=2) for k in (1, 10))
     it = mx.io.PrefetchingIter([one, two], [{"data": "a"}, {"data": "b"}], [{}, {"softmax_label": "other"}])

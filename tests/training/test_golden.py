@@ -1,4 +1,4 @@
-"""Training runs, schedules, iterators, metrics and initializers against what MXNet 1.9.1 computed."""
+"""Training runs, schedules, iterators, metrics and initializers give the results of MXNet 1.9.1."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def load_cases():
-    """Return the module that both packages run."""
+    """Return the module of cases that was also run with MXNet."""
     spec = importlib.util.spec_from_file_location("training_cases", GOLDEN / "training_cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -24,13 +24,13 @@ cases = load_cases()
 
 @pytest.fixture(scope="module")
 def stored():
-    """{key: array} of MXNet's results."""
+    """Return MXNet's results as {key: array}."""
     with np.load(GOLDEN / "data" / "training.npz") as archive:
         return dict(archive)
 
 
-def group(stored, prefix):
-    """Return the stored arrays under a prefix."""
+def arrays_under(stored, prefix):
+    """Return the arrays whose keys start with ``prefix``, without the prefix."""
     by_name = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
     assert by_name, prefix
     return by_name
@@ -38,8 +38,8 @@ def group(stored, prefix):
 
 @pytest.mark.parametrize("name", cases.RUNS)
 def test_whole_training_runs(stored, name):
-    """Sixteen steps of Module.fit from the same weights: loss of every batch, metrics, parameters and predictions."""
-    want = group(stored, f"train/{name}/")
+    """Sixteen steps of ``fit`` give MXNet's losses, metrics, parameters and predictions within 1e-4."""
+    want = arrays_under(stored, f"train/{name}/")
     got = cases.train(mx, *cases.RUNS[name])
     assert set(got) == set(want)
     assert len(got["losses"]) == 16
@@ -50,14 +50,14 @@ def test_whole_training_runs(stored, name):
 
 @pytest.mark.parametrize("what", ["schedules", "iterators", "metrics", "shaped", "steps"])
 def test_exact_parts(stored, what):
-    """Rates at every update, batches with their padding, metric values after every batch."""
+    """Schedules, batches, metrics, initial shapes and optimizer steps equal MXNet's within float32 rounding."""
     got = getattr(cases, what)(mx)
-    want = group(stored, f"{what}/")
+    want = arrays_under(stored, f"{what}/")
     assert set(got) == set(want)
     for key, value in want.items():
         assert got[key].shape == value.shape, key
         if key == "roll_over":
-            # MXNet counts the samples that a new epoch begins with as padding, so predict would drop them; not here.
+            # MXNet counts the samples that begin a new epoch as padding, so its predict drops them; weftplan does not.
             assert value[:, 1].tolist() == [0, 0, 3, 0, 0, 2, 0, 0]
             assert not got[key][:, 1].any()
             value[:, 1] = 0
@@ -65,9 +65,9 @@ def test_exact_parts(stored, what):
 
 
 def test_initializers_have_the_same_distributions(stored):
-    """Other random numbers, the same ranges: standard deviation within 2 %, uniform limits within 1 %."""
+    """Initializers have MXNet's means, standard deviations within 2 %, and uniform limits within 1 %."""
     got = cases.initializers(mx)
-    want = group(stored, "initializers/")
+    want = arrays_under(stored, "initializers/")
     assert set(got) == set(want)
     for key, value in want.items():
         if key.endswith(":fixed"):

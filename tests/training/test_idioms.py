@@ -1,4 +1,4 @@
-"""Idioms of MXNet scripts with Module: batches that are named tuples, features, borrowed optimizers."""
+"""Idioms of MXNet scripts with Module, such as named tuples as batches, features and borrowed optimizers."""
 
 import logging
 from collections import namedtuple
@@ -13,27 +13,27 @@ Batch = namedtuple("Batch", ["data"])
 
 
 def network():
-    """Two layers and a loss."""
+    """Return a classifier of two layers."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
     net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="relu", name="relu1"), num_hidden=3, name="fc2")
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
-def batches():
-    """Three batches of four."""
+def three_batches():
+    """Return an iterator over three batches of four samples."""
     rng = np.random.default_rng(0)
     return mx.io.NDArrayIter(rng.random((12, 5)), np.arange(12) % 3, batch_size=4)
 
 
-def trained():
-    """Return a module after an epoch."""
+def trained_module():
+    """Return a module that was trained for an epoch."""
     module = mx.mod.Module(network())
-    module.fit(batches(), num_epoch=1, initializer=mx.init.Xavier())
+    module.fit(three_batches(), num_epoch=1, initializer=mx.init.Xavier())
     return module
 
 
-def test_batches_of_somebodys_own_module():
-    """fit reads only a batch's label; the module interprets the other fields."""
+def test_batches_of_a_custom_module():
+    """``fit`` reads only the label of a batch; other fields are left to the module."""
     seen = []
 
     class Mine(mx.mod.BaseModule):
@@ -61,8 +61,8 @@ def test_batches_of_somebodys_own_module():
 
 
 def test_a_batch_that_is_a_named_tuple():
-    """One field, data, is enough to predict, whatever the number of samples; to train the label is asked for."""
-    module = trained()
+    """To predict, a batch needs only the field ``data``, with any number of samples; training without labels raises."""
+    module = trained_module()
     data = mx.nd.array(np.random.default_rng(1).random((6, 5)))
     whole = module.predict(data).asnumpy()
     for rows in (4, 6, 1):
@@ -73,12 +73,12 @@ def test_a_batch_that_is_a_named_tuple():
 
 
 def test_features_of_a_larger_network():
-    """set_params takes the parameters of all layers where each of its own is among them; a misspelt one still tells."""
-    args, aux = trained().get_params()
+    """set_params ignores parameters of other layers, but raises if one of the module's own parameters is missing."""
+    args, aux = trained_module().get_params()
     features = mx.mod.Module(network().get_internals()["relu1_output"], label_names=None)
     features.bind([("data", (4, 5))], for_training=False)
     features.set_params(args, aux)
-    assert features.predict(batches()).shape == (12, 4)
+    assert features.predict(three_batches()).shape == (12, 4)
     del args["fc1_bias"]
     for allow_missing in (False, True):
         with pytest.raises(MXNetError, match=r"unknown names \['fc2_weight', 'fc2_bias'\]"):
@@ -86,11 +86,11 @@ def test_features_of_a_larger_network():
 
 
 def test_mxnets_order_of_settings(caplog):
-    """Names, logger and context work by position; fit writes to that logger; a value that is no logger is refused."""
+    """Module takes names, logger and context by position; fit logs to that logger; a logger of another type raises."""
     module = mx.mod.Module(network(), ["data"], ["softmax_label"], logging.getLogger("mine"), mx.cpu(1), [1])
     assert module.contexts == [mx.cpu(1)]
     with caplog.at_level(logging.INFO, logger="mine"):
-        module.fit(batches(), num_epoch=1)
+        module.fit(three_batches(), num_epoch=1)
     assert {record.name for record in caplog.records if "Train-accuracy" in record.message} == {"mine"}
     with pytest.raises(MXNetError, match=r"logger must be one of the module logging.* got cpu\(1\)"):
         mx.mod.Module(network(), ["data"], ["softmax_label"], mx.cpu(1))
@@ -107,14 +107,14 @@ def test_mxnets_order_of_settings(caplog):
     ],
 )
 def test_settings_that_would_change_the_result(settings, words):
-    """They are refused, not ignored."""
+    """Invalid arguments of Module raise BindError instead of being ignored."""
     with pytest.raises(BindError, match=words):
         mx.mod.Module(network(), **settings)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_groups_of_nodes_on_other_contexts(contexts):
-    """group2ctxs places layers; the weights are those of a network in one place."""
+    """group2ctxs places layers on other contexts; the weights equal those of training on one context."""
 
     def fit(**settings):
         mx.random.seed(2)
@@ -122,7 +122,7 @@ def test_groups_of_nodes_on_other_contexts(contexts):
             net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
         module = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)], **settings)
-        module.fit(batches(), num_epoch=2, initializer=mx.init.Xavier())
+        module.fit(three_batches(), num_epoch=2, initializer=mx.init.Xavier())
         return module
 
     plain, groups = fit(), [{"early": mx.cpu(5 + i)} for i in range(contexts)]
@@ -134,13 +134,13 @@ def test_groups_of_nodes_on_other_contexts(contexts):
 
 
 def test_gradients_that_are_compressed():
-    """compression_params reach a device store, which sums gradients of two bits; a host store refuses them."""
+    """compression_params make a device store sum 2-bit gradients; a host store refuses them."""
 
     def fit(kvstore="device", **settings):
         mx.random.seed(2)
         module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)], **settings)
         module.fit(
-            batches(), num_epoch=1, kvstore=kvstore, optimizer_params={"learning_rate": 1.0, "rescale_grad": 1.0}
+            three_batches(), num_epoch=1, kvstore=kvstore, optimizer_params={"learning_rate": 1.0, "rescale_grad": 1.0}
         )
         return module
 
@@ -155,19 +155,19 @@ def test_gradients_that_are_compressed():
 
 
 def test_a_borrowed_optimizer():
-    """Two modules that share parameters share momentum and counts, too: their steps are those of one."""
+    """Two modules that share parameters and an optimizer, used alternately, make the same steps as one module."""
     mx.random.seed(4)
-    one, first = trained(), trained()
+    one, first = trained_module(), trained_module()
     first.set_params(*one.get_params())
     for module in (one, first):
         module.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9}, force_init=True)
     second = mx.mod.Module(network())
-    second.bind(batches().provide_data, batches().provide_label, shared_module=first)
+    second.bind(three_batches().provide_data, three_batches().provide_label, shared_module=first)
     with pytest.raises(MXNetError, match="no optimizer"):
         second.borrow_optimizer(mx.mod.Module(network()))
     second.borrow_optimizer(first)
     assert second.optimizer_initialized
-    for number, batch in enumerate(batches()):
+    for number, batch in enumerate(three_batches()):
         turn = (first, second)[number % 2]
         turn.prepare(batch)
         for module in (one, turn):
@@ -179,7 +179,7 @@ def test_a_borrowed_optimizer():
 
 
 def test_a_borrowed_optimizer_knows_parameters_by_name():
-    """In another order of arguments each parameter still has its own momentum; an unknown parameter is refused."""
+    """A borrowed optimizer matches momentum to parameters by name, not position; an unknown parameter raises."""
 
     def branches(names):
         data = mx.sym.Variable("data")
@@ -187,14 +187,14 @@ def test_a_borrowed_optimizer_knows_parameters_by_name():
         return mx.sym.SoftmaxOutput(mx.sym.add_n(*layers), name="softmax")
 
     first, second = mx.mod.Module(branches("ab")), mx.mod.Module(branches("ba"))
-    first.fit(batches(), num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-    shapes = batches().provide_data, batches().provide_label
+    first.fit(three_batches(), num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    shapes = three_batches().provide_data, three_batches().provide_label
     second.bind(*shapes, shared_module=first)
     second.borrow_optimizer(first)
     number = first.param_names.index("a_weight")
     assert second.param_names.index("a_weight") != number
     before = {key: first._updater.states[key].asnumpy() for key in first._updater.states}
-    second.forward_backward(next(batches()))
+    second.forward_backward(next(three_batches()))
     gradient = second.group.grad_arrays[second.param_names.index("a_weight")][0].asnumpy()
     second.update()
     after = first._updater.states[number].asnumpy()
@@ -207,8 +207,8 @@ def test_a_borrowed_optimizer_knows_parameters_by_name():
 
 
 def test_what_a_module_tells_of_itself():
-    """The names that scripts read."""
-    module = trained()
+    """Module's attributes have the names and states that scripts read."""
+    module = trained_module()
     assert (module.data_names, module.label_names, module.output_names) == (
         ["data"],
         ["softmax_label"],

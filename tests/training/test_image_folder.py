@@ -1,4 +1,4 @@
-"""``mx.io.ImageFolder``: classes, order, augmentation, and errors for folders and files that do not fit."""
+"""``ImageFolder``: classes, order, augmentation, and errors for folders and files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Image = pytest.importorskip("PIL.Image")
 CLASSES = {"Äpfel": 0, "blau — see": 80, "zebra": 160}
 
 
-def photos(folder: Path, each: int = 5) -> Path:
-    """Return a folder of small images in several formats, whose pixels tell class and number."""
+def write_photos(folder: Path, each: int = 5) -> Path:
+    """Write small images in four formats whose grey value encodes class and number; return ``folder``."""
     for name, value in CLASSES.items():
         for k in range(each):
             path = folder / name / ("tief" if k == 3 else "") / f"bild {k}ß{('.png', '.jpg', '.bmp', '.webp')[k % 4]}"
@@ -24,8 +24,8 @@ def photos(folder: Path, each: int = 5) -> Path:
     return folder
 
 
-def rows(iterator: mx.io.DataIter) -> list[int]:
-    """Return the images of an epoch, as the iterator numbers them, without padding."""
+def image_numbers(iterator: mx.io.DataIter) -> list[int]:
+    """Return the numbers of an epoch's images, without padding."""
     results: list[int] = []
     for batch in iterator:
         results += batch.index[: len(batch.index) - batch.pad].tolist()
@@ -33,15 +33,15 @@ def rows(iterator: mx.io.DataIter) -> list[int]:
 
 
 def test_classes_labels_and_order(tmp_path: Path) -> None:
-    """Classes and files come in the order of their names; labels and pixels are those of the file."""
-    (photos(tmp_path) / "zebra" / "notes.txt").write_text("no image")
+    """Classes and files are sorted by name; hidden and other files are ignored; pixels and labels fit the files."""
+    (write_photos(tmp_path) / "zebra" / "notes.txt").write_text("no image")
     (tmp_path / "zebra" / ".hidden.png").write_bytes(b"")
     (tmp_path / ".git").mkdir()
     actual = mx.io.ImageFolder(tmp_path, (3, 8, 8), 4)
     assert actual.classes == sorted(CLASSES) == ["blau — see", "zebra", "Äpfel"]
     assert actual.files == [f"{c}/{f}" for c in actual.classes for f in sorted(
         ["bild 0ß.png", "bild 1ß.jpg", "bild 2ß.bmp", "tief/bild 3ß.webp", "bild 4ß.png"])]  # fmt: skip
-    assert rows(actual) == list(range(15))
+    assert image_numbers(actual) == list(range(15))
     actual.reset()
     for batch in actual:
         for data, label, k in zip(batch.data[0].asnumpy(), batch.label[0].asnumpy(), batch.index, strict=True):
@@ -52,7 +52,7 @@ def test_classes_labels_and_order(tmp_path: Path) -> None:
 
 
 def test_composed_and_decomposed_names_sort_alike(tmp_path: Path) -> None:
-    """A file system that decomposes characters gives the same numbers to classes."""
+    """Class names in decomposed Unicode sort like composed names."""
     for form, names in (("composed", ["z", "\u00e4", "b"]), ("decomposed", ["z", "a\u0308", "b"])):
         for name in names:
             (tmp_path / form / name).mkdir(parents=True)
@@ -62,8 +62,8 @@ def test_composed_and_decomposed_names_sort_alike(tmp_path: Path) -> None:
 
 
 def test_seed_decides_order_and_augmentation(tmp_path: Path) -> None:
-    """The same seed gives the same bits on any number of threads; epochs and seeds differ."""
-    photos(tmp_path)
+    """One seed gives the same bits with 1 and 5 threads; other epochs and seeds give others."""
+    write_photos(tmp_path)
 
     def epochs(seed: int, threads: int) -> list[np.ndarray]:
         actual = mx.io.ImageFolder(
@@ -81,9 +81,9 @@ def test_seed_decides_order_and_augmentation(tmp_path: Path) -> None:
 
 
 def test_validation_data_has_the_labels_of_training(tmp_path: Path) -> None:
-    """``classes`` fixes the labels although a class is missing; ``files`` chooses images."""
-    train = mx.io.ImageFolder(photos(tmp_path / "train"), (3, 8, 8))
-    (photos(tmp_path / "val") / "blau — see").rename(tmp_path / "gone")
+    """``classes`` fixes the labels even if a class has no folder; ``files`` selects images; unknown names raise."""
+    train = mx.io.ImageFolder(write_photos(tmp_path / "train"), (3, 8, 8))
+    (write_photos(tmp_path / "val") / "blau — see").rename(tmp_path / "gone")
     val = mx.io.ImageFolder(tmp_path / "val", (3, 8, 8), classes=train.classes)
     assert set(val.labels) == {1, 2}
     few = mx.io.ImageFolder(tmp_path / "train", (3, 8, 8), 2, files=train.files[3:7])
@@ -104,7 +104,7 @@ def test_validation_data_has_the_labels_of_training(tmp_path: Path) -> None:
     ],
 )
 def test_folders_that_do_not_fit(tmp_path: Path, names: list[str] | None, words: str) -> None:
-    """The message names the folder and the remedy."""
+    """A missing folder, no class folder or a class without images raises; the error names the folder and the remedy."""
     folder = tmp_path / "photos"
     for name in names or ():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,8 @@ def test_folders_that_do_not_fit(tmp_path: Path, names: list[str] | None, words:
 
 
 def test_broken_image_is_named(tmp_path: Path) -> None:
-    """A damaged file is an error of the batch that has it; the message has its path."""
-    photos(tmp_path)
+    """A damaged file raises when its batch is read; the error has the file's path."""
+    write_photos(tmp_path)
     path = tmp_path / "zebra" / "bild 0ß.png"
     path.write_bytes(path.read_bytes()[:20])
     actual = mx.io.ImageFolder(tmp_path, (3, 8, 8), 15)
@@ -125,16 +125,16 @@ def test_broken_image_is_named(tmp_path: Path) -> None:
 
 
 def test_grey_images_and_misspelt_settings(tmp_path: Path) -> None:
-    """One channel is grey; an unknown setting warns with the nearest name."""
-    photos(tmp_path)
+    """One channel gives grey images; an unknown setting warns with the nearest name."""
+    write_photos(tmp_path)
     assert mx.io.ImageFolder(tmp_path, (1, 8, 8), 4).next().data[0].shape == (4, 1, 8, 8)
     with pytest.warns(UserWarning, match="ImageFolder: 'rand_miror' is no setting; did you mean 'rand_mirror'"):
         mx.io.ImageFolder(tmp_path, (3, 8, 8), rand_miror=True)
 
 
 def test_module_learns_from_a_folder(tmp_path: Path) -> None:
-    """``fit`` and ``score`` take it as any iterator; the classes are told apart."""
-    data = mx.io.ImageFolder(photos(tmp_path), (3, 8, 8), 5, shuffle=True, scale=1 / 255)
+    """``fit`` and ``score`` accept an ImageFolder, and the accuracy is above 0.9."""
+    data = mx.io.ImageFolder(write_photos(tmp_path), (3, 8, 8), 5, shuffle=True, scale=1 / 255)
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
     mx.random.seed(0)
     module = mx.mod.Module(net)

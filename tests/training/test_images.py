@@ -1,4 +1,4 @@
-"""``mx.image`` and ``mx.io.ImageRecordIter``: MXNet's pixels where nothing is drawn, seeded draws, and bad images."""
+"""``mx.image`` and ``ImageRecordIter``: MXNet's pixels without random settings, seeded augmentation, and bad images."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PIXELS = cases.PIXELS
 
 @pytest.fixture(scope="module")
 def stored() -> dict[str, Any]:
-    """Return the values that MXNet computed."""
+    """Return the arrays that MXNet computed, by name."""
     with np.load(GOLDEN / "data" / "images.npz") as archive:
         return dict(archive)
 
 
 def test_functions_give_what_mxnet_gives(stored: dict[str, Any]) -> None:
-    """Resized in five ways, bordered, cropped, turned: floats agree, bytes differ by OpenCV's rounding, at most 1."""
+    """Resizing, borders, crops and rotation equal MXNet's: bytes within 1, floats within 1e-3."""
     actual = cases.images(mx)
     assert {f"images/{key}" for key in actual} == {key for key in stored if key.startswith("images/")}
     for key, value in actual.items():
@@ -41,7 +41,7 @@ def test_functions_give_what_mxnet_gives(stored: dict[str, Any]) -> None:
 
 
 def test_records_give_what_mxnet_gives(stored: dict[str, Any], tmp_path: Path) -> None:
-    """Pixels, labels and padding of two epochs under each setting; turned images are OpenCV's to 1/32 of a pixel."""
+    """Two epochs under each setting equal MXNet's: labels exactly, pixels within 1, or 6 if interpolated."""
     actual = cases.records(mx, tmp_path)
     assert {f"records/{key}" for key in actual} == {key for key in stored if key.startswith("records/")}
     for key, value in actual.items():
@@ -51,7 +51,7 @@ def test_records_give_what_mxnet_gives(stored: dict[str, Any], tmp_path: Path) -
 
 
 def test_files_and_bytes_become_the_same_image(tmp_path: Path) -> None:
-    """PNG keeps every pixel; grey and the order of channels are as asked; an output array is filled."""
+    """imread and imdecode return exactly a PNG's pixels; grey, channel order and ``out`` are as requested."""
     content = cases.png(PIXELS)
     path = tmp_path / "image.png"
     path.write_bytes(content)
@@ -70,7 +70,7 @@ def test_files_and_bytes_become_the_same_image(tmp_path: Path) -> None:
 
 
 def test_deep_and_transparent_images() -> None:
-    """Of 16 bits the upper eight count; transparency is left out; the turn that EXIF asks for is made."""
+    """Of 16 bits the upper eight are used, transparency is ignored, and EXIF rotation is applied."""
     import io
 
     from PIL import Image
@@ -85,12 +85,12 @@ def test_deep_and_transparent_images() -> None:
     clear = Image.fromarray(np.dstack([PIXELS, np.zeros((13, 17), np.uint8)]), "RGBA")
     np.testing.assert_array_equal(mx.image.imdecode(content(clear)).asnumpy(), PIXELS)
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
+    exif[0x0112] = 6  # rotated by a quarter
     assert mx.image.imdecode(content(Image.fromarray(PIXELS), "JPEG", exif=exif)).shape == (17, 13, 3)
 
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
-    """Nothing, text, half a file, a path that is not there, text in place of bytes."""
+    """Empty, truncated or other content, a missing file, and invalid arguments raise their own errors."""
     for content in (b"", b"clearly not an image", cases.png(PIXELS)[:80]):
         with pytest.raises(FormatError, match="image"):
             mx.image.imdecode(content)
@@ -109,7 +109,7 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 def test_random_functions_draw_from_the_seed() -> None:
-    """The same seed gives the same crops, turns and jitters, another seed others; a crop is a part of the image."""
+    """One seed gives the same crops, rotations and jitters, another seed others; a crop is a part of the image."""
     image = mx.nd.array(PIXELS)
 
     def draws(seed: int) -> list[Any]:
@@ -137,7 +137,7 @@ def test_random_functions_draw_from_the_seed() -> None:
 
 
 def test_jitters_do_what_they_say() -> None:
-    """Brightness scales, contrast keeps the mean brightness, saturation each pixel's, hue turns within YIQ."""
+    """Brightness scales all pixels; contrast keeps the mean grey; saturation and hue keep each pixel's grey."""
     image = mx.nd.array(np.random.RandomState(1).uniform(50, 200, (6, 5, 3)))
     grey = np.array([0.299, 0.587, 0.114])
     before = image.asnumpy()
@@ -157,7 +157,7 @@ def test_jitters_do_what_they_say() -> None:
 
 
 def folder_of_images(tmp_path: Path, count: int = 16) -> list[list[Any]]:
-    """[label, path] of images whose first pixel tells their number."""
+    """Write images whose pixels equal their number; return [label, file name] of each."""
     results = []
     for k in range(count):
         pixels = np.full((9, 10, 3), k, np.uint8)
@@ -166,8 +166,8 @@ def folder_of_images(tmp_path: Path, count: int = 16) -> list[list[Any]]:
     return results
 
 
-def numbers(batches: Any) -> list[list[int]]:
-    """Return the images of each batch, checked against their labels."""
+def label_numbers(batches: Any) -> list[list[int]]:
+    """Return the labels of each batch, after a check that the pixels equal them."""
     results = []
     for batch in batches:
         data, label = batch.data[0].asnumpy(), batch.label[0].asnumpy()
@@ -177,32 +177,35 @@ def numbers(batches: Any) -> list[list[int]]:
 
 
 def test_image_iter_ends_in_each_way(tmp_path: Path) -> None:
-    """Padded with the first images, left out, or kept for the next epoch; lists from memory and from a file."""
+    """The last batch is padded with the first images, discarded or moved to the next epoch.
+
+    Images come from a list in memory or a list file, and ``num_parts`` selects a part.
+    """
     images = folder_of_images(tmp_path)
     listed = tmp_path / "images.lst"
     listed.write_text("".join(f"{k}\t{label}\t{name}\n" for k, (label, name) in enumerate(images)))
     for source in ({"imglist": images}, {"path_imglist": listed}):
         common: dict[str, Any] = {"batch_size": 3, "data_shape": (3, 8, 8), "path_root": tmp_path, **source}
         padded = mx.image.ImageIter(**common, last_batch_handle="pad")
-        rows = numbers(padded)
+        rows = label_numbers(padded)
         assert rows[-1] == [15, 0, 1]
         assert len(rows) == 6
         padded.reset()
         assert [batch.pad for batch in padded] == [0, 0, 0, 0, 0, 2]
-        assert len(numbers(mx.image.ImageIter(**common, last_batch_handle="discard"))) == 5
+        assert len(label_numbers(mx.image.ImageIter(**common, last_batch_handle="discard"))) == 5
         rolled = mx.image.ImageIter(**common, last_batch_handle="roll_over")
-        assert len(numbers(rolled)) == 5
+        assert len(label_numbers(rolled)) == 5
         rolled.reset()
-        assert numbers(rolled)[0] == [15, 0, 1]
+        assert label_numbers(rolled)[0] == [15, 0, 1]
         part = mx.image.ImageIter(**common, num_parts=2, part_index=1)
-        assert numbers(part)[0] == [8, 9, 10]
+        assert label_numbers(part)[0] == [8, 9, 10]
         mx.random.seed(5)
-        shuffled = numbers(mx.image.ImageIter(**common, shuffle=True))
+        shuffled = label_numbers(mx.image.ImageIter(**common, shuffle=True))
         assert sorted(n for row in shuffled[:5] for n in row) != list(range(15))
 
 
 def test_image_iter_names_the_image_that_is_none(tmp_path: Path) -> None:
-    """The error names the file; a list with a bad line names the line."""
+    """A broken image raises with its path, a bad list with its line; invalid arguments raise, too."""
     images = folder_of_images(tmp_path, 3)
     (tmp_path / "1.png").write_bytes(b"nothing")
     iterator = mx.image.ImageIter(3, (3, 8, 8), imglist=images, path_root=tmp_path)
@@ -217,8 +220,13 @@ def test_image_iter_names_the_image_that_is_none(tmp_path: Path) -> None:
         mx.image.ImageIter(3, (3, 8, 8))
 
 
-def records(path: Path, count: int = 10, *, labels: int = 1, index: bool = False) -> Path:
-    """Return a file of images whose first pixel tells their number."""
+def write_number_records(path: Path, count: int = 10, *, labels: int = 1, index: bool = False) -> Path:
+    """Write ``count`` images whose pixels equal their number to a record file; return its path.
+
+    Args:
+        labels: number of labels of each image.
+        index: also write an index file with the suffix ``.idx``.
+    """
     file: Any
     if index:
         file = mx.recordio.MXIndexedRecordIO(path.with_suffix(".idx"), path, "w")
@@ -233,7 +241,7 @@ def records(path: Path, count: int = 10, *, labels: int = 1, index: bool = False
 
 
 def test_record_iter_does_not_depend_on_threads(tmp_path: Path) -> None:
-    """Random crops, turns, colours and mirrors are the same with one thread and with four, and change with the seed."""
+    """Random augmentation gives the same bits with one and four threads; either seed changes them."""
     path = cases.write_records(mx, tmp_path)
     settings: dict[str, Any] = {
         "data_shape": (3, 12, 14), "batch_size": 3, "shuffle": True, "rand_crop": True, "rand_mirror": True,
@@ -261,22 +269,22 @@ def test_record_iter_does_not_depend_on_threads(tmp_path: Path) -> None:
 
 
 def test_record_iter_has_the_labels_it_is_told(tmp_path: Path) -> None:
-    """Of the record, of a list, several to one; parts and an index; bytes without normalization; grey images."""
-    path = records(tmp_path / "a.rec", index=True)
+    """Labels come from the record or a list file, one or several per image; uint8 and grey images are read, too."""
+    path = write_number_records(tmp_path / "a.rec", index=True)
     common: dict[str, Any] = {"data_shape": (3, 12, 12), "batch_size": 5}
     plain = mx.io.ImageRecordIter(path, **common)
     assert plain.provide_label[0].shape == (5,)
-    assert numbers(plain) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert numbers(mx.io.ImageRecordIter(path, path_imgidx=path.with_suffix(".idx"), **common)) == numbers(
+    assert label_numbers(plain) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert label_numbers(mx.io.ImageRecordIter(path, path_imgidx=path.with_suffix(".idx"), **common)) == label_numbers(
         mx.io.ImageRecordIter(path, **common)
     )
-    halves = [numbers(mx.io.ImageRecordIter(path, num_parts=2, part_index=k, **common)) for k in range(2)]
+    halves = [label_numbers(mx.io.ImageRecordIter(path, num_parts=2, part_index=k, **common)) for k in range(2)]
     assert halves == [[[0, 1, 2, 3, 4]], [[5, 6, 7, 8, 9]]]
     listed = tmp_path / "a.lst"
     listed.write_text("".join(f"{k}\t{k * 10}\t{k}.png\n" for k in range(10)))
     batch = mx.io.ImageRecordIter(path, path_imglist=listed, **common).next()
     np.testing.assert_array_equal(batch.label[0].asnumpy(), [0, 10, 20, 30, 40])
-    wide = mx.io.ImageRecordIter(records(tmp_path / "b.rec", labels=4), label_width=4, **common)
+    wide = mx.io.ImageRecordIter(write_number_records(tmp_path / "b.rec", labels=4), label_width=4, **common)
     assert wide.next().label[0].shape == (5, 4)
     with pytest.raises(ShapeError, match="label_width"):
         mx.io.ImageRecordIter(tmp_path / "b.rec", **common).next()
@@ -295,12 +303,12 @@ SIGNED_BYTES: list[tuple[dict[str, Any], list[list[int]]]] = [
     ),
     ({"mean_r": 0.5, "mean_g": 1.5, "mean_b": 2.5}, [[127, 127, 77], [8, 45, 127], [124, 30, 127]]),
 ]
-"""Settings, and the bytes that MXNet 1.9.1 makes of the pixels below."""
+"""Settings, and the bytes that MXNet 1.9.1 computes from the pixels of the test below."""
 
 
 @pytest.mark.parametrize(("settings", "expected"), SIGNED_BYTES)
 def test_signed_bytes_are_limited(tmp_path: Path, settings: dict[str, Any], expected: list[list[int]]) -> None:
-    """int8 takes pixels minus the rounded mean, limited; scale and standard deviation have no effect."""
+    """int8 pixels are the pixels minus the rounded mean, clipped; scale and std have no effect."""
     pixels = np.array([[172, 216, 78], [10, 47, 151], [127, 33, 251]], np.uint8).T[None]
     path = tmp_path / "a.rec"
     file = mx.recordio.MXRecordIO(path, "w")
@@ -316,8 +324,8 @@ def test_signed_bytes_are_limited(tmp_path: Path, settings: dict[str, Any], expe
 
 
 def test_the_mean_image_is_computed_once(tmp_path: Path) -> None:
-    """If the file is missing, it is written with the mean of each pixel; the next iterator reads it."""
-    path, mean = records(tmp_path / "a.rec"), tmp_path / "mean.bin"
+    """If the mean file is missing, it is computed and written; the next iterator reads it."""
+    path, mean = write_number_records(tmp_path / "a.rec"), tmp_path / "mean.bin"
     common: dict[str, Any] = {"data_shape": (3, 12, 12), "batch_size": 5, "mean_img": mean}
     first = mx.io.ImageRecordIter(path, **common).next().data[0].asnumpy()
     assert mx.nd.load(str(mean))["mean_img"].asnumpy()[0, 0, 0] == 4.5
@@ -328,8 +336,8 @@ def test_the_mean_image_is_computed_once(tmp_path: Path) -> None:
 
 
 def test_record_iter_says_what_is_wrong(tmp_path: Path) -> None:
-    """Truncated files, records without images, images that are too small, settings that are none."""
-    path = records(tmp_path / "a.rec")
+    """Truncated files, records without images, images that are too small, and invalid settings raise or warn."""
+    path = write_number_records(tmp_path / "a.rec")
     with pytest.raises(ShapeError, match=r"record 0.*resize=20"):
         mx.io.ImageRecordIter(path, (3, 20, 20), 2).next()
     (tmp_path / "short.rec").write_bytes(path.read_bytes()[:-7])
@@ -352,7 +360,7 @@ def test_record_iter_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_images_go_into_records_and_come_back() -> None:
-    """PNG keeps pixels and labels, blue first as OpenCV has them; grey stays grey; JPEG is near."""
+    """Packing as PNG and unpacking returns the same BGR or grey pixels and label; JPEG differs by less than 4."""
     blue_first = PIXELS[:, :, ::-1]
     header, pixels = mx.recordio.unpack_img(mx.recordio.pack_img((0, 3.0, 1, 0), blue_first, 9, ".png"))
     assert header.label == 3
@@ -368,7 +376,7 @@ def test_images_go_into_records_and_come_back() -> None:
 
 
 def test_training_reads_records(tmp_path: Path) -> None:
-    """A Module learns from a file of records."""
+    """A Module that trains on a record file reaches accuracy 1."""
     data = mx.sym.FullyConnected(mx.sym.Flatten(mx.sym.Variable("data")), num_hidden=2)
     net = mx.sym.SoftmaxOutput(data, name="softmax")
     path = tmp_path / "a.rec"
@@ -383,6 +391,6 @@ def test_training_reads_records(tmp_path: Path) -> None:
 
 
 def test_older_names_of_the_readers():
-    """Scripts for MXNet's first readers of images find the readers of today."""
+    """MXNet's names with the suffix ``_v1`` are aliases of the current readers."""
     assert mx.io.ImageRecordIter_v1 is mx.io.ImageRecordIter
     assert mx.io.ImageRecordUInt8Iter_v1 is mx.io.ImageRecordUInt8Iter

@@ -1,7 +1,7 @@
-"""How often ``fit`` and its kin reset an iterator and ask it for a batch, and which seed decides an order.
+"""The calls that ``fit``, ``score`` and ``predict`` make to an iterator, and the seed that decides its order.
 
-The calls that stand here are those of MXNet 1.9.1; an iterator of a program's own that shuffles in ``reset`` so gives
-the same order as there after the same seed.
+The expected calls are those of MXNet 1.9.1. So an iterator that shuffles in ``reset`` gives the same order as under
+MXNet after the same seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weftplan.training.data.image_files import encode
 
 
 class Recording(mx.io.DataIter):
-    """Batches of zeros; ``calls`` has an R for each reset and an n for each request."""
+    """An iterator over batches of zeros; ``calls`` has an R for each ``reset`` and an n for each ``next``."""
 
     def __init__(self, count: int = 2) -> None:
         super().__init__(4)
@@ -38,25 +38,25 @@ class Recording(mx.io.DataIter):
 
 
 def network() -> mx.sym.Symbol:
-    """Return one layer."""
+    """Return a classifier of one layer."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
 
 
 def fit(data: mx.io.DataIter, validation: mx.io.DataIter | None = None, epochs: int = 2) -> mx.mod.Module:
-    """Train a module on the data."""
+    """Train a module on ``data`` and return it."""
     module = mx.mod.Module(network())
     module.fit(data, validation, num_epoch=epochs)
     return module
 
 
-def use_one(data: Recording) -> None:
-    """Fit with an iterator that has given a batch."""
+def fit_after_next(data: Recording) -> None:
+    """Take a batch from ``data``, then fit with it."""
     data.next()
     fit(data)
 
 
 def score_and_predict(data: Recording) -> None:
-    """Score, then predict."""
+    """Run ``score``, then ``predict``, of a module."""
     module = mx.mod.Module(network())
     module.bind(data.provide_data, data.provide_label)
     module.init_params()
@@ -64,16 +64,16 @@ def score_and_predict(data: Recording) -> None:
     module.predict(data)
 
 
-def feed(data: Recording, size: int | None = None) -> mx.model.FeedForward:
-    """Train a FeedForward."""
+def fit_feed_forward(data: Recording, size: int | None = None) -> mx.model.FeedForward:
+    """Train a FeedForward and return it; ``size`` sets epoch_size, with three epochs instead of two."""
     model = mx.model.FeedForward(network(), num_epoch=2 if size is None else 3, epoch_size=size)
     model.fit(data)
     return model
 
 
-def feed_score(data: Recording) -> None:
-    """Score and predict with a FeedForward."""
-    model = feed(data)
+def score_feed_forward(data: Recording) -> None:
+    """Train a FeedForward, then score and predict with it."""
+    model = fit_feed_forward(data)
     model.score(data)
     model.predict(data)
 
@@ -81,11 +81,11 @@ def feed_score(data: Recording) -> None:
 CASES: dict[str, tuple[int, Callable[[Recording], object], str]] = {
     "fit": (2, fit, "RnnnRnnnR"),
     "validation": (2, lambda data: fit(Recording(), data), "RRnnnRnnn"),
-    "used": (2, use_one, "RnnnRnnnR"),
+    "used": (2, fit_after_next, "RnnnRnnnR"),
     "score and predict": (2, score_and_predict, "RRnnnRnnn"),
-    "FeedForward": (2, feed, "RRnnnRnnnR"),
-    "FeedForward, score and predict": (2, feed_score, "RRnnnRnnnRRnnnRnnn"),
-    "FeedForward, size": (3, lambda data: feed(data, 2), "RRnnnnRnnn"),
+    "FeedForward": (2, fit_feed_forward, "RRnnnRnnnR"),
+    "FeedForward, score and predict": (2, score_feed_forward, "RRnnnRnnnRRnnnRnnn"),
+    "FeedForward, size": (3, lambda data: fit_feed_forward(data, 2), "RRnnnnRnnn"),
     "ResizeIter": (2, lambda data: fit(mx.io.ResizeIter(data, 3)), "RnnnRnRnnnRnR"),
     "ResizeIter, kept": (2, lambda data: fit(mx.io.ResizeIter(data, 3, reset_internal=False)), "RnnnRnnnRnn"),
 }
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[int, Callable[[Recording], object], str]] = {
 @pytest.mark.filterwarnings("ignore:FeedForward is deprecated")
 @pytest.mark.parametrize("case", CASES)
 def test_calls_of_an_iterator(case: str):
-    """The iterator sees the calls that MXNet makes, the constructor's reset among them, in the same order."""
+    """The iterator gets the same calls as from MXNet, in the same order, including the constructor's reset."""
     count, use, calls = CASES[case]
     data = Recording(count)
     use(data)
@@ -102,7 +102,7 @@ def test_calls_of_an_iterator(case: str):
 
 
 def test_a_second_fit():
-    """It starts at the position after the first fit's last reset."""
+    """A second ``fit`` does not reset the iterator at its start, because the first ended with a reset."""
     data = Recording()
     module = fit(data)
     data.calls = ""
@@ -111,7 +111,7 @@ def test_a_second_fit():
 
 
 def test_an_exhausted_iterator_starts_over():
-    """MXNet ends with StopIteration there; here the iterator is reset once, and one without batches is an error."""
+    """``fit`` resets an exhausted iterator once, unlike MXNet, which raises; without batches it raises."""
     data = Recording()
     assert len(list(data)) == 2
     data.calls = ""
@@ -122,7 +122,7 @@ def test_an_exhausted_iterator_starts_over():
 
 
 def test_seeds_of_a_shuffling_iterator():
-    """An iterator that shuffles in reset with a seeded generator trains on the orders of its first resets."""
+    """If ``reset`` shuffles with a seeded generator, epoch ``n`` has the order of reset ``n``."""
 
     class Shuffling(Recording):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def test_seeds_of_a_shuffling_iterator():
 
 
 def images(folder: Path) -> mx.image.ImageIter:
-    """Small grey images, each of its own shade."""
+    """Return a shuffling iterator over 20 grey images of different shades."""
     pytest.importorskip("PIL")
     for shade in range(20):
         (folder / f"{shade}.png").write_bytes(encode(np.full((4, 4), 10 * shade, np.uint8), 3, ".png"))
@@ -159,8 +159,7 @@ SHUFFLING: dict[str, Callable[[Path], mx.io.DataIter]] = {
 
 @pytest.mark.parametrize("case", SHUFFLING)
 def test_the_seed_of_an_order(case: str, tmp_path: Path):
-    """np.random.seed decides the order of every epoch, whatever else has drawn from mx.random; in a program that has
-    not called it mx.random.seed does."""
+    """In a program that called np.random.seed, this seed alone decides the order; otherwise mx.random.seed does."""
 
     def orders(seed: Callable[[int], object], number: int) -> list[list[float]]:
         seed(number)
@@ -182,7 +181,7 @@ def test_the_seed_of_an_order(case: str, tmp_path: Path):
 
 
 def test_a_run_goes_on_with_orders_of_numpy(tmp_path: Path):
-    """In a program that seeds NumPy, a run that is stopped and resumed has the bits of a whole one."""
+    """In a program that seeds NumPy, a stopped and resumed run gives the bits of an uninterrupted run."""
 
     def run(prefix: str | None, stop: int | None = None, *, resume: bool = False) -> bytes | None:
         mx.random.seed(0)

@@ -1,4 +1,4 @@
-"""Descriptions of inputs, batches larger than the data, and iterators that users write by MXNet's protocol."""
+"""DataDesc, NDArrayIter and custom iterators in MXNet's style."""
 
 import copy
 import pickle
@@ -11,21 +11,21 @@ from weftplan.errors import MXNetError, ParameterError, ShapeError
 
 
 def test_a_description_is_a_pair():
-    """Name and shape unpack, make a dictionary and infer shapes; dtype and layout come along, through copies too."""
+    """A DataDesc unpacks as (name, shape) and compares so; copies and pickles keep dtype and layout."""
     it = mx.io.NDArrayIter({"a": np.ones((6, 2))}, {"b": mx.nd.ones((6,), dtype="int32")}, batch_size=3)
     assert dict(it.provide_data + it.provide_label) == {"a": (3, 2), "b": (3,)}
     net = mx.sym.FullyConnected(mx.sym.Variable("a"), num_hidden=4, name="fc")
     assert net.infer_shape(**dict(it.provide_data))[1] == [(3, 4)]
     (desc,) = it.provide_label
-    for same in (desc, copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))):
-        assert (same.name, same.shape, str(same.dtype), same.layout) == ("b", (3,), "int32", "NCHW")
-        assert same == ("b", (3,))
+    for duplicate in (desc, copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))):
+        assert (duplicate.name, duplicate.shape, str(duplicate.dtype), duplicate.layout) == ("b", (3,), "int32", "NCHW")
+        assert duplicate == ("b", (3,))
     assert repr(desc) == "DataDesc[b,(3,),int32,NCHW]"
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_samples_along_another_axis(contexts):
-    """A layout names the batch axis: with words first and sentences second, slices cut between sentences."""
+    """A layout such as TNC names the batch axis, along which contexts and shorter batches are split."""
     x = mx.sym.Variable("data")
     net = mx.sym.broadcast_mul(x, mx.sym.Variable("w", shape=(1, 1, 2), init="one"), __layout__="TNC", name="out")
     module = mx.mod.Module(net, label_names=None, context=[mx.cpu(i) for i in range(contexts)])
@@ -47,7 +47,7 @@ def test_samples_along_another_axis(contexts):
 
 
 def test_shapes_may_be_set_on_an_iterator():
-    """provide_data and provide_label of one's own iterator are properties, or attributes as in MXNet's examples."""
+    """A custom iterator may set provide_data and provide_label as attributes; without them they raise."""
 
     class Own(mx.io.DataIter):
         def __init__(self):
@@ -76,7 +76,7 @@ def test_shapes_may_be_set_on_an_iterator():
 
 
 def test_a_batch_larger_than_the_data():
-    """Padding repeats the samples as often as it takes; without padding it is refused, as is a batch of nothing."""
+    """Padding repeats the samples as often as needed; without padding, and for invalid batch sizes, it raises."""
     it = mx.io.NDArrayIter(np.arange(3.0), np.arange(3.0), batch_size=8)
     (batch,) = it
     assert batch.pad == 5
@@ -92,7 +92,7 @@ def test_a_batch_larger_than_the_data():
 
 
 def test_a_batch_larger_than_the_data_predicts_each_sample_once():
-    """Nothing of the padding comes out."""
+    """``predict`` drops the padding of a batch that is larger than the data."""
     module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), label_names=None)
     module.bind([("data", (8, 2))], for_training=False)
     module.init_params("one")
@@ -101,7 +101,7 @@ def test_a_batch_larger_than_the_data_predicts_each_sample_once():
 
 
 def test_hard_reset():
-    """A hard reset forgets samples that would roll over into the next epoch."""
+    """``hard_reset`` drops the samples that would roll over into the next epoch."""
     it = mx.io.NDArrayIter(np.arange(5.0), batch_size=3, last_batch_handle="roll_over")
     assert len(list(it)) == 1
     it.hard_reset()
@@ -109,7 +109,7 @@ def test_hard_reset():
 
 
 def test_step_by_step():
-    """iter_next and the getters give what next gives; before the first step there is no batch."""
+    """iter_next and the get methods return the batches that ``next`` returns; before iter_next they raise."""
     it = mx.io.NDArrayIter(np.arange(5.0), np.arange(5.0), batch_size=3)
     with pytest.raises(MXNetError, match="no batch yet"):
         it.getdata()
@@ -120,7 +120,7 @@ def test_step_by_step():
 
 
 class Counting(mx.io.DataIter):
-    """Three batches, by MXNet's protocol: iter_next and getters; the padding of the last is not a number."""
+    """A custom iterator over three batches that defines iter_next and getdata; ``getpad`` returns None."""
 
     def __init__(self):
         super().__init__(2)
@@ -148,8 +148,8 @@ class Counting(mx.io.DataIter):
         return None
 
 
-def test_an_iterator_of_ones_own():
-    """It predicts, without a method for labels; a batch whose padding is None has none."""
+def test_custom_iterator():
+    """``predict`` and ``score`` accept an iterator without getlabel; a pad of None means no padding."""
     module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), label_names=None)
     module.bind(Counting().provide_data, label_shapes=module._label_shapes, for_training=False)
     module.init_params("one")
@@ -159,7 +159,7 @@ def test_an_iterator_of_ones_own():
 
 
 def test_names_of_arrays_in_a_list():
-    """The names are MXNet's, which a network's inputs use."""
+    """NDArrayIter names the arrays of a list as MXNet does: ``_0_data``, ``_1_data``."""
     arrays = [np.zeros((4, 2)), np.ones((4, 3))]
     it = mx.io.NDArrayIter(arrays, arrays, batch_size=2)
     assert [desc.name for desc in it.provide_data] == ["_0_data", "_1_data"]
@@ -168,7 +168,7 @@ def test_names_of_arrays_in_a_list():
 
 @pytest.mark.parametrize("array", [mx.nd.ones((2, 3)), np.ones((2, 3))])
 def test_a_batch_is_of_lists(array):
-    """One array in place of a list is refused; its rows would pass for arrays."""
+    """DataBatch refuses an array in place of a list of arrays."""
     with pytest.raises(ParameterError, match=r"data must be a list of arrays, got one array; write \[data\]"):
         mx.io.DataBatch(array)
     with pytest.raises(ParameterError, match=r"DataBatch: label must be a list of arrays"):

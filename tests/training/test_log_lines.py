@@ -1,4 +1,4 @@
-"""The log of training: shown when a script sets a level and nothing else, line by line as MXNet 1.9.1 writes it."""
+"""Log messages of training: when they are shown, and their text as in MXNet 1.9.1."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ log.warning("a warning")
 LINES = ["Epoch[0] Batch [0-2]", "Epoch[0] Train-accuracy=", "Epoch[0] Time cost="]
 
 
-def messages(setup: str) -> list[str]:
-    """Return the stderr lines of a process that trains after these lines."""
+def run_training(setup: str) -> list[str]:
+    """Train in a subprocess after the statements ``setup``; return the lines on stderr."""
     code = f"import logging, sys\n{setup}\n{TRAIN}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -47,16 +47,16 @@ def messages(setup: str) -> list[str]:
     ],
 )
 def test_a_level_is_enough(setup: str):
-    """Where a level is set, and whether or not a handler is, each message is shown once, in the format of logging."""
-    shown = messages(setup)
+    """If the script sets a level, each message is shown once, with or without a handler."""
+    shown = run_training(setup)
     assert [line for line in LINES if any(f"INFO:weftplan:{line}" in text for text in shown)] == LINES
     assert len(shown) == len(LINES) + 1
     assert shown[-1] == "WARNING:weftplan:a warning"
 
 
 def test_without_a_level_only_warnings_are_shown():
-    """As with any library in a program that does not set up logging; nothing is installed, so that it still can."""
-    assert messages("") == ["a warning"]
+    """Without a level only warnings are shown, and logging.basicConfig still works afterwards."""
+    assert run_training("") == ["a warning"]
     later = "logging.basicConfig(level=logging.INFO, format='later %(message)s'); log.info('shown')"
     done = subprocess.run(
         [sys.executable, "-c", f"import logging\n{TRAIN}\n{later}"], capture_output=True, text=True, timeout=200
@@ -75,12 +75,12 @@ def test_without_a_level_only_warnings_are_shown():
     ],
 )  # fmt: skip
 def test_what_a_program_sets_up_holds(setup: str, shown: list[str]):
-    """A higher level, a switch, or a handler of the program's own is all that counts."""
-    assert [line for line in messages(setup) if "propagate" not in line] == shown
+    """A higher level, logging.disable, ``propagate`` and a handler of the program are respected."""
+    assert [line for line in run_training(setup) if "propagate" not in line] == shown
 
 
 def test_one_logger():
-    """Every message of the package goes through one logger, so that what holds for one holds for all."""
+    """Only ``support/package_log.py`` and ``compat/log.py`` get a logger."""
     second = [
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
@@ -90,7 +90,7 @@ def test_one_logger():
 
 
 def test_lines_of_the_speedometer(caplog: pytest.LogCaptureFixture):
-    """The batches that a line covers: since the last line, or with ``auto_reset=False`` since the epoch began."""
+    """A Speedometer line covers the batches since the last line, or of the epoch with ``auto_reset=False``."""
     metric = mx.metric.Accuracy()
     for auto_reset, with_metric, expected in (
         (True, True, ["Epoch[0] Batch [0-5]\tS", "Epoch[0] Batch [5-10]\tS", "Epoch[1] Batch [0-5]\tS"]),
@@ -111,7 +111,7 @@ def test_lines_of_the_speedometer(caplog: pytest.LogCaptureFixture):
 
 
 def test_lines_of_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path):
-    """Checkpoints, their states, and each fall of the rate have the lines that MXNet's have."""
+    """Checkpoints, optimizer states and changes of the learning rate are logged as by MXNet."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
     data = mx.io.NDArrayIter(np.zeros((16, 4), np.float32), np.arange(16) % 3, 4)
     module, prefix = mx.mod.Module(net), str(tmp_path / "net")
@@ -130,7 +130,7 @@ def test_lines_of_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path):
 
 
 def test_lines_of_a_rate_that_ends(caplog: pytest.LogCaptureFixture):
-    """FactorScheduler says when its rate has arrived at the least one, and nothing more after that."""
+    """FactorScheduler logs once that its rate has reached the minimum, then nothing."""
     schedule = mx.lr_scheduler.FactorScheduler(2, 0.1, stop_factor_lr=0.03, base_lr=1.0)
     with caplog.at_level(logging.INFO, logger="weftplan"):
         rates = [schedule(update) for update in range(1, 10) for _ in range(2)]
@@ -144,7 +144,7 @@ def test_lines_of_a_rate_that_ends(caplog: pytest.LogCaptureFixture):
 @pytest.mark.filterwarnings("ignore:FeedForward is deprecated")
 @pytest.mark.parametrize("callback", [False, True])
 def test_each_validation_is_logged_once(callback: bool, caplog: pytest.LogCaptureFixture):
-    """By FeedForward and by Module, with or without the callback that does it."""
+    """FeedForward and Module log each validation once, with or without the callback that logs it."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
     samples, labels = np.zeros((12, 4), np.float32), np.arange(12) % 3
     inputs = {"eval_end_callback": mx.callback.LogValidationMetricsCallback()} if callback else {}

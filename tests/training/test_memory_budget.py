@@ -1,4 +1,4 @@
-"""A memory budget for training: a Module holds exactly the planned bytes, and the budget is kept."""
+"""Memory budgets for training: a Module allocates exactly the planned bytes and stays within its budget."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ BATCH = 9
 SHAPES = {"data": (BATCH, 1, 8, 8), "softmax_label": (BATCH,)}
 
 
-def batches() -> mx.io.NDArrayIter:
+def one_batch() -> mx.io.NDArrayIter:
+    """Return an iterator over one batch."""
     rng = np.random.default_rng(0)
     return mx.io.NDArrayIter(rng.random(SHAPES["data"], dtype=np.float32), rng.integers(0, 10, BATCH), BATCH)
 
 
-def flat(state: Any) -> list[mx.nd.NDArray]:
-    """Return the arrays of a state of an optimizer."""
+def state_arrays(state: Any) -> list[mx.nd.NDArray]:
+    """Return the arrays of an optimizer state, which may be nested tuples."""
     if isinstance(state, tuple):
-        return [array for part in state for array in flat(part)]
+        return [array for part in state for array in state_arrays(part)]
     return [] if state is None else [state]
 
 
-def held(module: Any) -> int:
-    """Return the bytes of everything that a trained Module holds, counted array by array."""
+def allocated_bytes(module: Any) -> int:
+    """Return the bytes of all arrays, store buffers and executor memory of a trained Module."""
     executors = module.group.executors
     arrays = [a for e in executors for a in (*e.arg_arrays, *e.grad_arrays, *e.aux_arrays) if a is not None]
     arrays += [*module._arg_params.values(), *module._aux_params.values()]
     states = module._states_holder().states.values()
-    arrays += [a for s in states for a in flat(s)]
+    arrays += [a for s in states for a in state_arrays(s)]
     store = 0 if module._kvstore is None else sum(v for k, v in module._kvstore.statistics().items() if k != "keys")
     return sum(a.nbytes for a in arrays) + store + sum(e.allocated_bytes for e in executors)
 
@@ -45,47 +46,47 @@ def held(module: Any) -> int:
 def test_the_plan_of_a_module_is_what_it_holds(
     devices: str, kvstore: str, on_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Executors, copies on the host, buffers of the store and states of the optimizer, to the byte."""
+    """The plan's total equals the bytes of executors, host copies, store buffers and optimizer states."""
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", on_store)
     contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
     net = models.digits("lenet")
     module = mx.mod.Module(net, context=contexts)
-    module.fit(batches(), num_epoch=1, kvstore=kvstore, optimizer="adam")
+    module.fit(one_batch(), num_epoch=1, kvstore=kvstore, optimizer="adam")
     actual = net.plan(SHAPES, context=contexts, kvstore=kvstore, optimizer="adam")
-    assert actual.total == held(module)
-    assert buffers(actual) == ({} if module._kvstore is None else counted(module._kvstore))
+    assert actual.total == allocated_bytes(module)
+    assert planned_store_bytes(actual) == ({} if module._kvstore is None else counted_store_bytes(module._kvstore))
     assert actual.peak == module.group.executors[-1].allocated_bytes
     assert actual.total == actual.peak + sum(actual.external_bytes.values())
 
 
-def buffers(found: Any) -> dict[str, int]:
+def planned_store_bytes(found: Any) -> dict[str, int]:
     """Return the bytes of the store's buffers in a plan, by name."""
     return {name.removeprefix("kvstore_"): n for name, n in found.external_bytes.items() if name.startswith("kvstore_")}
 
 
-def counted(store: Any) -> dict[str, int]:
-    """Return the bytes that a store counts, by the same names."""
+def counted_store_bytes(store: Any) -> dict[str, int]:
+    """Return the bytes of the store's buffers from its statistics, by name without ``_bytes``."""
     return {name.removesuffix("_bytes"): n for name, n in store.statistics().items() if name != "keys" and n}
 
 
 @pytest.mark.parametrize("kind", ["1bit", "2bit"])
 @pytest.mark.parametrize("devices", ["cpu cpu", "sim sim sim", "sim cpu"])
 def test_buffers_of_compression_are_planned(devices: str, kind: str) -> None:
-    """Residuals and packed gradients, to the byte: the plan is asked with the store that compresses."""
+    """The plan includes the store's residuals and compressed gradients exactly."""
     contexts = [mx.Context(name, i) for i, name in enumerate(devices.split())]
     net, store = models.digits("mlp"), mx.kv.create("device")
     store.set_gradient_compression({"type": kind})
     planned = net.plan(SHAPES, context=contexts, kvstore=store)
     module = mx.mod.Module(net, context=contexts)
-    module.fit(batches(), num_epoch=1, kvstore=store)
-    assert buffers(planned) == counted(store)
-    assert planned.total == held(module)
+    module.fit(one_batch(), num_epoch=1, kvstore=store)
+    assert planned_store_bytes(planned) == counted_store_bytes(store)
+    assert planned.total == allocated_bytes(module)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "dcasgd", "lamb", "test"])
 @pytest.mark.parametrize("devices", ["cpu", "sim sim"])
 def test_copies_of_weights_in_float32_are_planned(devices: str, name: str) -> None:
-    """With ``multi_precision`` an optimizer also keeps a float32 copy of each float16 weight."""
+    """With ``multi_precision`` the plan includes the float32 copy of each float16 weight."""
     contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
     net = mx.sym.Cast(mx.sym.Variable("data"), dtype="float16")
     net = mx.sym.FullyConnected(mx.sym.FullyConnected(net, num_hidden=7), num_hidden=5, no_bias=True)
@@ -97,7 +98,7 @@ def test_copies_of_weights_in_float32_are_planned(devices: str, name: str) -> No
     module.fit(
         mx.io.NDArrayIter(np.ones((4, 6), "f4"), np.zeros(4), 4), kvstore="device", optimizer=optimizer, num_epoch=1
     )
-    assert planned.total == held(module)
+    assert planned.total == allocated_bytes(module)
     half, wide = np.dtype("float16"), np.dtype("float32")
     assert optimizer.kept_bytes((7, 6), half) == optimizer.kept_bytes((7, 6), wide) + 7 * 6 * 4
 
@@ -105,7 +106,7 @@ def test_copies_of_weights_in_float32_are_planned(devices: str, name: str) -> No
 @pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim sim"])
 @pytest.mark.parametrize("way", ["fit", "Module"])
 def test_a_budget_is_kept(devices: str, way: str) -> None:
-    """Training under a budget holds no more than that, and gives the same bits."""
+    """Training under a budget stays within it and gives the same bits as without."""
     contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
     net = models.digits("resnet")
     plain = net.plan(SHAPES, context=contexts, optimizer="adam")
@@ -116,32 +117,32 @@ def test_a_budget_is_kept(devices: str, way: str) -> None:
         settings = {"memory_budget": limit} if way == "Module" else {}
         module = mx.mod.Module(net, context=contexts, **settings)
         more = {"memory_budget": limit} if way == "fit" else {}
-        module.fit(batches(), num_epoch=2, optimizer="adam", **more)
+        module.fit(one_batch(), num_epoch=2, optimizer="adam", **more)
         weights.append({name: array.asnumpy() for name, array in module.get_params()[0].items()})
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
     planned = net.plan(SHAPES, context=contexts, optimizer="adam", budget=budget)
     assert planned.counted <= budget < plain.counted
     assert planned.peak == module.group.executors[-1].allocated_bytes
     if devices.startswith("cpu"):
-        assert held(module) <= budget
+        assert allocated_bytes(module) <= budget
 
 
 def test_the_smallest_budget_works() -> None:
-    """The error names a budget for everything, and training runs with it; one byte less does not."""
+    """Training with the smallest budget that the error names works; one byte less raises."""
     net = models.digits("resnet")
     with pytest.raises(BudgetError, match="buffers of the kvstore and states of the optimizer") as refused:
-        mx.mod.Module(net, memory_budget="1 MB").fit(batches(), num_epoch=1, optimizer="adam")
+        mx.mod.Module(net, memory_budget="1 MB").fit(one_batch(), num_epoch=1, optimizer="adam")
     smallest = refused.value.smallest
     assert smallest is not None
     with pytest.raises(BudgetError):
-        mx.mod.Module(net).fit(batches(), num_epoch=1, optimizer="adam", memory_budget=smallest - 1)
+        mx.mod.Module(net).fit(one_batch(), num_epoch=1, optimizer="adam", memory_budget=smallest - 1)
     module = mx.mod.Module(net)
-    module.fit(batches(), num_epoch=1, optimizer="adam", memory_budget=smallest)
-    assert held(module) <= smallest
+    module.fit(one_batch(), num_epoch=1, optimizer="adam", memory_budget=smallest)
+    assert allocated_bytes(module) <= smallest
 
 
 def test_an_optimizer_that_does_not_fit_any_more() -> None:
-    """Bound without knowing the optimizer, there may be no room for its states: a clear refusal, and no optimizer."""
+    """If the module was bound without an optimizer, and its states do not fit the budget, init_optimizer raises."""
     net = models.digits("lenet")
     budget = net.plan(SHAPES, context=[mx.cpu(0)]).total
     module = mx.mod.Module(net, memory_budget=budget)
@@ -153,24 +154,24 @@ def test_an_optimizer_that_does_not_fit_any_more() -> None:
 
 
 def test_a_bound_module_says_how_a_budget_can_act() -> None:
-    """A budget that comes too late is refused, not ignored."""
+    """A budget for a bound module raises unless ``force_rebind=True``."""
     module = mx.mod.Module(models.digits("mlp"))
-    module.fit(batches(), num_epoch=1)
+    module.fit(one_batch(), num_epoch=1)
     with pytest.raises(BindError, match="force_rebind=True"):
-        module.fit(batches(), num_epoch=1, memory_budget="1GB")
-    module.fit(batches(), num_epoch=1, memory_budget="1GB", force_rebind=True)
+        module.fit(one_batch(), num_epoch=1, memory_budget="1GB")
+    module.fit(one_batch(), num_epoch=1, memory_budget="1GB", force_rebind=True)
     assert module.memory_budget == "1GB"
 
 
 def test_buckets_keep_the_budget() -> None:
-    """A BucketingModule hands the budget to the network of every bucket."""
+    """BucketingModule applies the budget to each bucket."""
     module = mx.mod.BucketingModule(lambda key: (models.digits("mlp"), ("data",), ("softmax_label",)), 10)
     with pytest.raises(BudgetError):
-        module.fit(batches(), num_epoch=1, memory_budget=1000)
+        module.fit(one_batch(), num_epoch=1, memory_budget=1000)
 
 
 def test_the_largest_batch_in_python() -> None:
-    """It fits and the next does not; a plan without its network says so."""
+    """``batch_max`` returns the largest batch that fits; a plan without its network raises."""
     net = models.get("mlp")
     actual = net.plan(data=(32, 784))
     batch = actual.batch_max("4 MB")
@@ -181,7 +182,7 @@ def test_the_largest_batch_in_python() -> None:
 
 
 def test_misspelt_options_are_errors() -> None:
-    """Each names the right one; nothing is bound or planned without it."""
+    """A misspelt or repeated option of ``plan`` and ``simple_bind`` raises; the error suggests the right name."""
     net = models.get("mlp")
     for name, right in (("dtypes", "dtype"), ("memory_budget", "budget"), ("optimiser", "optimizer")):
         with pytest.raises(PlanError, match=f"did you mean '{right}'"):
@@ -196,7 +197,7 @@ def test_misspelt_options_are_errors() -> None:
 
 
 def test_the_list_of_options_is_the_signature() -> None:
-    """Errors list exactly the keywords of plan."""
+    """``OPTIONS`` lists exactly the keyword-only parameters of ``plan``."""
     import inspect
 
     parameters = inspect.signature(plan).parameters.values()
@@ -204,7 +205,7 @@ def test_the_list_of_options_is_the_signature() -> None:
 
 
 def test_one_vocabulary() -> None:
-    """``budget``, ``dtype`` and ``options`` mean the same for a plan and for an executor."""
+    """``budget`` and ``dtype`` mean the same for ``plan`` and ``simple_bind``."""
     net = models.digits("resnet")
     shapes = {"data": (64, 1, 8, 8)}
     plain = net.plan(shapes, grad_req="write")
@@ -217,7 +218,7 @@ def test_one_vocabulary() -> None:
 
 
 def test_how_a_plan_shows_itself() -> None:
-    """``repr`` is one line, ``str`` the summary."""
+    """``repr`` of a plan is one line; ``str`` is its summary."""
     actual = models.get("mlp").plan(data=(2, 784))
     assert repr(actual).startswith("<MemoryPlan 863.")
     assert "\n" not in repr(actual)

@@ -1,4 +1,4 @@
-"""Metrics in the hands of users: their own classes, names of outputs and labels, composites, odd shapes and labels."""
+"""Custom metrics, output and label names, composites, and unusual shapes and labels."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from weftplan.errors import ParameterError, ShapeError
 
 
 class Share(mx.metric.EvalMetric):
-    """A metric as they are written for MXNet: an ``update`` of its own that knows nothing of global counts."""
+    """A custom metric in MXNet's style: its ``update`` does not maintain the global counts."""
 
     def __init__(self):
         super().__init__("share", scale=2)
@@ -23,7 +23,7 @@ class Share(mx.metric.EvalMetric):
 
 
 def test_a_metric_with_an_update_of_its_own(caplog):
-    """At the end of an epoch fit logs the metric's value, not nan."""
+    """``fit`` logs the value of a metric without global counts, not nan."""
     metric = Share()
     metric.update([1], [1])
     assert metric.get_global_name_value() == metric.get_name_value() == [("share", 0.75)]
@@ -35,7 +35,7 @@ def test_a_metric_with_an_update_of_its_own(caplog):
 
 
 def test_a_perplexity_with_an_update_of_its_own():
-    """Without global counts, get_global is get: the exponential is taken once."""
+    """Without global counts get_global returns the value of get: the exponential is applied once."""
 
     class Own(mx.metric.Perplexity):
         def update(self, labels, preds):
@@ -48,7 +48,7 @@ def test_a_perplexity_with_an_update_of_its_own():
 
 
 def test_a_metric_that_counts_globally_itself():
-    """has_global_stats=True: get_global divides the metric's own global counts."""
+    """With has_global_stats=True get_global divides the metric's own global counts."""
 
     class Both(mx.metric.EvalMetric):
         def update(self, labels, preds):
@@ -61,7 +61,7 @@ def test_a_metric_that_counts_globally_itself():
 
 
 def test_outputs_and_labels_by_name():
-    """output_names and label_names choose what belongs together, in fit and score too; an unknown one is named."""
+    """output_names and label_names select arrays in ``score``; an unknown name raises."""
     data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
     layer = mx.sym.FullyConnected(data, num_hidden=3, name="fc")
     both = mx.sym.Group([mx.sym.SoftmaxOutput(layer, label, name="softmax"), mx.sym.BlockGrad(layer, name="seen")])
@@ -80,7 +80,7 @@ def test_outputs_and_labels_by_name():
 
 
 def test_loss_needs_no_labels():
-    """The number of labels does not matter to a network whose outputs are losses."""
+    """Loss averages the predictions and ignores the labels, whatever their number."""
     metric = mx.metric.create("loss")
     metric.update([], [mx.nd.array([1.0, 3.0])])
     metric.update([mx.nd.ones((2,))] * 3, [mx.nd.array([5.0])])
@@ -88,7 +88,7 @@ def test_loss_needs_no_labels():
 
 
 def test_composites():
-    """Metrics can be added, asked for by number, made by name and nested; resets reach all."""
+    """Metrics are added by name or nested; get_metric takes an index; resets reach every metric."""
     metric = mx.metric.create("composite")
     metric.add("acc")
     metric.add(mx.metric.CompositeEvalMetric(["mse"]))
@@ -105,7 +105,7 @@ def test_composites():
 
 
 def test_functions_as_metrics():
-    """Names, extra outputs, settings through ``create``; (sum, count) as a result."""
+    """A function becomes a metric with its own name; it may return (sum, count) or ignore extra outputs."""
 
     def largest(label, pred):
         return pred.max()
@@ -125,7 +125,7 @@ def test_functions_as_metrics():
 
 
 def test_create_takes_settings_for_whatever_it_makes():
-    """By position as well; for every metric of a list; a metric that exists takes none."""
+    """``create`` passes settings to the class, or to each metric of a list; an instance takes none."""
     assert mx.metric.create("top_k_accuracy", 3).name == "top_k_accuracy_3"
     assert mx.metric.create(mx.metric.MAE, name="error").name == "error"
     assert mx.metric.create(["acc", "mse"], name="x").get()[0] == ["x", "x"]
@@ -136,7 +136,7 @@ def test_create_takes_settings_for_whatever_it_makes():
 
 
 def test_an_alias():
-    """@alias makes further names known."""
+    """``alias`` registers further names, whatever their case."""
 
     @mx.metric.register
     @mx.metric.alias("half-and-half", "Hah")
@@ -153,7 +153,7 @@ def test_an_alias():
 
 
 def test_perplexity_of_sentences():
-    """Labels of any shape with as many elements as rows; classes along an axis; padding of the sentence left out."""
+    """Labels may have any shape with one element per row; ``axis`` selects the classes; padding is ignored."""
     rng = np.random.default_rng(3)
     pred = rng.dirichlet(np.ones(5), (4, 3)).astype("float32")
     label = rng.integers(0, 5, (4, 3))
@@ -173,13 +173,16 @@ def test_perplexity_of_sentences():
 
 @pytest.mark.parametrize("name", ["ce", "nll_loss"])
 def test_a_label_that_is_no_class(name):
-    """The label and the number of classes are named."""
+    """A label without a class raises; the error has the label and the number of classes."""
     with pytest.raises(ShapeError, match="label 7 for predictions of 3 classes"):
         mx.metric.create(name).update([np.array([0, 7])], [np.full((2, 3), 1 / 3)])
 
 
-def test_counts_of_classes_grow():
-    """PCC meets more classes in a later batch; equals the correlation of one-hot rows; constant predictions are nan."""
+def test_pcc_new_classes():
+    """PCC accepts new classes in a later batch and equals the correlation of one-hot rows.
+
+    If all predictions are equal, PCC is nan.
+    """
     metric = mx.metric.PCC()
     metric.update([np.array([0, 1, 1])], [np.array([0, 1, 0])])
     metric.update([np.array([3, 2, 3, 0])], [np.eye(4)[[3, 3, 3, 0]]])
@@ -194,7 +197,7 @@ def test_counts_of_classes_grow():
 
 
 def test_two_classes_only():
-    """F1 and MCC refuse a third class; a column of labels counts as a row (MXNet multiplies it out)."""
+    """F1 and MCC refuse a third class; a column of labels counts as a row, unlike in MXNet."""
     pred = np.array([[0.2, 0.8], [0.9, 0.1], [0.4, 0.6]])
     for name in ("f1", "mcc"):
         row, column = mx.metric.create(name), mx.metric.create(name)
@@ -208,7 +211,7 @@ def test_two_classes_only():
 
 
 def test_correlation_over_batches():
-    """micro: one correlation of all pairs, however they are cut; a local reset leaves the global one whole."""
+    """With average="micro" the correlation is that of all samples, however they are split into batches."""
     rng = np.random.default_rng(8)
     left = rng.normal(1e3, 1, (50, 2))
     right = left + rng.normal(size=(50, 2))
@@ -224,7 +227,7 @@ def test_correlation_over_batches():
 
 @pytest.mark.parametrize("name", ["f1", "mcc"])
 def test_micro_averages_count_samples(name):
-    """micro: sum and count are of samples, as in MXNet, so that adding them up weighs batches by size."""
+    """With average="micro" the count is the number of samples; with "macro" the number of batches."""
     rng = np.random.default_rng(4)
     metric, whole = (mx.metric.create(name, average="micro") for _ in range(2))
     labels, preds = rng.integers(0, 2, 17), rng.random((17, 2))
@@ -242,7 +245,7 @@ def test_micro_averages_count_samples(name):
 
 
 def test_perplexity_of_a_label_that_is_no_class():
-    """A label outside counts as the nearest class (MXNet 1.9.1 picks so); one to be ignored is ignored before that."""
+    """A label outside the classes counts as the nearest class, as in MXNet 1.9.1, unless it is ignored."""
     pred = np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]])
     metric = mx.metric.Perplexity(None)
     metric.update([np.array([0, 3, -2])], [pred])
@@ -265,7 +268,7 @@ def test_perplexity_of_a_label_that_is_no_class():
     ids=lambda metric: metric.name,
 )
 def test_a_metric_from_its_settings(metric):
-    """get_config() is JSON that create() makes an equal metric of, composites included."""
+    """``get_config`` returns JSON from which ``create`` makes an equal metric."""
     text = json.dumps(metric.get_config())
     repeated = mx.metric.create(text)
     assert type(repeated) is type(metric)
@@ -273,8 +276,8 @@ def test_a_metric_from_its_settings(metric):
     assert repeated.name == metric.name
 
 
-def test_shapes_that_metrics_of_ones_own_check():
-    """``check_label_shapes``, which metrics written for MXNet call first: numbers of arrays, or shapes of two."""
+def test_check_label_shapes():
+    """``check_label_shapes`` compares the number of arrays, or with ``shape=True`` their shapes."""
     label, pred = mx.nd.ones((3,)), mx.nd.ones((3, 2))
     assert mx.metric.check_label_shapes([label], [pred]) == ([label], [pred])
     assert mx.metric.check_label_shapes(label, pred, wrap=True) == ([label], [pred])

@@ -1,4 +1,4 @@
-"""Gradients of micro-batches are summed before one update: the bits of the loop by hand, and the memory of a piece."""
+"""Micro-batches: gradients of the parts of a batch are summed before one update, and memory is planned for a part."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
 
 
 def network(*, norm=False):
-    """Return a small network, with batch normalization if ``norm``."""
+    """Return a classifier of two layers, with batch normalization if ``norm``."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
     if norm:
         net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
@@ -21,20 +21,20 @@ def network(*, norm=False):
 
 
 def data(samples=40, batch=8, **settings):
-    """Random samples of three classes."""
+    """Return an iterator over random samples of three classes."""
     rng = np.random.default_rng(2)
     return mx.io.NDArrayIter(rng.random((samples, 4)), rng.integers(0, 3, samples), batch_size=batch, **settings)
 
 
-def same(left, right):
-    """The same bits under the same names."""
+def assert_same_bits(left, right):
+    """Check that two dictionaries have the same names and bitwise equal arrays."""
     assert left.keys() == right.keys()
     for name, value in left.items():
         np.testing.assert_array_equal(value, right[name], err_msg=name)
 
 
-def fitted(count, contexts, *, norm=False, **settings):
-    """Fit for two epochs with ``count`` micro-batches."""
+def fit_micro_batches(count, contexts, *, norm=False, **settings):
+    """Train a module for two epochs with ``count`` micro-batches per batch; return it."""
     mx.random.seed(4)
     module = mx.mod.Module(network(norm=norm), context=contexts)
     module.fit(
@@ -53,7 +53,7 @@ def fitted(count, contexts, *, norm=False, **settings):
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_bits_of_the_loop_by_hand(count, norm, devices):
-    """fit(micro_batches=k) is bind(grad_req="add"), k times forward and backward, and one update, bit for bit."""
+    """``micro_batches=k`` gives the bits of grad_req="add", ``k`` times forward and backward, one update."""
     contexts = [mx.cpu(i) for i in range(devices)]
     mx.random.seed(4)
     batches = data(shuffle=True)
@@ -74,33 +74,33 @@ def test_the_bits_of_the_loop_by_hand(count, norm, devices):
             module.update()
         module.synchronize()
         batches.reset()
-    same(weights(fitted(count, contexts, norm=norm)), weights(module))
+    assert_same_bits(weights(fit_micro_batches(count, contexts, norm=norm)), weights(module))
 
 
 def test_a_step_is_that_of_the_whole_batch():
-    """Without batch normalization the weights are those of whole batches, up to the rounding of the sums."""
-    whole, pieces = weights(fitted(1, mx.cpu())), weights(fitted(4, mx.cpu()))
+    """Without batch normalization the weights equal those of whole batches up to rounding."""
+    whole, pieces = weights(fit_micro_batches(1, mx.cpu())), weights(fit_micro_batches(4, mx.cpu()))
     for name, value in whole.items():
         np.testing.assert_allclose(pieces[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_memory_of_a_piece():
-    """Executors are planned for a piece, and validation does not make them larger."""
-    one, four = (fitted(count, mx.cpu(), eval_data=data()) for count in (1, 4))
+    """Executors are planned for a micro-batch, also if validation data is given, and need less memory."""
+    one, four = (fit_micro_batches(count, mx.cpu(), eval_data=data()) for count in (1, 4))
     assert four.group.batch_size == 2
     assert four.group.executors[0].allocated_bytes < one.group.executors[0].allocated_bytes
     assert four.score(data(), "acc") == four.score(MicroBatchIter(data(), 2), "acc")
 
 
 def test_metrics_count_every_sample():
-    """The metric of an epoch is that of all its samples, however the batches are cut."""
+    """The training metric counts each sample once."""
     seen = []
-    fitted(4, mx.cpu(), batch_end_callback=lambda param: seen.append(param.eval_metric.num_inst))
+    fit_micro_batches(4, mx.cpu(), batch_end_callback=lambda param: seen.append(param.eval_metric.num_inst))
     assert seen == [8, 16, 24, 32, 40] * 2
 
 
 def test_buckets_are_cut_as_well():
-    """Pieces belong to the bucket of their batch; two pieces give the weights of whole batches up to rounding."""
+    """BucketingModule with micro-batches gives the weights of whole batches up to rounding."""
 
     def generate(key):
         net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=7, output_dim=4, name="embed")
@@ -108,7 +108,7 @@ def test_buckets_are_cut_as_well():
         label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
         return mx.sym.SoftmaxOutput(net, label, name="softmax"), ("data",), ("softmax_label",)
 
-    def trained(count):
+    def trained_weights(count):
         mx.random.seed(1)
         rng = np.random.default_rng(0)
         sentences = [list(rng.integers(1, 7, length)) for length in (3, 5) for _ in range(8)]
@@ -117,13 +117,13 @@ def test_buckets_are_cut_as_well():
         module.fit(it, num_epoch=2, eval_metric=mx.metric.Perplexity(0), micro_batches=count)
         return weights(module)
 
-    whole, pieces = trained(1), trained(2)
+    whole, pieces = trained_weights(1), trained_weights(2)
     for name, value in whole.items():
         np.testing.assert_allclose(pieces[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_padding_is_trained_on_and_not_scored():
-    """Pieces of padding alone are kept for training, as whole batches have them, and left out of a score."""
+    """Micro-batches of padding alone are kept in training and dropped by MicroBatchIter in scoring."""
     batches = data(samples=9)
     *_, last = batches
     pieces = Pieces(batches.provide_data, batches.provide_label).cut(last, 2)
@@ -132,7 +132,7 @@ def test_padding_is_trained_on_and_not_scored():
 
 
 def test_samples_along_another_axis():
-    """A description whose layout says so is cut along its batch axis."""
+    """An input with a layout such as TN is split along its batch axis."""
     descs = [mx.io.DataDesc("data", (5, 8), layout="TN"), mx.io.DataDesc("label", (8,), layout="N")]
     assert [desc.shape for desc in cut_descs(descs, 2)] == [(5, 4), (4,)]
     value = mx.nd.array(np.arange(40).reshape(5, 8))
@@ -151,7 +151,7 @@ def test_samples_along_another_axis():
     ],
 )
 def test_numbers_that_do_not_work(count, error, words):
-    """A value that is no integer, or does not divide the batch, is refused before anything is bound."""
+    """A number that is no positive integer or no divisor of the batch size raises before bind."""
     module = mx.mod.Module(network())
     with pytest.raises(error, match=words):
         module.fit(data(), num_epoch=1, micro_batches=count)
@@ -159,7 +159,7 @@ def test_numbers_that_do_not_work(count, error, words):
 
 
 def test_a_module_that_was_bound_for_something_else():
-    """Gradients would be overwritten, so fit refuses the module and names the right argument."""
-    module = fitted(1, mx.cpu())
+    """A module bound with grad_req="write" is refused; the error names force_rebind=True."""
+    module = fit_micro_batches(1, mx.cpu())
     with pytest.raises(BindError, match=r"is bound for .* with 'write': pass force_rebind=True"):
         module.fit(data(), num_epoch=1, micro_batches=2)

@@ -1,4 +1,4 @@
-"""Newcomers' mistakes with Module, iterators, optimizers, metrics and initializers, and the messages for them."""
+"""Beginners' mistakes with Module, iterators, optimizers, metrics and initializers raise errors with a remedy."""
 
 import numpy as np
 import pytest
@@ -11,25 +11,25 @@ LABELS = np.arange(20) % 3
 
 
 def network(name="softmax"):
-    """Return one layer and a loss, whose label is called ``<name>_label``."""
+    """Return a classifier of one layer, whose label is called ``<name>_label``."""
     layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     return mx.sym.SoftmaxOutput(layer, name=name)
 
 
-def batches(**settings):
-    """Batches of four."""
+def batches_of_four(**settings):
+    """Return an iterator over batches of four samples."""
     return mx.io.NDArrayIter(IMAGES, LABELS, batch_size=4, **settings)
 
 
 def fit(module=None, data=None, **settings):
-    """Return one epoch unless told otherwise."""
+    """Train ``module`` on ``data`` for one epoch by default; both default to valid values. Return the module."""
     module = mx.mod.Module(network()) if module is None else module
-    module.fit(batches() if data is None else data, **{"num_epoch": 1, **settings})
+    module.fit(batches_of_four() if data is None else data, **{"num_epoch": 1, **settings})
     return module
 
 
-def bound(**settings):
-    """A module that is ready to predict."""
+def inference_module(**settings):
+    """Return a module that is bound without labels and initialized with ``settings``."""
     module = mx.mod.Module(network())
     module.bind([("data", (4, 5))], for_training=False)
     module.init_params(**settings)
@@ -69,7 +69,7 @@ def bound(**settings):
     ],
 )
 def test_fit(settings, error, words):
-    """Every misspelt or misplaced setting of fit is named, with the expected values."""
+    """An invalid argument of ``fit`` raises; the error has its name and the expected values."""
     with pytest.raises(error, match=words):
         fit(**settings)
 
@@ -91,14 +91,14 @@ def test_fit(settings, error, words):
     ],
 )
 def test_module_and_its_names(make, words):
-    """A symbol, contexts and names that are none; labels that the network or the iterator calls differently."""
+    """An invalid symbol or context, and a data or label name that does not match the network, raise BindError."""
     with pytest.raises(BindError, match=words):
         make()
 
 
 @pytest.mark.parametrize("shapes", [(4, 5), [("data", 4)], ("data", (4, 5)), [(3, (4, 5))], 7])
 def test_shapes_of_a_wrong_form(shapes):
-    """bind shows how shapes are given."""
+    """Shapes that are no list of pairs raise; the error has an example."""
     with pytest.raises(ShapeError, match=r"a list of pairs such as \[\('data', \(32, 10\)\)\], got"):
         mx.mod.Module(network()).bind(shapes)
 
@@ -118,8 +118,8 @@ def test_shapes_of_a_wrong_form(shapes):
     ],
 )
 def test_batches_that_do_not_fit_leave_the_module_as_it_was(batch, error, words):
-    """The error names the batch's shape and the bound shape; the next good batch runs."""
-    module = bound()
+    """A batch that does not fit raises, and the next valid batch runs."""
+    module = inference_module()
     with pytest.raises(error, match=words):
         module.forward(batch())
     module.forward(mx.io.DataBatch([np.ones((4, 5), "float32")]))
@@ -127,9 +127,9 @@ def test_batches_that_do_not_fit_leave_the_module_as_it_was(batch, error, words)
 
 
 def test_training_without_a_label_is_refused():
-    """A batch without label would train on the label of the batch before."""
+    """A training step without a label raises, since it would use the previous label; inference needs none."""
     module = mx.mod.Module(network())
-    module.bind(batches().provide_data, batches().provide_label)
+    module.bind(batches_of_four().provide_data, batches_of_four().provide_label)
     module.init_params()
     with pytest.raises(MXNetError, match=r"the batch has no label.*\['softmax_label'\].*is_train=False"):
         module.forward(mx.io.DataBatch([mx.nd.ones((4, 5))]))
@@ -137,28 +137,28 @@ def test_training_without_a_label_is_refused():
 
 
 def test_outputs_before_forward():
-    """There are none: planned memory holds nothing yet."""
+    """``get_outputs`` before ``forward`` raises."""
     with pytest.raises(MXNetError, match="none yet; call forward first"):
-        bound().get_outputs()
+        inference_module().get_outputs()
 
 
 def test_predict_takes_labelled_iterators_and_arrays():
-    """A module bound without labels predicts from an iterator that has some, and from arrays of any length.
+    """A module bound without labels predicts from a labelled iterator and from arrays of any length.
 
-    A BLAS may add in another order for another number of rows, so those agree within float32's noise only.
+    BLAS may sum in another order for another number of rows, so these results agree within rounding only.
     """
-    module = bound(initializer="one")
-    expected = module.predict(batches()).asnumpy()
+    module = inference_module(initializer="one")
+    expected = module.predict(batches_of_four()).asnumpy()
     assert expected.shape == (20, 3)
     np.testing.assert_allclose(module.predict(IMAGES[:7]).asnumpy(), expected[:7], rtol=1e-5)
     np.testing.assert_allclose(module.predict(mx.nd.array(IMAGES[:3])).asnumpy(), expected[:3], rtol=1e-5)
-    assert dict(module.score(batches(), "acc"))["accuracy"] == np.mean(expected.argmax(1) == LABELS)
+    assert dict(module.score(batches_of_four(), "acc"))["accuracy"] == np.mean(expected.argmax(1) == LABELS)
     with pytest.raises(MXNetError, match=r"predict: eval_data must be a DataIter .* got list"):
         module.predict([1, 2])
 
 
 def test_the_order_of_inputs_is_that_of_the_iterator():
-    """data_names and a dictionary of arrays may differ in order; arrays reach the argument of their name."""
+    """Arrays are matched to inputs by name; the order of data_names and of the iterator may differ."""
     loss = mx.sym.MakeLoss(mx.sym.broadcast_add(mx.sym.Variable("a") * 10, mx.sym.Variable("b")))
     module = mx.mod.Module(loss, data_names=["a", "b"], label_names=None)
     data = mx.io.NDArrayIter({"b": np.full((4, 1), 2.0), "a": np.full((4, 1), 3.0)}, batch_size=2)
@@ -169,7 +169,7 @@ def test_the_order_of_inputs_is_that_of_the_iterator():
 
 @pytest.mark.parametrize("swapped", ["data", "label"])
 def test_a_second_iterator_in_another_order(swapped):
-    """Trained on {a, b}, scored on {b, a}: of one shape each would silently be taken for the other."""
+    """An iterator with inputs in another order than at bind raises, since arrays of one shape would be confused."""
     first = mx.sym.LinearRegressionOutput(mx.sym.Variable("a"), mx.sym.Variable("x"), name="one")
     second = mx.sym.LinearRegressionOutput(mx.sym.Variable("b"), mx.sym.Variable("y"), name="two")
     module = mx.mod.Module(mx.sym.Group([first, second]), data_names=["a", "b"], label_names=["x", "y"])
@@ -184,7 +184,7 @@ def test_a_second_iterator_in_another_order(swapped):
 
 
 def test_a_network_without_labels_ignores_those_of_the_iterator():
-    """label_names=None: fit with a labelled iterator trains on the data alone."""
+    """With label_names=None ``fit`` ignores the labels of the iterator."""
     loss = mx.sym.MakeLoss(mx.sym.square(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc")))
     module = fit(
         mx.mod.Module(loss, label_names=None),
@@ -196,14 +196,14 @@ def test_a_network_without_labels_ignores_those_of_the_iterator():
 
 
 def test_a_used_iterator_is_started_over():
-    """fit does not train zero batches because the iterator was read before."""
-    data = batches()
+    """``fit`` resets an iterator that was exhausted before."""
+    data = batches_of_four()
     assert len(list(data)) == 5
     assert fit(data=data)._optimizer.num_update == 5
 
 
 def test_an_iterator_that_gives_nothing():
-    """An epoch without a batch is an error, not a trained network."""
+    """An epoch without a batch raises."""
 
     class Empty(mx.io.NDArrayIter):
         def next(self):
@@ -214,9 +214,9 @@ def test_an_iterator_that_gives_nothing():
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
-def test_set_params_counts_although_the_store_has_weights_of_its_own(contexts):
-    """After set_params the next update starts from the new weights, with and without a kvstore."""
-    data = batches()
+def test_set_params_reaches_the_store(contexts):
+    """After ``set_params`` the next update of a store starts from the new weights."""
+    data = batches_of_four()
     module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
     fit(module, data, kvstore="device", optimizer_params={"learning_rate": 0.0})
     values = {"fc_weight": np.full((3, 5), 5.0), "fc_bias": np.zeros(3)}
@@ -231,13 +231,21 @@ def test_set_params_counts_although_the_store_has_weights_of_its_own(contexts):
     ("make", "error", "words"),
     [
         (
-            lambda: bound().set_params({"fc_weight": [1]}, {}),
+            lambda: inference_module().set_params({"fc_weight": [1]}, {}),
             DTypeError,
             "parameter 'fc_weight' must be an NDArray .* list",
         ),
-        (lambda: bound().set_params({"fc_weight": np.ones((3, 3))}, {}), ShapeError, r"needs \(3, 5\), got \(3, 3\)"),
-        (lambda: bound().set_params({"fc_weight": np.ones((3, 5))}, {}), MXNetError, "'fc_bias' is missing"),
-        (lambda: bound().set_params({"fc_weigth": np.ones((3, 5))}, {}), MXNetError, "unknown names .'fc_weigth'"),
+        (
+            lambda: inference_module().set_params({"fc_weight": np.ones((3, 3))}, {}),
+            ShapeError,
+            r"needs \(3, 5\), got \(3, 3\)",
+        ),
+        (lambda: inference_module().set_params({"fc_weight": np.ones((3, 5))}, {}), MXNetError, "'fc_bias' is missing"),
+        (
+            lambda: inference_module().set_params({"fc_weigth": np.ones((3, 5))}, {}),
+            MXNetError,
+            "unknown names .'fc_weigth'",
+        ),
         (lambda: mx.optimizer.create(3), ParameterError, "a name such as 'sgd', or an Optimizer, got 3"),
         (
             lambda: mx.optimizer.create("sgd", momentm=1),
@@ -266,25 +274,25 @@ def test_set_params_counts_although_the_store_has_weights_of_its_own(contexts):
     ],
 )
 def test_parts(make, error, words):
-    """Parameters, optimizers, initializers, metrics and iterators name the wrong setting and show the right one."""
+    """Invalid arguments of set_params, optimizers, initializers, metrics and NDArrayIter raise with a remedy."""
     with pytest.raises(error, match=words):
         make()
 
 
 def test_dtypes_of_iterators():
-    """NumPy float64 and integers become float32, as in MXNet; NDArrays and half precision stay as they are."""
+    """NumPy float64 and integers become float32, as in MXNet; float16 and NDArrays keep their dtype."""
 
-    def kinds(data, label):
+    def dtypes_of(data, label):
         it = mx.io.NDArrayIter(data, label, batch_size=2)
         return str(it.provide_data[0].dtype), str(it.provide_label[0].dtype), str(next(it).label[0].dtype)
 
-    assert kinds(IMAGES.astype("float64"), LABELS) == ("float32", "float32", "float32")
-    assert kinds(IMAGES.astype("float16"), mx.nd.array(LABELS, dtype="int32")) == ("float16", "int32", "int32")
-    assert kinds(mx.nd.array(IMAGES, dtype="float64"), LABELS)[0] == "float64"
+    assert dtypes_of(IMAGES.astype("float64"), LABELS) == ("float32", "float32", "float32")
+    assert dtypes_of(IMAGES.astype("float16"), mx.nd.array(LABELS, dtype="int32")) == ("float16", "int32", "int32")
+    assert dtypes_of(mx.nd.array(IMAGES, dtype="float64"), LABELS)[0] == "float64"
 
 
 def test_a_scheduler_keeps_its_rate_unless_one_is_given():
-    """``base_lr`` of the scheduler counts; an explicit learning_rate replaces it."""
+    """The learning rate is the scheduler's ``base_lr``, unless learning_rate is given."""
     schedule = mx.lr_scheduler.FactorScheduler(step=10, base_lr=0.5)
     assert mx.optimizer.SGD(lr_scheduler=schedule).learning_rate == 0.5
     assert mx.optimizer.Adam(lr_scheduler=schedule).learning_rate == 0.5
@@ -293,7 +301,7 @@ def test_a_scheduler_keeps_its_rate_unless_one_is_given():
 
 
 def test_speedometer_leaves_the_epoch_value_whole(caplog):
-    """auto_reset shows the batches since the last line; the epoch's value still covers every batch."""
+    """``reset_local`` clears the local value; the global value still covers every batch."""
     metric = mx.metric.create(["acc", "mse"])
     for right in (1, 1, 0, 0):
         metric.update([mx.nd.array([1.0])], [mx.nd.array([float(right)])])
@@ -306,7 +314,7 @@ def test_speedometer_leaves_the_epoch_value_whole(caplog):
 
 def test_kinds_of_errors_that_scripts_expect():
     """Unknown parameters raise ValueError, missing parameters RuntimeError, invalid shapes TypeError, as in MXNet."""
-    module = bound()
+    module = inference_module()
     module.init_params()
     with pytest.raises(ValueError, match="unknown names"):
         module.set_params({"nobody": mx.nd.ones((1,))}, {}, allow_missing=True)
@@ -317,7 +325,7 @@ def test_kinds_of_errors_that_scripts_expect():
 
 
 def test_contexts_of_groups(caplog):
-    """A group's contexts are one for all or one for each; another number is refused. grad_req may name strangers."""
+    """A group takes one context, or one per module context; an unknown name in grad_req only logs a warning."""
     with mx.AttrScope(ctx_group="first"):
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
     contexts = [mx.cpu(0), mx.cpu(1)]
@@ -331,7 +339,7 @@ def test_contexts_of_groups(caplog):
 
 
 def test_statistics_of_the_whole_batch():
-    """SyncBatchNorm of several devices trains on one context alone; it runs on several, and with given statistics."""
+    """Training SyncBatchNorm on two contexts raises; inference, given statistics and one context work."""
 
     def module(contexts, **more):
         net = mx.sym.contrib.SyncBatchNorm(mx.sym.Variable("data"), ndev=2, key="k", name="bn", **more)

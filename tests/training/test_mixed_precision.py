@@ -1,4 +1,4 @@
-"""Mixed precision: float16 products, float32 master weights, and a loss scale that rises and falls."""
+"""Mixed precision: float16 or bfloat16 computation, float32 weights, and a loss scale that adapts."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from weftplan.training.fit.precision import SCALE, LossScale, lowered
 
 
 def network():
-    """Convolution, normalization, products, dropout and a loss."""
+    """Return a classifier with a convolution, batch normalization and a fully connected layer."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(3, 3), name="conv")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Activation(net, act_type="relu", name="act")
@@ -20,7 +20,7 @@ def network():
 
 
 def data(scale=1.0):
-    """Classes that an image's brightness tells."""
+    """Return an iterator over images whose class is given by their brightness; ``scale`` multiplies the pixels."""
     rng = np.random.default_rng(2)
     labels = rng.integers(0, 3, 48)
     images = rng.random((48, 1, 6, 6)) * 0.3 + labels[:, None, None, None] * 0.5
@@ -28,7 +28,7 @@ def data(scale=1.0):
 
 
 def fit(dtype="float16", *, module=None, make=data, contexts=None, **settings):
-    """Return a few epochs."""
+    """Train ``module`` (default: a new one) for four epochs by default with mixed precision ``dtype``; return it."""
     mx.random.seed(3)
     module = mx.mod.Module(network(), context=contexts or mx.cpu()) if module is None else module
     module.fit(
@@ -59,14 +59,17 @@ def test_what_runs_in_which_dtype():
 
 
 def first_batch():
-    """Return an epoch of one step."""
+    """Return an iterator over the first batch of :func:`data`."""
     batches = data()
     one = next(batches)
     return mx.io.NDArrayIter(one.data[0], one.label[0], batch_size=8)
 
 
 def test_it_learns_as_float32_does():
-    """Weights stay float32; a step moves them as float32 does up to its rounding; the symbol stays the plain one."""
+    """A float16 step moves the float32 weights as a float32 step does, up to rounding.
+
+    The module's symbol keeps its arguments, and predictions are float32.
+    """
     low, whole = fit(make=first_batch, num_epoch=1), fit(None, make=first_batch, num_epoch=1)
     for name, value in weights(whole).items():
         assert weights(low)[name].dtype == np.float32
@@ -76,7 +79,7 @@ def test_it_learns_as_float32_does():
 
 
 def test_a_step_does_not_depend_on_the_scale():
-    """Scales are powers of two: but for gradients below what float16 holds, weights after a step are the same."""
+    """Loss scales 1 and 1024 give the same weights after a step, up to float16's smallest values."""
     ends = []
     for scale in (1.0, 1024.0):
         mx.random.seed(3)
@@ -96,9 +99,9 @@ def test_a_step_does_not_depend_on_the_scale():
 
 
 def test_small_gradients_survive():
-    """A loss whose gradients are below the least float16 teaches nothing without a scale, and something with it."""
+    """Gradients below float16's smallest value change weights only with a loss scale."""
 
-    def trained(scale):
+    def weights_change(scale):
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
         net = mx.sym.FullyConnected(net, num_hidden=2, name="fc2")
         net = mx.sym.SoftmaxOutput(net, grad_scale=1e-9, name="softmax")
@@ -115,12 +118,12 @@ def test_small_gradients_survive():
         LossScale(scale).update(module)
         return any((before[name] != value).any() for name, value in weights(module).items())
 
-    assert not trained(1.0)
-    assert trained(2.0**16)
+    assert not weights_change(1.0)
+    assert weights_change(2.0**16)
 
 
 def test_an_overflow_leaves_an_update_out_and_halves_the_scale():
-    """Infinite gradients change no weight; updates without one double the scale again."""
+    """A step with infinite gradients is skipped and halves the scale; ``every`` good steps double it."""
     mx.random.seed(3)
     module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
     batches = data()
@@ -150,7 +153,7 @@ def test_an_overflow_leaves_an_update_out_and_halves_the_scale():
 
 
 def test_the_scale_is_part_of_a_checkpoint(tmp_path):
-    """A run that was stopped goes on with its scale, and ends with the same bits."""
+    """A checkpoint includes the loss scale: a resumed run has the bits of an uninterrupted run."""
 
     class Stopped(BaseException):
         pass
@@ -172,14 +175,14 @@ def test_the_scale_is_part_of_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"micro_batches": 2}, {"contexts": [mx.cpu(0), mx.cpu(1)]}], ids=["micro", "two"])
 def test_with_micro_batches_and_devices(settings):
-    """Sums over pieces and devices are scaled alike."""
+    """Mixed precision with micro-batches or two devices moves weights as float32 does, up to rounding."""
     module, whole = (fit(dtype, make=first_batch, num_epoch=1, **settings) for dtype in ("float16", None))
     for name, value in weights(whole).items():
         np.testing.assert_allclose(weights(module)[name], value, rtol=0.02, atol=4e-3)
 
 
 def test_buckets():
-    """All buckets run in float16 with one scale."""
+    """Each bucket of a BucketingModule has the same loss scale."""
 
     def generate(key):
         net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=7, output_dim=4, name="embed")
@@ -202,7 +205,7 @@ def test_buckets():
     [("int8", "must be 'float16', 'bfloat16' or None, got 'int8'"), (16, "got 16")],
 )
 def test_modes_that_there_are_not(dtype, words):
-    """They are named before anything is bound."""
+    """An unknown dtype raises before bind."""
     module = mx.mod.Module(network())
     with pytest.raises(ParameterError, match=words):
         fit(dtype, module=module)
@@ -210,7 +213,7 @@ def test_modes_that_there_are_not(dtype, words):
 
 
 def test_bfloat16():
-    """Its range needs no scale; weights stay float32 and move as in float32 up to its eight bits."""
+    """bfloat16 uses loss scale 1; a step moves the float32 weights as a float32 step does, up to rounding."""
     pytest.importorskip("ml_dtypes")
     low, whole = (fit(dtype, make=first_batch, num_epoch=1) for dtype in ("bfloat16", None))
     assert low.loss_scale == 1.0
@@ -224,7 +227,7 @@ def test_bfloat16():
 
 
 def test_bfloat16_without_its_package(monkeypatch):
-    """The error names the package to install, before anything is bound."""
+    """Without ml_dtypes, bfloat16 raises before bind; the error names the package."""
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     module = mx.mod.Module(network())
     with pytest.raises(ParameterError, match="pip install ml_dtypes"):
@@ -233,7 +236,7 @@ def test_bfloat16_without_its_package(monkeypatch):
 
 
 def test_a_module_that_was_bound_in_float32():
-    """The error names the argument to pass."""
+    """A module bound in float32 is refused unless force_rebind=True."""
     module = fit(None, num_epoch=1)
     with pytest.raises(BindError, match="pass force_rebind=True"):
         fit(module=module, num_epoch=1)

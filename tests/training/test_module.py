@@ -1,4 +1,4 @@
-"""Module on real executors: training, files, misuse; same bits on every engine and thread count."""
+"""Module: training, checkpoints, misuse, and the same bits on every engine and number of workers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from weftplan.training.module.module import Module
 
 
 def two_layers(dropout=0.0):
-    """Return a small classifier: 5 inputs, 3 classes."""
+    """Return a classifier of two layers with batch normalization and optional dropout: 5 inputs, 3 classes."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     net = mx.sym.Activation(net, act_type="relu")
     if dropout:
@@ -23,7 +23,7 @@ def two_layers(dropout=0.0):
 
 
 def blobs(n=120):
-    """Three separable clouds."""
+    """Return (samples, labels) of three separable clusters."""
     rng = np.random.default_rng(0)
     labels = np.arange(n) % 3
     centres = rng.standard_normal((3, 5)) * 3
@@ -31,7 +31,7 @@ def blobs(n=120):
 
 
 def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
-    """Return a trained module."""
+    """Train a module on :func:`blobs`; return (module, iterator)."""
     mx.random.seed(seed)
     data, labels = blobs()
     it = NDArrayIter(data, labels, batch_size=30, shuffle=True)
@@ -52,7 +52,7 @@ def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
 @pytest.mark.parametrize("contexts", [[mx.cpu()], [mx.cpu(0), mx.cpu(1)], [mx.cpu(i) for i in range(3)]])
 @pytest.mark.parametrize("kvstore", ["local", "device", None])
 def test_learns(contexts, kvstore):
-    """Training reaches high accuracy on one, two and three contexts (uneven slices too), with a store or without."""
+    """Training reaches accuracy 0.95 on one, two and three contexts, with a store or without."""
     module, it = fit(contexts, kvstore=kvstore)
     assert module.score(it, "acc")[0][1] > 0.95
     assert module.predict(it).shape == (120, 3)
@@ -61,7 +61,7 @@ def test_learns(contexts, kvstore):
 @pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_same_bits_on_every_engine(engine, workers):
-    """Two contexts with dropout: weights are identical bit for bit."""
+    """Two contexts with dropout give the same weight bits on every engine with 1 and 4 workers."""
 
     def train(kind, count):
         with mx.engine.using(mx.engine.create(kind, cpu_workers=count)):
@@ -76,14 +76,14 @@ def test_same_bits_on_every_engine(engine, workers):
 
 
 def test_seed_matters():
-    """Another seed gives other weights (so the test above can fail)."""
+    """Another seed gives other weights, so the comparison of engines is able to fail."""
     a, _ = fit([mx.cpu()], epochs=1, seed=1)
     b, _ = fit([mx.cpu()], epochs=1, seed=2)
     assert not np.array_equal(weights(a)["fc1_weight"], weights(b)["fc1_weight"])
 
 
 def test_allocated_equals_planned():
-    """Each executor's allocated bytes are the plan's, to the byte."""
+    """Each executor allocates exactly its planned peak."""
     module, _ = fit([mx.cpu(0), mx.cpu(1)], epochs=1)
     for executor in module.group.executors:
         assert executor.allocated_bytes == executor.memory_plan.peak
@@ -92,10 +92,10 @@ def test_allocated_equals_planned():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_checkpoint_round_trip(tmp_path, count):
-    """Saved, loaded and continued equals never stopped.
+    """A module loaded from a checkpoint with optimizer states makes the same next step.
 
-    With two contexts a checkpoint averages their moving statistics, which training does not read: only parameters
-    agree.
+    With two contexts a checkpoint averages the moving statistics, which training does not read; so only parameters are
+    compared.
     """
     prefix = tmp_path / "net"
     contexts = [mx.cpu(i) for i in range(count)]
@@ -117,7 +117,7 @@ def test_checkpoint_round_trip(tmp_path, count):
 
 
 def test_other_batch_size_is_rebound():
-    """A batch of another size reshapes the executors; parameters are shared, not copied."""
+    """A batch of another size runs without changing the weights."""
     module, _ = fit([mx.cpu()], epochs=1)
     data, labels = blobs()
     before = weights(module)
@@ -127,7 +127,7 @@ def test_other_batch_size_is_rebound():
 
 
 def test_input_gradients_and_fixed_parameters():
-    """inputs_need_grad gives the data's gradient; a fixed parameter does not move."""
+    """inputs_need_grad gives the gradient of the data; a fixed parameter does not change."""
     data, labels = blobs()
     module = Module(two_layers(), context=[mx.cpu(0), mx.cpu(1)], fixed_param_names=["fc1_weight"])
     module.bind([("data", (30, 5))], [("softmax_label", (30,))], inputs_need_grad=True)
@@ -144,7 +144,7 @@ def test_input_gradients_and_fixed_parameters():
 
 
 def test_steps_in_the_wrong_order():
-    """The error of each step names the missing step before it."""
+    """A step in the wrong order raises; the error names the missing step."""
     module = Module(two_layers())
     batch = DataBatch([mx.nd.zeros((3, 5))], [mx.nd.zeros((3,))])
     with pytest.raises(MXNetError, match="not bound"):
@@ -162,7 +162,7 @@ def test_steps_in_the_wrong_order():
 
 
 def test_bad_names_and_shapes():
-    """Unknown data names, missing or misshapen parameters, too many contexts: clear messages."""
+    """Unknown names, missing or misshapen parameters, and a batch smaller than the number of contexts raise."""
     with pytest.raises(BindError, match=r"data_names \['x'\]"):
         Module(two_layers(), data_names=["x"])
     with pytest.raises(BindError, match="fixed_param_names"):
@@ -180,7 +180,7 @@ def test_bad_names_and_shapes():
 
 
 def test_contexts_agree_on_moving_statistics_after_an_epoch():
-    """Each context sees its own half of the batches; fit averages their moving statistics after every epoch."""
+    """Contexts have different moving statistics during an epoch; ``fit`` averages them at its end."""
     net = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
     net = mx.sym.SoftmaxOutput(net, name="softmax")
     rng = np.random.default_rng(5)
@@ -199,14 +199,14 @@ def test_contexts_agree_on_moving_statistics_after_an_epoch():
 
 
 def test_without_a_store_parameters_are_the_average_of_the_contexts():
-    """Each context trains on its half; parameters are the average, which each gets after an epoch, as in MXNet."""
+    """Without a store each context trains alone; get_params averages them, and so does the end of an epoch."""
     apart = []
 
-    def held():
+    def context_weights():
         return [executor.arg_dict["fc1_weight"].asnumpy() for executor in module.group.executors]
 
     def look(param):
-        first, second = held()
+        first, second = context_weights()
         assert not np.array_equal(first, second)
         np.testing.assert_array_equal(module.get_params()[0]["fc1_weight"].asnumpy(), (first + second) / 2)
         apart.append(param.nbatch)
@@ -215,7 +215,7 @@ def test_without_a_store_parameters_are_the_average_of_the_contexts():
     module = Module(two_layers(), context=[mx.cpu(0), mx.cpu(1)])
     module.fit(NDArrayIter(data, labels, batch_size=30), num_epoch=2, kvstore=None, batch_end_callback=look)
     assert apart == [0, 1, 2, 3] * 2
-    first, second = held()
+    first, second = context_weights()
     np.testing.assert_array_equal(first, second)
 
 
@@ -223,7 +223,7 @@ def test_without_a_store_parameters_are_the_average_of_the_contexts():
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 @pytest.mark.shows("MXNET_UPDATE_ON_KVSTORE")
 def test_updating_on_the_store_or_on_the_devices_is_the_same(optimizer, kvstore, monkeypatch):
-    """MXNET_UPDATE_ON_KVSTORE decides on which device, and how often, the optimizer runs; results are equal."""
+    """MXNET_UPDATE_ON_KVSTORE decides where the optimizer runs and does not change the weights."""
     results = []
     for where in ("0", "1"):
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", where)
@@ -241,14 +241,14 @@ def test_updating_on_the_store_or_on_the_devices_is_the_same(optimizer, kvstore,
 
 
 def test_a_kvstore_that_is_none_of_its_kind():
-    """A number is no store."""
+    """A number as ``kvstore`` raises."""
     with pytest.raises(MXNetError, match="kvstore must be a name such as 'device', a store or None, got 3"):
         fit([mx.cpu(0)], kvstore=3)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_states_stay_from_batch_to_batch(contexts):
-    """State arguments are neither fed nor parameters: zeros at first, then what set_states gives them."""
+    """State arguments are no parameters; they start as zeros and keep the values of ``set_states``."""
     state = mx.sym.Variable("state")
     new = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc") + state
     module = mx.mod.Module(new, label_names=None, state_names=["state"], context=[mx.cpu(i) for i in range(contexts)])

@@ -1,4 +1,4 @@
-"""SequentialModule, PythonModule and PythonLossModule: a chain trains as one network does; mistakes are named."""
+"""SequentialModule, PythonModule and PythonLossModule: a chain of modules trains like one network."""
 
 from __future__ import annotations
 
@@ -15,51 +15,54 @@ DATA = RNG.rand(24, 6).astype(np.float32)
 LABEL = (DATA.sum(axis=1) > 3).astype(np.float32)
 
 
-def batches() -> Any:
-    """Three batches of eight."""
+def three_batches() -> Any:
+    """Return an iterator over three batches of eight samples."""
     return mx.io.NDArrayIter(DATA, LABEL, batch_size=8)
 
 
-def body(prefix: str = "") -> Any:
-    """Features of the data."""
+def features_symbol(prefix: str = "") -> Any:
+    """Return the first layer; ``prefix`` is put before its name."""
     return mx.sym.Activation(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5, name=f"{prefix}one"), act_type="tanh"
     )
 
 
-def head() -> Any:
-    """Return a softmax on features."""
+def classifier_symbol() -> Any:
+    """Return the second layer with softmax, whose input is called ``data``."""
     return mx.sym.SoftmaxOutput(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="two"), name="softmax"
     )
 
 
-def chain() -> Any:
-    """Return both in a row."""
+def sequential_module() -> Any:
+    """Return a SequentialModule of both layers."""
     return (
         mx.mod.SequentialModule()
-        .add(mx.mod.Module(body(), label_names=None))
-        .add(mx.mod.Module(head()), take_labels=True, auto_wiring=True)
+        .add(mx.mod.Module(features_symbol(), label_names=None))
+        .add(mx.mod.Module(classifier_symbol()), take_labels=True, auto_wiring=True)
     )
 
 
 def parameters() -> dict[str, Any]:
-    """Return the same values for every network."""
+    """Return the same random parameters of both layers at each call."""
     random = np.random.RandomState(3)
     shapes = {"one_weight": (5, 6), "one_bias": (5,), "two_weight": (2, 5), "two_bias": (2,)}
     return {name: mx.nd.array(random.uniform(-0.5, 0.5, shape)) for name, shape in shapes.items()}
 
 
 def test_a_chain_trains_as_the_whole_network() -> None:
-    """Two epochs of SGD with momentum give the same weights, score and predictions as one symbol of both parts."""
-    whole = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body(), num_hidden=2, name="two"), name="softmax")
+    """Two epochs of a chain give the weights, score and predictions of a single symbol."""
+    whole = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(features_symbol(), num_hidden=2, name="two"), name="softmax")
     results = []
-    for module in (mx.mod.Module(whole), chain()):
+    for module in (mx.mod.Module(whole), sequential_module()):
         module.fit(
-            batches(), num_epoch=2, arg_params=parameters(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9}
+            three_batches(),
+            num_epoch=2,
+            arg_params=parameters(),
+            optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
         )
-        score = dict(module.score(batches(), "acc"))
-        results.append((module.get_params()[0], score, module.predict(batches()).asnumpy()))
+        score = dict(module.score(three_batches(), "acc"))
+        results.append((module.get_params()[0], score, module.predict(three_batches()).asnumpy()))
     for name, value in results[0][0].items():
         np.testing.assert_allclose(results[1][0][name].asnumpy(), value.asnumpy(), rtol=1e-5, err_msg=name)
     assert results[0][1] == results[1][1]
@@ -67,15 +70,15 @@ def test_a_chain_trains_as_the_whole_network() -> None:
 
 
 def test_a_chain_knows_its_ends() -> None:
-    """Names and shapes are those of the first module's data and the last module's outputs; gradients reach the data."""
-    module = chain()
+    """A chain has the inputs of its first module and the outputs of its last; gradients reach the data."""
+    module = sequential_module()
     assert (module.data_names, module.output_names) == (["data"], ["softmax_output"])
     module.bind([("data", (8, 6))], [("softmax_label", (8,))], inputs_need_grad=True)
     module.init_params()
     assert [tuple(desc) for desc in module.data_shapes] == [("data", (8, 6))]
     assert [tuple(desc) for desc in module.label_shapes] == [("softmax_label", (8,))]
     assert module.output_shapes == [("softmax_output", (8, 2))]
-    batch = next(iter(batches()))
+    batch = next(iter(three_batches()))
     before = [array.shape for array in batch.data]
     module.forward_backward(batch)
     assert module.get_input_grads()[0].shape == (8, 6)
@@ -84,7 +87,7 @@ def test_a_chain_knows_its_ends() -> None:
 
 
 def softmax_gradient(scores: Any, labels: Any) -> Any:
-    """Gradient of the cross entropy of a softmax over scores, as a NumPy array."""
+    """Return the gradient of softmax cross-entropy with respect to ``scores``."""
     values = scores.asnumpy()
     power = np.exp(values - values.max(axis=1, keepdims=True))
     actual = power / power.sum(axis=1, keepdims=True)
@@ -93,8 +96,8 @@ def softmax_gradient(scores: Any, labels: Any) -> Any:
 
 
 def test_a_loss_in_python_trains() -> None:
-    """A PythonLossModule after a network gives the weights that SoftmaxOutput gives."""
-    scores = mx.sym.FullyConnected(body(), num_hidden=2, name="two")
+    """A network followed by a PythonLossModule trains to the weights that SoftmaxOutput gives."""
+    scores = mx.sym.FullyConnected(features_symbol(), num_hidden=2, name="two")
     lossy = (
         mx.mod.SequentialModule()
         .add(mx.mod.Module(scores, label_names=None))
@@ -103,14 +106,14 @@ def test_a_loss_in_python_trains() -> None:
     whole = mx.mod.Module(mx.sym.SoftmaxOutput(scores, name="softmax"))
     trained = []
     for module in (whole, lossy):
-        module.fit(batches(), num_epoch=2, arg_params=parameters(), optimizer_params={"learning_rate": 0.5})
+        module.fit(three_batches(), num_epoch=2, arg_params=parameters(), optimizer_params={"learning_rate": 0.5})
         trained.append(module.get_params()[0])
     for name, value in trained[0].items():
         np.testing.assert_allclose(trained[1][name].asnumpy(), value.asnumpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_a_python_module_of_ones_own() -> None:
-    """A subclass gives forward, backward and shapes; the base does the rest."""
+def test_custom_python_module() -> None:
+    """A PythonModule subclass with forward, backward and output shapes trains inside a chain and runs alone."""
 
     class Twice(mx.mod.PythonModule):
         def _compute_output_shapes(self) -> Any:
@@ -130,11 +133,11 @@ def test_a_python_module_of_ones_own() -> None:
 
     module = (
         mx.mod.SequentialModule()
-        .add(mx.mod.Module(body(), label_names=None))
+        .add(mx.mod.Module(features_symbol(), label_names=None))
         .add(Twice(["data"], None, ["twice_output"]), auto_wiring=True)
-        .add(mx.mod.Module(head()), take_labels=True, auto_wiring=True)
+        .add(mx.mod.Module(classifier_symbol()), take_labels=True, auto_wiring=True)
     )
-    module.fit(batches(), num_epoch=2, optimizer_params={"learning_rate": 0.5}, eval_metric="ce")
+    module.fit(three_batches(), num_epoch=2, optimizer_params={"learning_rate": 0.5}, eval_metric="ce")
     alone = Twice(["data"], None, ["twice_output"])
     alone.bind([("data", (2, 2))])
     alone.init_params()
@@ -146,18 +149,18 @@ def test_a_python_module_of_ones_own() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    """An empty chain, unknown settings, duplicate or unknown parameters, and a loss without a gradient are named."""
+    """An empty chain, unknown or duplicate parameters, wrong names and a loss without gradient raise."""
     with pytest.raises(MXNetError, match="empty"):
         mx.mod.SequentialModule().bind([("data", (8, 6))])
     with pytest.raises(ParameterError, match="take_labels"):
-        mx.mod.SequentialModule().add(mx.mod.Module(body()), labels=True)
+        mx.mod.SequentialModule().add(mx.mod.Module(features_symbol()), labels=True)
     twins = mx.mod.SequentialModule()
     for _ in range(2):
-        twins.add(mx.mod.Module(body(), label_names=None), auto_wiring=True)
+        twins.add(mx.mod.Module(features_symbol(), label_names=None), auto_wiring=True)
     twins.bind([("data", (8, 6))])
     with pytest.raises(MXNetError, match=r"one_weight.*module 0.*module 1|one_"):
         twins.init_params()
-    module = chain()
+    module = sequential_module()
     module.bind([("data", (8, 6))], [("softmax_label", (8,))])
     with pytest.raises(ParameterError, match="three_weight"):
         module.init_params(arg_params={**parameters(), "three_weight": mx.nd.ones((1,))})

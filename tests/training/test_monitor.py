@@ -1,4 +1,4 @@
-"""Monitors: whose statistics they show, when, and that they follow a module to other batch sizes."""
+"""Monitors: the arrays they show, on which batches, and after the module is reshaped or bound again."""
 
 import logging
 
@@ -9,8 +9,8 @@ import weftplan as mx
 from weftplan.errors import MXNetError, ParameterError
 
 
-def ready(contexts=1):
-    """Return a bound module of two layers, all weights 0.5."""
+def bound_module(contexts=1):
+    """Return a bound module of two layers whose weights are all 0.5."""
     net = mx.sym.Activation(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1"), "relu", name="act"
     )
@@ -22,13 +22,13 @@ def ready(contexts=1):
 
 
 def batch(rows=4):
-    """Return a batch of ones with class 1."""
+    """Return a batch of ones with label 1."""
     return mx.io.DataBatch([mx.nd.ones((rows, 5))], [mx.nd.ones((rows,))])
 
 
 def test_outputs_and_arguments():
-    """Outputs in the order of computation, then arguments; by default norm / root of the size; texts end in tabs."""
-    module, monitor = ready(), mx.mon.Monitor(1, pattern="fc|act")
+    """toc lists outputs in order of computation, then arguments; the default statistic is norm / sqrt(size)."""
+    module, monitor = bound_module(), mx.mon.Monitor(1, pattern="fc|act")
     module.install_monitor(monitor)
     monitor.tic()
     module.forward(batch(), is_train=False)
@@ -46,7 +46,7 @@ def test_outputs_and_arguments():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "float64"])
 def test_a_statistic_is_printed_as_numpy_prints_it(dtype):
     """As in MXNet: the digits of the statistic's dtype, for one element and for several."""
-    module, value = ready(), np.array([1 / 3, 2.5]).astype(dtype)
+    module, value = bound_module(), np.array([1 / 3, 2.5]).astype(dtype)
     monitor = mx.mon.Monitor(
         1, lambda _: [mx.nd.array(value[:1], dtype=dtype), mx.nd.array(value, dtype=dtype)], "fc1_bias"
     )
@@ -61,9 +61,9 @@ def test_a_statistic_is_printed_as_numpy_prints_it(dtype):
 
 
 def test_every_third_batch_sorted_and_with_inputs():
-    """Other batches give nothing; monitor_all shows inputs under their names; a statistic may be several."""
+    """With interval 3 only batches 1 and 4 are shown; monitor_all adds inputs; a statistic may be a list."""
     monitor = mx.mon.Monitor(3, lambda x: [mx.nd.max(x), x[0:1]], "act|data|fc1_data", sort=True, monitor_all=True)
-    module = ready()
+    module = bound_module()
     module.install_monitor(monitor)
     results = []
     for _ in range(4):
@@ -80,11 +80,14 @@ def test_every_third_batch_sorted_and_with_inputs():
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_other_batch_sizes_and_bindings(contexts):
-    """A module that is reshaped or rebound stays monitored, and each array is shown once per context."""
-    module, monitor = ready(contexts), mx.mon.Monitor(1, lambda x: mx.nd.array([x.shape[0]]), "fc1_output|fc1_weight")
+    """A reshaped or rebound module stays monitored, with each array once per context."""
+    module, monitor = (
+        bound_module(contexts),
+        mx.mon.Monitor(1, lambda x: mx.nd.array([x.shape[0]]), "fc1_output|fc1_weight"),
+    )
     module.install_monitor(monitor)
 
-    def rows(count):
+    def monitored_rows(count):
         monitor.tic()
         module.forward(batch(count), is_train=False)
         return sorted((name, int(float(text))) for _, name, text in monitor.toc())
@@ -93,35 +96,35 @@ def test_other_batch_sizes_and_bindings(contexts):
         return [("fc1_output", count // contexts)] * contexts + [("fc1_weight", 4)] * contexts
 
     for count in (4, 6, 4):
-        assert rows(count) == expected(count)
+        assert monitored_rows(count) == expected(count)
     module.bind([("data", (8, 5))], [("softmax_label", (8,))], force_rebind=True)
-    assert rows(8) == expected(8)
+    assert monitored_rows(8) == expected(8)
 
 
 def test_fit_with_a_monitor(caplog):
-    """The same weights as without, gradients among what is seen, and a line an array in the log."""
+    """``fit`` logs a line per array, including gradients; the weights are those of a run without a monitor."""
 
-    def trained(monitor):
-        module = ready()
+    def train_and_get_weight(monitor):
+        module = bound_module()
         data = mx.io.NDArrayIter(np.random.default_rng(0).random((12, 5)), np.arange(12) % 3, batch_size=4)
         module.fit(data, num_epoch=2, monitor=monitor)
         return module.get_params()[0]["fc1_weight"].asnumpy()
 
     with caplog.at_level(logging.INFO, logger="weftplan"):
-        watched = trained(mx.mon.Monitor(2, pattern=".*backward.*|softmax_output"))
+        watched = train_and_get_weight(mx.mon.Monitor(2, pattern=".*backward.*|softmax_output"))
     lines = [line for line in caplog.messages if line.startswith("Batch:")]
     assert [line.split()[1] for line in lines if "softmax_output" in line] == ["1", "3", "5"]
     assert any("fc2_backward" in line for line in lines)
-    np.testing.assert_array_equal(watched, trained(None))
+    np.testing.assert_array_equal(watched, train_and_get_weight(None))
 
 
 def test_misuse():
-    """An interval of nothing, a statistic that is no array, a module that is not bound."""
+    """An interval of 0, a statistic that is no array and an unbound module raise."""
     with pytest.raises(ParameterError, match="interval must be a number of batches >= 1, got 0"):
         mx.mon.Monitor(0)
     with pytest.raises(MXNetError, match="not bound"):
-        mx.mod.Module(ready().symbol).install_monitor(mx.mon.Monitor(1))
-    module, monitor = ready(), mx.mon.Monitor(1, lambda x: 1.0)
+        mx.mod.Module(bound_module().symbol).install_monitor(mx.mon.Monitor(1))
+    module, monitor = bound_module(), mx.mon.Monitor(1, lambda x: 1.0)
     module.install_monitor(monitor)
     monitor.tic()
     module.forward(batch(), is_train=False)
@@ -130,7 +133,7 @@ def test_misuse():
 
 
 def test_inputs_have_the_names_of_mxnet():
-    """The only input of most operators is ``input0``, of some ``data``, of any number ``arg0``…, as in MXNet."""
+    """Inputs have MXNet's names, which depend on the operator: ``input0``, ``data``, ``arg0``, ``lhs``."""
     x = mx.sym.Variable("x")
     for symbol, expected in (
         (mx.sym.Activation(x, act_type="relu", name="n"), ["x", "n_input0", "n_output"]),
@@ -149,7 +152,7 @@ def test_inputs_have_the_names_of_mxnet():
 
 
 def test_backward_nodes_have_the_names_of_mxnet():
-    """Gradients are numbered by their inputs; unwanted gradients are not shown."""
+    """Gradient outputs are numbered as in MXNet by the inputs they belong to; unwanted gradients are not shown."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     net = mx.sym.SoftmaxOutput(mx.sym.Activation(net, act_type="relu", name="act"), name="softmax")
     wanted = {"data": "null", "fc_weight": "write", "fc_bias": "write", "softmax_label": "null"}

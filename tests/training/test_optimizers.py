@@ -1,4 +1,4 @@
-"""Optimizers in a Module's hands: multipliers by name, half precision, clipping, files of states, warnings."""
+"""Optimizers in a Module: multipliers by name, half precision, clipping, files of optimizer states, and warnings."""
 
 import io
 import logging
@@ -12,12 +12,12 @@ from weftplan.errors import BindError, FormatError, KVStoreError, MXNetError
 
 
 def network():
-    """Return one layer and a loss."""
+    """Return a classifier of one layer."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
 
 
-def ready(optimizer="sgd", contexts=1, kvstore="local", **settings):
-    """Return a module with parameters and an optimizer."""
+def module_with_optimizer(optimizer="sgd", contexts=1, kvstore="local", **settings):
+    """Return a bound, initialized module with an optimizer; ``settings`` are the optimizer's."""
     module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
     mx.random.seed(3)
@@ -27,7 +27,7 @@ def ready(optimizer="sgd", contexts=1, kvstore="local", **settings):
 
 
 def step(module, count=1):
-    """That many steps on one batch; by how much each parameter moved at most."""
+    """Train ``count`` steps on one batch; return the largest absolute change of each parameter."""
     before = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
     batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((4, 5)))], [mx.nd.array([0, 1, 2, 1])])
     for _ in range(count):
@@ -38,11 +38,11 @@ def step(module, count=1):
 
 @pytest.mark.parametrize(("contexts", "kvstore"), [(1, "local"), (1, None), (2, "device")])
 def test_multipliers_by_name_of_an_optimizer_made_before(contexts, kvstore, caplog):
-    """An Optimizer object learns the parameters' names from the Module, wherever it runs; odd rescaling is logged."""
+    """An Optimizer object gets the parameters' names from Module; a rescale_grad that does not fit is logged."""
     chosen = mx.optimizer.SGD(learning_rate=1.0)
     chosen.set_lr_mult({"fc_weight": 0.0})
     with caplog.at_level(logging.WARNING, logger="weftplan"):
-        moved = step(ready(chosen, contexts, kvstore))
+        moved = step(module_with_optimizer(chosen, contexts, kvstore))
     assert moved["fc_weight"] == 0
     assert moved["fc_bias"] > 0
     assert "rescale_grad=1:" in caplog.text
@@ -50,8 +50,8 @@ def test_multipliers_by_name_of_an_optimizer_made_before(contexts, kvstore, capl
 
 
 def test_a_second_optimizer_is_ignored_with_a_word(caplog):
-    """fit twice: the first optimizer goes on, and the log says so; force_init replaces it in silence."""
-    module = ready(learning_rate=0.1)
+    """A second init_optimizer keeps the first optimizer and logs a warning; force_init=True replaces it."""
+    module = module_with_optimizer(learning_rate=0.1)
     first = module._optimizer
     with caplog.at_level(logging.WARNING, logger="weftplan"):
         module.init_optimizer(optimizer="adam")
@@ -64,7 +64,7 @@ def test_a_second_optimizer_is_ignored_with_a_word(caplog):
 
 @pytest.mark.parametrize("clip", [None, 0, 0.0, -1.0])
 def test_no_clipping(clip):
-    """None, zero and negative numbers all mean: no limit. Zero is no limit of zero, which would stop training."""
+    """A ``clip_gradient`` of None, 0 or a negative number means no clipping."""
     weight = mx.nd.zeros((2,))
     update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5, clip_gradient=clip))
     update(0, mx.nd.array([1.0, -8.0]), weight)
@@ -73,7 +73,7 @@ def test_no_clipping(clip):
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 def test_half_precision_weights(name):
-    """multi_precision: steps too small for float16 add up, and the weight is the rounded float32 one."""
+    """With multi_precision, steps too small for float16 add up, and the weight is the rounded float32 weight."""
     settings = {"learning_rate": 1e-5, "multi_precision": True}
     kind = "adam" if name == "adam" else "sgd"
     if name == "momentum":
@@ -87,7 +87,7 @@ def test_half_precision_weights(name):
         updaters[0](0, mx.nd.array(gradient, dtype="float16"), half)
         updaters[1](0, mx.nd.array(gradient), full)
         stuck(0, mx.nd.array(gradient, dtype="float16"), plain)
-        if i == 150:  # the copy is part of the states
+        if i == 150:  # the states include the float32 weight
             fresh = mx.optimizer.get_updater(updaters[0].optimizer)
             fresh.set_states(updaters[0].get_states())
             updaters[0] = fresh
@@ -99,7 +99,7 @@ def test_half_precision_weights(name):
 
 @pytest.mark.parametrize("kind", ["sgd", "nag"])
 def test_order_of_half_precision_states(kind):
-    """SGD and NAG keep (momentum, float32 weight), as MXNet's, Adam (float32 weight, state); old files are refused."""
+    """SGD and NAG store (momentum, float32 weight), Adam (float32 weight, state); files of the old order raise."""
     weight = mx.nd.full((2,), 3, dtype="float16")
     optimizer = mx.optimizer.create(kind, momentum=0.9, multi_precision=True)
     momentum, master = optimizer.create_state_multi_precision(0, weight)
@@ -136,13 +136,13 @@ KINDS = [
 KINDS += [
     (name, {})
     for name, klass in mx.optimizer.Optimizer.opt_registry.items()
-    if not klass.__module__.startswith(("weftplan.", "tests."))  # a plug-in's
+    if not klass.__module__.startswith(("weftplan.", "tests."))  # optimizers that a plug-in registered
 ]
 
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)
 def test_every_kind(name, settings):
-    """Lowers a loss on any device, keeps the weight's dtype, says how many bytes it keeps, goes on from its states."""
+    """An optimizer lowers a loss, keeps the dtype, needs ``state_bytes``, and continues from its saved states."""
 
     def run(ctx, dtype, cut):
         optimizer = mx.optimizer.create(name, **settings)
@@ -153,7 +153,7 @@ def test_every_kind(name, settings):
                 repeated = mx.optimizer.create(name, **settings)
                 data, update = update.get_states(), mx.optimizer.get_updater(repeated)
                 update.set_states(data)
-            update("w", weight * 1, weight)  # the gradient of half the square
+            update("w", weight * 1, weight)  # the gradient of weight**2 / 2
         assert weight.dtype == np.dtype(dtype)
         assert (np.abs(weight.asnumpy()) < [3, 2, 1]).all()
         kept = update.states["w"]
@@ -167,8 +167,8 @@ def test_every_kind(name, settings):
             np.testing.assert_array_equal(second, plain)
 
 
-def test_one_of_ones_own():
-    """An optimizer as they are written for MXNet, registered and used by name: multipliers, decay, counts, states."""
+def test_custom_optimizer():
+    """A registered custom optimizer works by name with multipliers, weight decay, update counts and states."""
 
     @mx.optimizer.register
     class Decaying(mx.optimizer.Optimizer):
@@ -189,7 +189,7 @@ def test_one_of_ones_own():
             weight[:] -= lr / t**self.power * (state + wd * weight)
 
     try:
-        module = ready("decaying", learning_rate=0.5, power=2.0, wd=0.1, clip_gradient=0.25)
+        module = module_with_optimizer("decaying", learning_rate=0.5, power=2.0, wd=0.1, clip_gradient=0.25)
         module._optimizer.set_lr_mult({"fc_bias": 0.5})
         start = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
         batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((4, 5)))], [mx.nd.array([0, 1, 2, 1])])
@@ -208,7 +208,7 @@ def test_one_of_ones_own():
 
 
 def test_nesterov_with_decay():
-    """The step and the momentum both decay the weight as it was before the step."""
+    """NAG applies weight decay to the weight before the step, in the step and in the momentum."""
     weight, update = mx.nd.array([2.0]), mx.optimizer.get_updater(mx.optimizer.NAG(0.1, momentum=0.5, wd=0.3))
     update.optimizer.wd_mult = {}
     w, m = 2.0, 0.0
@@ -221,9 +221,9 @@ def test_nesterov_with_decay():
 
 
 def test_files_of_states(tmp_path):
-    """Saved states load; a missing or damaged file raises and changes nothing; an optimizer is not required."""
+    """Saved states load; a missing or damaged file raises and changes nothing; without an optimizer saving raises."""
     path = tmp_path / "net.states"
-    module = ready(learning_rate=0.1, momentum=0.9)
+    module = module_with_optimizer(learning_rate=0.1, momentum=0.9)
     step(module, 2)
     module.save_optimizer_states(path)
     saved = module._updater.get_states()
@@ -247,10 +247,10 @@ def test_files_of_states(tmp_path):
 @pytest.mark.parametrize("now", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
 @pytest.mark.parametrize("before", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
 def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
-    """States saved on some devices load on others: a store keeps them by name, contexts by number.
+    """States saved with some devices and store load with others, and training continues to the same weights.
 
-    Adam's corrections and the schedule go by the number of updates, which are part of the file. A fixed parameter has
-    no state.
+    Adam's bias correction and the schedule depend on the number of updates, which the file contains. A fixed parameter
+    has no state.
     """
 
     def module(place):
@@ -287,7 +287,7 @@ def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
 
 
 def test_contexts_that_train_alone_go_on_with_their_own_states(tmp_path):
-    """Without a store each context has a momentum of its own, as in MXNet, and keeps it when states are read."""
+    """Without a store each context has its own momentum, as in MXNet, and gets it back from a states file."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="fc")
     net = mx.sym.LinearRegressionOutput(net, name="softmax")
     batch = mx.io.DataBatch([mx.nd.array([[1.0], [2.0]])], [mx.nd.array([[0.0], [3.0]])])
@@ -309,13 +309,13 @@ def test_contexts_that_train_alone_go_on_with_their_own_states(tmp_path):
 
 
 def test_states_that_mxnet_has_written(tmp_path):
-    """A pickle that names a function is refused before that is called; the module stays without an optimizer."""
+    """A states file with a pickle of a function raises without calling it; the module has no optimizer then."""
 
     class Trap:
         def __reduce__(self):
             return open, (str(tmp_path / "sprung"), "w")
 
-    ready().save_checkpoint(tmp_path / "net", 1)
+    module_with_optimizer().save_checkpoint(tmp_path / "net", 1)
     (tmp_path / "net-0001.states").write_bytes(pickle.dumps({0: Trap()}))
     module = mx.mod.Module.load(tmp_path / "net", 1, load_optimizer_states=True)
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
@@ -327,12 +327,12 @@ def test_states_that_mxnet_has_written(tmp_path):
 
 
 def test_states_of_another_optimizer(tmp_path):
-    """Momentum for Adam: loading it is refused, whatever devices it came from, and the module goes on as it was."""
-    module = ready("sgd", 2, "device", momentum=0.9)
+    """Loading SGD's momentum into Adam raises and changes no state, whatever the devices and stores."""
+    module = module_with_optimizer("sgd", 2, "device", momentum=0.9)
     step(module)
     module.save_optimizer_states(tmp_path / "net.states")
     for devices, kvstore in ((1, None), (1, "local"), (2, None), (2, "device")):
-        second = ready("adam", devices, kvstore)
+        second = module_with_optimizer("adam", devices, kvstore)
         step(second)
         before = second._states_holder().get_states()
         with pytest.raises(FormatError, match=r"is \(3.*\) float32, but Adam needs \[.*\] for a weight \(3"):
@@ -343,7 +343,7 @@ def test_states_of_another_optimizer(tmp_path):
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_states_of_other_shapes_in_a_store(kind, tmp_path):
-    """A store compares loaded states with its values at once, also before the first push, and keeps what it had."""
+    """A store refuses loaded states of other shapes than its values, also before the first push."""
     saving = mx.kv.create(kind)
     saving.init(["a", "b"], [mx.nd.zeros((2,)), mx.nd.zeros((3,))])
     saving.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
@@ -358,8 +358,8 @@ def test_states_of_other_shapes_in_a_store(kind, tmp_path):
 
 
 def test_states_of_another_network(tmp_path):
-    """They are refused, by name or number, and the module's states stay."""
-    module = ready("adam")
+    """States of other parameter names or another number of parameters raise and change nothing."""
+    module = module_with_optimizer("adam")
     step(module)
     kept = module._updater.get_states()
     for saved, words in (({"other": None}, r"states of \['other'\]"), ({0: None, 1: None, 2: None}, "of 3 parameters")):
@@ -372,46 +372,46 @@ def test_states_of_another_network(tmp_path):
 
 
 def test_states_before_the_first_update(tmp_path):
-    """A file without a state is loaded; the next update makes them."""
-    module = ready("adam")
+    """States that were saved before the first update load, and training goes on."""
+    module = module_with_optimizer("adam")
     module.save_optimizer_states(tmp_path / "net.states")
     module.load_optimizer_states(tmp_path / "net.states")
     assert step(module)["fc_weight"] > 0
 
 
 def test_requests_of_single_arguments():
-    """grad_req as a list or by name; names and lengths that do not fit; a module for prediction has no gradients."""
+    """grad_req may be a list or a dictionary by name; a wrong length raises; inference has no gradients."""
 
-    def requests(grad_req, **settings):
+    def names_with_gradients(grad_req, **settings):
         module = mx.mod.Module(network())
         module.bind([("data", (4, 5))], [("softmax_label", (4,))], grad_req=grad_req, **settings)
         return [name for name, array in module.group.executors[0].grad_dict.items() if array is not None]
 
-    assert requests("add") == ["fc_weight", "fc_bias"]
-    assert requests({"fc_weight": "null"}) == ["fc_bias"]
-    assert requests(["write", "null", "add", "null"]) == ["data", "fc_bias"]
-    assert requests({"fc_weight": "add"}, for_training=False) == []
-    assert requests({"fc": "null"}) == ["fc_weight", "fc_bias"]
+    assert names_with_gradients("add") == ["fc_weight", "fc_bias"]
+    assert names_with_gradients({"fc_weight": "null"}) == ["fc_bias"]
+    assert names_with_gradients(["write", "null", "add", "null"]) == ["data", "fc_bias"]
+    assert names_with_gradients({"fc_weight": "add"}, for_training=False) == []
+    assert names_with_gradients({"fc": "null"}) == ["fc_weight", "fc_bias"]
     with pytest.raises(BindError, match="grad_req has 2 items, the symbol 4 arguments"):
-        requests(["write", "null"])
+        names_with_gradients(["write", "null"])
 
 
 @pytest.mark.parametrize("contexts", [1, 3])
 def test_shapes_of_outputs(contexts):
-    """Of the whole batch, before the first forward."""
+    """output_shapes are those of the whole batch, before the first forward."""
     module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
     module.bind([("data", (7, 5))], [("softmax_label", (7,))])
     assert module.output_shapes == [("softmax_output", (7, 3))]
 
 
 def test_a_schedule_that_begins_below_its_least_rate():
-    """The least rate holds after the first drop; a rate of 0 stays 0 until then."""
+    """A rate below stop_factor_lr is kept until the first drop, then raised to it."""
     schedule = mx.lr_scheduler.FactorScheduler(10, factor=0.5, base_lr=0.0)
     assert [schedule(n) for n in (1, 10, 11)] == [0.0, 0.0, 1e-8]
 
 
 def test_checkpoints_under_mxnets_name(tmp_path):
-    """mx.model saves and loads checkpoints."""
+    """``mx.model`` saves and loads checkpoints."""
     symbol = network()
     mx.model.save_checkpoint(tmp_path / "net", 3, symbol, {"fc_weight": mx.nd.ones((3, 5))}, {})
     reloaded, args, aux = mx.model.load_checkpoint(tmp_path / "net", 3)
@@ -420,7 +420,7 @@ def test_checkpoints_under_mxnets_name(tmp_path):
 
 
 def test_states_of_an_updater_without_its_optimizer():
-    """``get_states(dump_optimizer=False)``, as MXNet's scripts say it; a pickle of the optimizer is refused."""
+    """``get_states(dump_optimizer=False)`` works as in MXNet; True raises, since it needs a pickle."""
     updater = mx.optimizer.get_updater(mx.optimizer.Adam())
     weight = mx.nd.ones((2,))
     updater(0, weight * 0.5, weight)

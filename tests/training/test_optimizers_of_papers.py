@@ -1,4 +1,8 @@
-"""Optimizers of papers, from Ftrl to LARS and LBSGD, against their formulas written out in NumPy."""
+"""Optimizers from papers, compared with the papers' formulas in NumPy.
+
+A formula takes (weight, gradient, state, step number, learning rate, weight decay, settings), updates ``state``, and
+returns the new weight.
+"""
 
 import math
 
@@ -11,7 +15,7 @@ from weftplan.errors import ParameterError, ScheduledRateError
 
 
 def ftrl(w, g, s, t, lr, wd, p):
-    """McMahan et al., 2013, algorithm 1, with weight decay as the squares' weight."""
+    """Return the next weight by McMahan et al., 2013, algorithm 1; weight decay is the L2 coefficient."""
     s["z"] = s["z"] + g - (np.sqrt(s["n"] + g * g) - np.sqrt(s["n"])) * w / lr
     s["n"] = s["n"] + g * g
     shrunk = np.sign(s["z"]) * p["lamda1"] - s["z"]
@@ -19,7 +23,7 @@ def ftrl(w, g, s, t, lr, wd, p):
 
 
 def ftml(w, g, s, t, lr, wd, p):
-    """Zheng and Kwok, 2017, algorithm 1; weight decay in the gradient."""
+    """Return the next weight by Zheng and Kwok, 2017, algorithm 1; weight decay is added to the gradient."""
     g = g + wd * w
     s["v"] = p["beta2"] * s["v"] + (1 - p["beta2"]) * g * g
     d = (1 - p["beta1"] ** t) / lr * (np.sqrt(s["v"] / (1 - p["beta2"] ** t)) + p["epsilon"])
@@ -29,7 +33,7 @@ def ftml(w, g, s, t, lr, wd, p):
 
 
 def lamb(w, g, s, t, lr, wd, p):
-    """You et al., 2020, algorithm 2, the norm of the weight within bounds."""
+    """Return the next weight by You et al., 2020, algorithm 2, with bounds for the norm of the weight."""
     s["m"] = p["beta1"] * s["m"] + (1 - p["beta1"]) * g
     s["v"] = p["beta2"] * s["v"] + (1 - p["beta2"]) * g * g
     fix = (1 - p["beta1"] ** t, 1 - p["beta2"] ** t) if p["bias_correction"] else (1, 1)
@@ -41,7 +45,7 @@ def lamb(w, g, s, t, lr, wd, p):
 
 
 def adamw(w, g, s, t, lr, wd, p):
-    """Loshchilov and Hutter, 2019, algorithm 2; epsilon is added before the correction, as Adam's is here."""
+    """Return the next weight by Loshchilov and Hutter, 2019, algorithm 2; epsilon is added before bias correction."""
     s["m"] = p["beta1"] * s["m"] + (1 - p["beta1"]) * g
     s["v"] = p["beta2"] * s["v"] + (1 - p["beta2"]) * g * g
     fix = math.sqrt(1 - p["beta2"] ** t) / (1 - p["beta1"] ** t) if p["correct_bias"] else 1.0
@@ -49,7 +53,7 @@ def adamw(w, g, s, t, lr, wd, p):
 
 
 def adamax(w, g, s, t, lr, wd, p):
-    """Kingma and Ba, 2015, algorithm 2; weight decay in the gradient."""
+    """Return the next weight by Kingma and Ba, 2015, algorithm 2; weight decay is added to the gradient."""
     g = g + wd * w
     s["m"] = p["beta1"] * s["m"] + (1 - p["beta1"]) * g
     s["u"] = np.maximum(p["beta2"] * s["u"], np.abs(g))
@@ -57,7 +61,7 @@ def adamax(w, g, s, t, lr, wd, p):
 
 
 def nadam(w, g, s, t, lr, wd, p):
-    """Dozat, 2016, with the momentum's schedule of section 3."""
+    """Return the next weight by Dozat, 2016, with the momentum schedule of section 3."""
     g = g + wd * w
     now, following = (p["beta1"] * (1 - 0.5 * 0.96 ** (n * p["schedule_decay"])) for n in (t, t + 1))
     s["product"] = s.get("product", 1.0) * now if np.ndim(s.get("product", 1.0)) == 0 else now
@@ -68,18 +72,18 @@ def nadam(w, g, s, t, lr, wd, p):
 
 
 def signum(w, g, s, t, lr, wd, p):
-    """Bernstein et al., 2018, algorithm 2."""
+    """Return the next weight by Bernstein et al., 2018, algorithm 2."""
     s["m"] = p["momentum"] * s["m"] - (1 - p["momentum"]) * (g + wd * w)
     return (1 - lr * p["wd_lh"]) * w + lr * np.sign(s["m"])
 
 
 def signsgd(w, g, s, t, lr, wd, p):
-    """Without momentum."""
+    """Return the next weight by signSGD, which is Signum without momentum."""
     return (1 - lr * wd) * w - lr * np.sign(g)
 
 
 def dcasgd(w, g, s, t, lr, wd, p):
-    """Zheng et al., 2017, equation 10, with momentum."""
+    """Return the next weight by Zheng et al., 2017, equation 10, with momentum."""
     before = s.get("w", w)
     s["m"] = p["momentum"] * s["m"] - lr * (g + wd * w + p["lamda"] * g * g * (w - before))
     s["w"] = w
@@ -87,7 +91,7 @@ def dcasgd(w, g, s, t, lr, wd, p):
 
 
 def lars(w, g, s, t, lr, wd, p):
-    """You et al., 2017, algorithm 1; the limit of the gradient is no part of its norm."""
+    """Return the next weight by You et al., 2017, algorithm 1; the norm is that of the gradient before clipping."""
     length = np.linalg.norm(w)
     rate = lr * p["eta"] * length / (np.linalg.norm(s["unlimited"]) + wd * length + p["eps"])
     s["m"] = p["momentum"] * s["m"] + rate * (g + wd * w)
@@ -119,7 +123,7 @@ CASES = [
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 @pytest.mark.parametrize("clip", [None, 0.4])
 def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
-    """Five steps from rescaled, clipped gradients: the weight is the formula's; bytes of state are as announced."""
+    """Five steps give the formula's weight; ``state_bytes`` is the size of the states."""
     rng = np.random.default_rng(7)
     start = rng.standard_normal((3, 4))
     weight = mx.nd.array(start, dtype="float64")
@@ -127,7 +131,7 @@ def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
     optimizer.idx2name = {0: "fc_weight"}
     updater = mx.optimizer.get_updater(optimizer)
     expected, state = start, dict.fromkeys("znvdmu", 0.0)
-    # The limit applies to the gradient, which includes the weight decay for these optimizers.
+    # These optimizers clip the sum of gradient and weight decay, the others the gradient alone.
     with_decay = name in ("ftml", "adamax", "nadam")
     for t in range(1, 6):
         gradient = rng.standard_normal((3, 4))
@@ -151,18 +155,18 @@ def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
     ("name", "dtype"), [("adamax", "float16"), *((name, "float32") for name in sorted({name for name, _, _ in CASES}))]
 )
 def test_what_has_no_gradient_stays(name, dtype):
-    """Gradients of exactly 0, as of units that never are active, leave no NaN and move no weight without decay."""
+    """A gradient of 0 gives no NaN, and without weight decay no change of the weight."""
     weight = mx.nd.array([[1.0, 2.0]], dtype=dtype)
     updater = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, wd=0.0))
     for _ in range(3):
         updater(0, mx.nd.array([[0.0, 0.5]], dtype=dtype), weight)
         assert np.isfinite(weight.asnumpy()).all()
-    if name not in ("ftrl", "ftml"):  # which compute the weight from their states alone
+    if name not in ("ftrl", "ftml"):  # these compute the weight from their states alone
         assert weight.asnumpy()[0, 0] == 1
 
 
 def test_langevin_noise():
-    """SGLD: half a step of descent on the average, noise of the rate's variance, the same for the same seed."""
+    """SGLD moves by half a step on average, with noise of variance lr that depends on the seed."""
 
     def weights(seed):
         mx.random.seed(seed)
@@ -180,7 +184,7 @@ def test_langevin_noise():
 
 @pytest.mark.parametrize(("strategy", "growth"), [("linear", 0.5), ("power2", 0.25), ("sqrt", math.sqrt(0.5))])
 def test_large_batches(strategy, growth):
-    """LBSGD updates every batch_scale batches, by their mean, at a rate that grows with the batches seen."""
+    """LBSGD updates every batch_scale batches by their mean, at a rate that grows during warmup."""
     optimizer = mx.optimizer.create(
         "lbsgd", learning_rate=0.1, batch_scale=4, warmup_epochs=1, updates_per_epoch=8, warmup_strategy=strategy
     )
@@ -199,7 +203,7 @@ def test_large_batches(strategy, growth):
 
 
 def test_large_batches_by_norms():
-    """lars: the rate is multiplied by the ratio of the norms of weight and gradient."""
+    """LBSGD with strategy lars multiplies the rate by the ratio of weight norm to gradient norm."""
     weight = mx.nd.array([3.0, 4.0])
     updater = mx.optimizer.get_updater(mx.optimizer.LBSGD(learning_rate=0.1, warmup_strategy="lars"))
     updater(0, mx.nd.array([1.0, 0.0]), weight)
@@ -207,7 +211,7 @@ def test_large_batches_by_norms():
 
 
 def test_rates_of_layers():
-    """LARS: lr itself for biases and where a norm is 0, no decay of a gamma, momentum that follows a new rate."""
+    """LARS uses the plain rate for biases, gammas and zero norms; momentum_correction rescales the momentum."""
     names = {0: "fc_weight", 1: "fc_bias", 2: "bn_gamma"}
     settings = {"learning_rate": 0.5, "wd": 0.1, "eta": 0.1, "param_idx2name": names}
     updater = mx.optimizer.get_updater(mx.optimizer.LARS(**settings))
@@ -232,8 +236,8 @@ def test_rates_of_layers():
         assert [float(array.asscalar()) for array in weights] == pytest.approx([2.5 - 0.9 * factor * 0.5] * 2)
 
 
-def test_many_parameters_at_once():
-    """update_multi_precision takes lists, as MXNet's optimizers do, halves included."""
+def test_update_lists():
+    """update_multi_precision takes lists of parameters, as in MXNet, and gives the results of single calls."""
     optimizer = mx.optimizer.LAMB(learning_rate=0.1, multi_precision=True)
     lists = [mx.nd.ones((2,), dtype="float16"), mx.nd.ones((3,))]
     alone = [a.copy() for a in lists]
@@ -249,7 +253,7 @@ def test_many_parameters_at_once():
 
 
 def test_a_scheduled_rate_is_not_set():
-    """The error is a UserWarning, too, as MXNet raises one."""
+    """set_learning_rate with a scheduler raises an error that is a UserWarning, as in MXNet."""
     scheduler = mx.lr_scheduler.FactorScheduler(step=1)
     with pytest.raises(UserWarning, match="follows lr_scheduler"):
         mx.optimizer.SGD(lr_scheduler=scheduler).set_learning_rate(0.5)
@@ -257,7 +261,7 @@ def test_a_scheduled_rate_is_not_set():
 
 
 def test_multipliers_of_arguments_alone():
-    """lr_mult and wd_mult of a symbol count for its arguments; those of operators are not in the tables."""
+    """The lr_mult of an operator is inherited by its automatic parameters; the operator itself has no entry."""
     bias = mx.sym.Variable("fc_bias", lr_mult=1.0)
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), bias=bias, name="fc", num_hidden=2, lr_mult=0)
     optimizer = mx.optimizer.SGD(sym=net, param_idx2name={0: "fc_weight", 1: "fc_bias"})

@@ -1,4 +1,4 @@
-"""One worker's part of every batch: the parts together are the batch, padding included."""
+"""PartOfBatchIter: the parts of all workers together are the batch, with its padding."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from weftplan.training.data.worker_share import PartOfBatchIter
 
 
 def source(shuffle: bool = False) -> mx.io.NDArrayIter:
-    """Return ten samples in batches of four; the last batch has two padded rows."""
+    """Return an iterator over ten samples in batches of four; the last batch has two padded rows."""
     return mx.io.NDArrayIter(np.arange(20.0).reshape(10, 2), np.arange(10.0), batch_size=4, shuffle=shuffle)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_parts_are_the_batch(workers: int):
-    """Data, labels, padding and indices of the parts, put together, are those of the source, in every epoch."""
+    """The concatenated parts have the data, labels, padding and indices of the whole batch in two epochs."""
     mx.random.seed(5)
     whole = source(shuffle=True)
     epochs = [[*whole], whole.reset() or [*whole]]
@@ -38,7 +38,7 @@ def test_the_parts_are_the_batch(workers: int):
 
 
 def test_what_cannot_be_shared():
-    """A batch that does not divide, and a rank that there is not."""
+    """A batch size that the number of workers does not divide, and a rank out of range, raise."""
     with pytest.raises(ParameterError, match="batches of 4 cannot be shared evenly by 3"):
         PartOfBatchIter(source(), rank=0, num_workers=3)
     with pytest.raises(ParameterError, match=r"rank must be in \[0, 2\), got 2"):

@@ -1,4 +1,4 @@
-"""Schedules, metrics, iterators, optimizers and initializers, each against numbers worked out by hand or NumPy."""
+"""Schedules, metrics, iterators, optimizers and initializers, compared with results by hand or NumPy."""
 
 import math
 
@@ -15,7 +15,7 @@ from weftplan.training.optimizers import optimizer as optimizers
 
 
 def test_schedules():
-    """Each schedule at chosen updates."""
+    """Each schedule has the expected rate at chosen updates."""
     multi = lr_scheduler.MultiFactorScheduler([10, 20], factor=0.1, base_lr=1.0)
     assert [multi(n) for n in (1, 10, 11, 20, 21)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
     factor = lr_scheduler.FactorScheduler(10, factor=0.5, base_lr=1.0, stop_factor_lr=0.3)
@@ -47,13 +47,13 @@ def test_schedules():
     ],
 )
 def test_bad_settings(make):
-    """Settings that make no sense are refused when they are made."""
+    """Invalid settings raise ParameterError at creation."""
     with pytest.raises(ParameterError):
         make()
 
 
 def test_metrics():
-    """Values on a small batch, worked out by hand."""
+    """Metrics of a small batch equal values computed by hand."""
     scores = mx.nd.array([[0.3, 0.7], [0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     labels = mx.nd.array([1, 0, 0, 1])
     accuracy = metric.create("acc")
@@ -78,7 +78,7 @@ def test_metrics():
 
 
 def test_metric_shapes_that_do_not_fit():
-    """The message names both shapes."""
+    """Labels and predictions of unequal shape or number raise; the error has both."""
     with pytest.raises(ShapeError, match=r"\(3,\).*\(4, 2\)"):
         metric.create("acc").update([np.zeros(3)], [np.zeros((4, 2))])
     with pytest.raises(ShapeError, match="1 label arrays but 2"):
@@ -86,7 +86,7 @@ def test_metric_shapes_that_do_not_fit():
 
 
 def test_iterator_order_padding_and_names():
-    """Padding repeats the first samples; discard and roll_over do what they say."""
+    """NDArrayIter pads with the first samples, discards the last batch or rolls it over, as told."""
     data = np.arange(20, dtype=np.float32).reshape(10, 2)
     it = NDArrayIter({"a": data, "b": data[:, 0]}, np.arange(10), batch_size=4)
     assert [d.name for d in it.provide_data] == ["a", "b"]
@@ -103,7 +103,7 @@ def test_iterator_order_padding_and_names():
 
 
 def test_iterator_shuffles_by_seed():
-    """The same seed gives the same order, each epoch its own; each sample comes once."""
+    """One seed gives the same orders, different in each epoch; each sample comes once."""
     data = np.arange(50, dtype=np.float32)
 
     def epochs():
@@ -120,7 +120,7 @@ def test_iterator_shuffles_by_seed():
 
 
 def test_iterator_bad_input():
-    """Unequal sample counts and impossible batch sizes are refused."""
+    """Unequal numbers of samples, a batch larger than the data, and an unknown last_batch_handle raise."""
     with pytest.raises(ShapeError, match="differ in number of samples"):
         NDArrayIter(np.zeros((3, 1)), np.zeros(4), batch_size=1)
     with pytest.raises(ParameterError, match=r"batch_size must be an integer in \[1, 3\].* got 4"):
@@ -129,8 +129,8 @@ def test_iterator_bad_input():
         NDArrayIter(np.zeros((3, 1)), batch_size=1, last_batch_handle="drop")
 
 
-def clipped(g, rescale, clip):
-    """Gradient rescaled, then clipped."""
+def rescale_and_clip(g, rescale, clip):
+    """Return the gradient times ``rescale``, clipped to ``clip`` unless it is None."""
     g = g * rescale
     return np.clip(g, -clip, clip) if clip is not None else g
 
@@ -138,7 +138,7 @@ def clipped(g, rescale, clip):
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sgd_against_numpy(momentum, clip):
-    """Five steps of SGD with weight decay, momentum and clipping."""
+    """Five SGD steps with weight decay, momentum and clipping equal the formula."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal((4, 3))
     weight = mx.nd.array(w, dtype="float64")
@@ -156,13 +156,13 @@ def test_sgd_against_numpy(momentum, clip):
     for _ in range(5):
         g = rng.standard_normal((4, 3))
         update(0, mx.nd.array(g, dtype="float64"), weight)
-        m = momentum * m - 0.1 * (clipped(g, 0.5, clip) + 0.01 * w)
+        m = momentum * m - 0.1 * (rescale_and_clip(g, 0.5, clip) + 0.01 * w)
         w = w + m
     np.testing.assert_allclose(weight.asnumpy(), w, rtol=1e-12)
 
 
 def test_adam_against_numpy():
-    """Five steps of Adam; the rate carries the bias correction."""
+    """Five Adam steps equal the formula, with bias correction in the learning rate."""
     rng = np.random.default_rng(1)
     w = rng.standard_normal((5,))
     weight = mx.nd.array(w, dtype="float64")
@@ -179,7 +179,7 @@ def test_adam_against_numpy():
 
 
 def test_multipliers():
-    """Weight decay spares biases; lr_mult counts by name and from the symbol."""
+    """Weight decay spares biases; lr_mult comes from the symbol or is set by name."""
     symbol = mx.sym.Variable("a_weight", lr_mult=2.0) + mx.sym.Variable("b_bias")
     opt = optimizers.create("sgd", learning_rate=0.5, wd=0.1, sym=symbol, param_idx2name={0: "a_weight", 1: "b_bias"})
     assert opt._rates(0) == (1.0, 0.1)
@@ -189,7 +189,7 @@ def test_multipliers():
 
 
 def test_scheduler_drives_the_optimizer():
-    """The rate follows the number of updates; setting it by hand is refused."""
+    """The scheduler sets the learning rate by the number of updates; setting it by hand raises."""
     opt = optimizers.create("sgd", learning_rate=1.0, lr_scheduler=lr_scheduler.FactorScheduler(1, 0.5))
     update = optimizers.get_updater(opt)
     weight = mx.nd.zeros((1,))
@@ -200,8 +200,8 @@ def test_scheduler_drives_the_optimizer():
         opt.set_learning_rate(1.0)
 
 
-def values(rule, shape=(200, 100), name="fc_weight"):
-    """Return the values of a rule after seeding."""
+def initialized_values(rule, shape=(200, 100), name="fc_weight"):
+    """Return the values that ``rule`` gives to an array after a fixed seed."""
     mx.random.seed(5)
     arr = mx.nd.empty(shape)
     rule(init.InitDesc(name), arr)
@@ -209,24 +209,24 @@ def values(rule, shape=(200, 100), name="fc_weight"):
 
 
 def test_initializers_statistics_and_seeds():
-    """Ranges and deviations are as documented; the same seed gives the same bits."""
-    assert np.abs(values(init.Uniform(0.5))).max() <= 0.5
-    assert values(init.Normal(0.2)).std() == pytest.approx(0.2, rel=0.02)
-    xavier = values(init.Xavier())
+    """Initializers have the documented ranges and deviations; one seed gives the same bits."""
+    assert np.abs(initialized_values(init.Uniform(0.5))).max() <= 0.5
+    assert initialized_values(init.Normal(0.2)).std() == pytest.approx(0.2, rel=0.02)
+    xavier = initialized_values(init.Xavier())
     assert np.abs(xavier).max() == pytest.approx(math.sqrt(3 / 150), rel=0.01)
-    gaussian = values(init.MSRAPrelu(slope=0))
+    gaussian = initialized_values(init.MSRAPrelu(slope=0))
     assert gaussian.std() == pytest.approx(math.sqrt(2 / 150), rel=0.02)
-    assert np.array_equal(xavier, values(init.Xavier()))
-    assert (values(init.Zero()) == 0).all()
-    assert (values(init.One()) == 1).all()
-    assert (values(init.Constant(3)) == 3).all()
+    assert np.array_equal(xavier, initialized_values(init.Xavier()))
+    assert (initialized_values(init.Zero()) == 0).all()
+    assert (initialized_values(init.One()) == 1).all()
+    assert (initialized_values(init.Constant(3)) == 3).all()
 
 
 def test_initializer_chooses_by_name_and_attribute():
-    """Biases and statistics have rules of their own; a variable's own initializer wins."""
+    """A parameter's name decides its value; its ``__init__`` attribute takes precedence; unknown names raise."""
     rule = init.Uniform()
     for name, want in (("x_bias", 0), ("x_gamma", 1), ("x_beta", 0), ("x_moving_mean", 0), ("x_moving_var", 1)):
-        assert (values(rule, (3,), name) == want).all()
+        assert (initialized_values(rule, (3,), name) == want).all()
     arr = mx.nd.empty((2,))
     rule(init.InitDesc("anything", {"__init__": init.Constant(4).dumps()}), arr)
     assert arr.asnumpy().tolist() == [4, 4]

@@ -1,4 +1,4 @@
-"""PrefetchingIter: any depth gives the same batches and draws, and no other draw changes."""
+"""PrefetchingIter gives the same batches and random numbers at any depth, and changes no other draw."""
 
 import threading
 
@@ -10,7 +10,7 @@ from weftplan.errors import ParameterError
 
 
 class Drawing(mx.io.DataIter):
-    """Ten batches of random numbers from ``mx.random``; remembers the threads that read it."""
+    """An iterator over ten random batches from ``mx.random``; it records the threads that read it."""
 
     def __init__(self):
         super().__init__(2)
@@ -36,8 +36,10 @@ class Drawing(mx.io.DataIter):
 
 @pytest.mark.parametrize("depth", [1, 2, 12])
 def test_draws_of_what_is_read_ahead(depth):
-    """They depend on the seed alone, whatever else is drawn meanwhile, and change no other draw; a resumed one draws
-    what the first would have drawn."""
+    """Random batches depend on the seed alone, at any depth, and leave the caller's random numbers unchanged.
+
+    An iterator with a restored state gives the remaining batches.
+    """
     mx.random.seed(4)
     with mx.io.PrefetchingIter(Drawing(), depth=1) as it:
         expected = [batch.data[0].asnumpy().tolist() for batch in it]
@@ -60,7 +62,7 @@ def test_draws_of_what_is_read_ahead(depth):
 
 
 def test_shuffling_in_the_middle_of_an_epoch():
-    """ResizeIter starts a shuffled iterator over on the thread that reads ahead: the orders are those of the seed."""
+    """If the reader thread resets a shuffled iterator, the orders are the same at any depth."""
 
     def order(depth):
         mx.random.seed(6)
@@ -72,7 +74,7 @@ def test_shuffling_in_the_middle_of_an_epoch():
 
 
 def test_buckets_keep_their_keys():
-    """A batch that was read ahead says which network it is for, and its shapes under the new names."""
+    """Prefetched batches keep their bucket keys; their shapes have the new names."""
     rows = mx.rnn.BucketSentenceIter([[1, 2], [1, 2], [1, 2, 3], [1, 2, 3]], 2)
     with mx.io.PrefetchingIter(rows, [{"data": "words"}]) as it:
         assert it.default_bucket_key == 3
@@ -84,7 +86,7 @@ def test_buckets_keep_their_keys():
 
 
 def test_one_thread_which_ends():
-    """All batches are read by one thread; close() ends it, and so does letting go of the iterator."""
+    """One thread reads all batches; it exits on ``close``, or when the iterator is deleted."""
     for close in (True, False):
         source = Drawing()
         it = mx.io.PrefetchingIter(source, depth=3)
@@ -99,7 +101,7 @@ def test_one_thread_which_ends():
 
 
 def test_wrong_use():
-    """A depth that is none, other names for no iterator, and a look at what is not there."""
+    """An invalid depth, getdata before iter_next and an invalid state raise, and the iterator still works."""
     source = mx.io.NDArrayIter(np.arange(4.0), batch_size=2)
     for depth in (0, -1, 1.5, True):
         with pytest.raises(ParameterError, match="depth must be a whole number"):

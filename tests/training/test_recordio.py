@@ -1,4 +1,4 @@
-"""Files of records: MXNet 1.9.1's bytes, indices, headers, damage."""
+"""Record files: the bytes of MXNet 1.9.1, indices, headers and damaged files."""
 
 import pickle
 import struct
@@ -18,12 +18,12 @@ FILE = b"".join(
         MAGIC, b"\x06\x00\x00\x00", b"x" + MAGIC + b"y\x00\x00",
     ]
 )  # fmt: skip
-"""RECORDS as MXNet 1.9.1 writes them: whole, cut at an aligned magic word, with an unaligned magic word."""
+"""RECORDS as MXNet 1.9.1 writes them: it splits a record at an aligned magic word, not at an unaligned magic word."""
 RECORDS = [b"abc", b"abcd" + MAGIC + b"efgh", b"x" + MAGIC + b"y"]
 
 
 def test_bytes(tmp_path):
-    """Records are written byte for byte as MXNet writes them, and read back; None at the end."""
+    """Records are written as MXNet writes them, and read back; reading at the end returns None."""
     path = tmp_path / "a.rec"
     writer = mx.recordio.MXRecordIO(path, "w")
     for record in RECORDS:
@@ -48,7 +48,7 @@ def test_bytes(tmp_path):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_bytes_come_back(tmp_path, seed):
-    """Random records, magic words strewn into them, are read as they were written."""
+    """Random records that contain magic words are read as they were written."""
     rng = np.random.default_rng(seed)
     records = []
     for _ in range(20):
@@ -64,7 +64,7 @@ def test_any_bytes_come_back(tmp_path, seed):
 
 
 def test_damage(tmp_path):
-    """Every way to cut or change a file is a FormatError, an end or another record: never anything else."""
+    """A truncated or changed file raises FormatError or gives other records; no other exception occurs."""
     path = tmp_path / "a.rec"
     rng = np.random.default_rng(3)
     seen = set()
@@ -86,7 +86,7 @@ def test_damage(tmp_path):
 
 
 def test_an_index(tmp_path):
-    """Records by key in any order; keys of another type; a missing key and a damaged index are named."""
+    """An index gives records by key in any order; a missing key and a damaged index raise."""
     writer = mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", tmp_path / "a.rec", "w", key_type=str)
     for k in range(10):
         writer.write_idx(f"k{k}", bytes([k] * k))
@@ -103,7 +103,7 @@ def test_an_index(tmp_path):
 
 
 def test_headers():
-    """A number or an array of labels travels with the bytes; short records are refused."""
+    """``unpack`` returns the header, with one label or an array, and the content; short records raise."""
     header, remaining = mx.recordio.unpack(mx.recordio.pack((0, 3.5, 7, 8), b"image"))
     assert (header, remaining) == ((0, 3.5, 7, 8), b"image")
     assert mx.recordio.pack((0, 3.5, 7, 8), b"") == b"\0\0\0\0\0\0\x60\x40" + b"\x07" + b"\0" * 7 + b"\x08" + b"\0" * 7
@@ -115,7 +115,7 @@ def test_headers():
 
 
 def test_a_damaged_length_takes_no_memory(tmp_path):
-    """A record that claims 400 MB in a file of 12 bytes is refused before any allocation of that size."""
+    """A record that claims 400 MB in a file of 12 bytes raises before memory is allocated."""
     path = tmp_path / "claims.rec"
     path.write_bytes(struct.pack("<II", 0xCED7230A, 400 << 20) + bytes(4))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Fused optimizer steps: one operation with the bits of single steps, or single steps if fusion is impossible."""
+"""Fused optimizer steps: one operation updates all weights with the bits of single steps, if fusion is possible."""
 
 import itertools
 
@@ -21,24 +21,24 @@ OPTIMIZERS = [
 
 @pytest.fixture(autouse=True)
 def own_engine():
-    """Use an engine of this test: steps are not fused while an engine has failed arrays, as earlier tests may leave."""
+    """Use a new engine: an engine with failed arrays, which earlier tests may leave, does not fuse steps."""
     with engine.using(engine.create("ThreadedEnginePerDevice")):
         yield
 
 
-def arrays(dtype="float32", seed=0):
-    """Return the weights or gradients."""
+def random_arrays(dtype="float32", seed=0):
+    """Return arrays of :data:`SHAPES` with random values, as weights or gradients."""
     rng = np.random.default_rng(seed)
     return [mx.nd.array(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
 
 
-def trained(name, settings, *, fused, dtype="float32", count=3):
-    """Return the weights and states after some steps with gradients that differ."""
+def weights_and_states(name, settings, *, fused, dtype="float32", count=3):
+    """Return (weights, saved states) after ``count`` steps with different gradients."""
     optimizer = mx.optimizer.create(name, learning_rate=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}, **settings)
     updater = mx.optimizer.get_updater(optimizer)
-    weights = arrays(dtype)
+    weights = random_arrays(dtype)
     for number in range(count):
-        grads = arrays(dtype, number + 1)
+        grads = random_arrays(dtype, number + 1)
         if fused:
             updater(list(range(len(weights))), grads, weights)
         else:
@@ -47,8 +47,8 @@ def trained(name, settings, *, fused, dtype="float32", count=3):
     return [weight.asnumpy() for weight in weights], updater.get_states()
 
 
-def pushed(monkeypatch):
-    """Return the names of the joint operations that are pushed from now on."""
+def record_fused_updates(monkeypatch):
+    """Return a list to which each later fused update appends its operator name."""
     names = []
     launch = fused_step.launch
     monkeypatch.setattr(fused_step, "launch", lambda stages: (names.append(stages[0].name), launch(stages))[1])
@@ -58,11 +58,11 @@ def pushed(monkeypatch):
 @pytest.mark.parametrize("kernels", ["auto", "numpy"])
 @pytest.mark.parametrize(("name", "settings"), OPTIMIZERS)
 def test_all_at_once_has_the_bits_of_one_by_one(name, settings, kernels, monkeypatch, four_cores):
-    """Weights, states and counts, with compiled formulas and without, in parts on several cores."""
+    """A fused step gives the same weights and states as single steps, with and without compiled kernels."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
-    alone, states = trained(name, settings, fused=False)
-    names = pushed(monkeypatch)
-    both, all_states = trained(name, settings, fused=True)
+    alone, states = weights_and_states(name, settings, fused=False)
+    names = record_fused_updates(monkeypatch)
+    both, all_states = weights_and_states(name, settings, fused=True)
     assert len(names) == 3
     for a, b in zip(alone, both, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -70,12 +70,12 @@ def test_all_at_once_has_the_bits_of_one_by_one(name, settings, kernels, monkeyp
 
 
 def test_weights_of_each_dtype_are_an_operation(monkeypatch):
-    """Float32, float64, and half weights, each with a copy in float32: the step rounds the new copy to the weight."""
-    names = pushed(monkeypatch)
+    """Weights of each dtype are updated by one operation, float16 weights through a float32 copy."""
+    names = record_fused_updates(monkeypatch)
     optimizer = mx.optimizer.create("sgd", learning_rate=0.1, multi_precision=True)
     kinds = ("float32", "float64", "float16", "float16", "float64")
-    weights = [mx.nd.array(a, dtype=kind) for a, kind in zip(arrays(), kinds, strict=True)]
-    grads = [mx.nd.array(a, dtype=kind) for a, kind in zip(arrays(seed=1), kinds, strict=True)]
+    weights = [mx.nd.array(a, dtype=kind) for a, kind in zip(random_arrays(), kinds, strict=True)]
+    grads = [mx.nd.array(a, dtype=kind) for a, kind in zip(random_arrays(seed=1), kinds, strict=True)]
     wanted = [w.asnumpy() - 0.1 * g.asnumpy() for w, g in zip(weights, grads, strict=True)]
     mx.optimizer.get_updater(optimizer)(list(range(5)), grads, weights)
     for a, b in zip(weights, wanted, strict=True):
@@ -84,7 +84,7 @@ def test_weights_of_each_dtype_are_an_operation(monkeypatch):
 
 
 def test_an_update_of_a_user_is_called_for_each_weight():
-    """A subclass may do more than one operator, in its order."""
+    """An overridden ``update`` is called for each weight in order."""
     seen = []
 
     class Clipped(mx.optimizer.SGD):
@@ -93,21 +93,21 @@ def test_an_update_of_a_user_is_called_for_each_weight():
             seen.append(index)
             weight[:] = mx.nd.clip(weight, 0, 1)
 
-    weights = arrays()
-    mx.optimizer.get_updater(Clipped(learning_rate=0.1))([0, 1, 2, 3, 4], arrays(seed=1), weights)
+    weights = random_arrays()
+    mx.optimizer.get_updater(Clipped(learning_rate=0.1))([0, 1, 2, 3, 4], random_arrays(seed=1), weights)
     assert seen == [0, 1, 2, 3, 4]
     assert all(weight.asnumpy().min() >= 0 for weight in weights)
 
 
 def test_a_weight_that_comes_twice_is_updated_twice():
-    """Its second step reads what the first has written."""
+    """If a weight occurs twice in a call, the second step uses the result of the first."""
     weight, grad = mx.nd.ones((4,)), mx.nd.ones((4,))
     mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.25))([0, 1], [grad, grad], [weight, weight])
     np.testing.assert_array_equal(weight.asnumpy(), np.full(4, 0.5, np.float32))
 
 
 def test_a_module_pushes_one_operation_a_step(monkeypatch):
-    """All parameters of a Module without a store; the operation waits for all gradients."""
+    """A Module without a store updates all its parameters in one operation."""
     data = mx.sym.Variable("data")
     net = mx.sym.FullyConnected(
         mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=8), act_type="relu"), num_hidden=3
@@ -119,7 +119,7 @@ def test_a_module_pushes_one_operation_a_step(monkeypatch):
     batch = mx.io.DataBatch([mx.nd.ones((4, 5))], [mx.nd.zeros((4,))])
     module.forward_backward(batch)
     module.update()
-    names = pushed(monkeypatch)
+    names = record_fused_updates(monkeypatch)
     before = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
     module.forward_backward(batch)
     module.update()
@@ -130,7 +130,7 @@ def test_a_module_pushes_one_operation_a_step(monkeypatch):
 
 
 def test_pieces_cover_every_element_once():
-    """Whatever the sizes, and parts begin at lines of the cache."""
+    """The pieces of all threads cover each element once; cuts inside a weight are at cache line borders."""
     for sizes in ([1, 2, 3], [1000], [64, 63, 65, 640], [7] * 50):
         ends = list(np.cumsum(sizes).tolist())
         pieces = fused_update._pieces(ends, 128)
@@ -142,29 +142,29 @@ def test_pieces_cover_every_element_once():
 
 
 @pytest.mark.parametrize("reason", ["debug", "memory"])
-def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
-    """In debug mode every kernel is watched by itself; where arrays may wait elsewhere not all must be in memory."""
-    names = pushed(monkeypatch)
+def test_steps_that_are_not_fused(reason, monkeypatch):
+    """In debug mode, or if arrays may be spilled, steps are not fused and give the same bits."""
+    names = record_fused_updates(monkeypatch)
     if reason == "debug":
         monkeypatch.setattr(engine, "debug_enabled", lambda: True)
     else:
         monkeypatch.setattr(MAKE_ROOM, "value", lambda context, operands: ())
-    alone, _ = trained("sgd", {"momentum": 0.9}, fused=False, count=1)
-    both, _ = trained("sgd", {"momentum": 0.9}, fused=True, count=1)
+    alone, _ = weights_and_states("sgd", {"momentum": 0.9}, fused=False, count=1)
+    both, _ = weights_and_states("sgd", {"momentum": 0.9}, fused=True, count=1)
     assert names == []
     for a, b in zip(alone, both, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_rate_that_changes_records_nothing_anew():
-    """Adam's rate differs at every step: its formula is recorded at the first step, once per kind of weight decay."""
+def test_formula_recorded_once():
+    """Adam's formula is recorded once per weight decay, although its rate differs at each step."""
     before = fused_update._formula.cache_info().misses
-    trained("adam", {"wd": 0.0625, "beta1": 0.875}, fused=True, count=4)
+    weights_and_states("adam", {"wd": 0.0625, "beta1": 0.875}, fused=True, count=4)
     assert fused_update._formula.cache_info().misses - before <= 2
 
 
 def test_a_step_that_decides_by_its_rate_is_not_recorded():
-    """A kernel whose operations depend on the rate has no formula for all rates; NumPy computes it."""
+    """A kernel that branches on the rate has no recorded formula; a kernel that computes with it has."""
 
     def deciding(ctx, params, inputs, outputs):
         ctx.xp.multiply(inputs[0], 2.0 if params["lr"] else 3.0, out=outputs[0])

@@ -1,4 +1,4 @@
-"""Variance reduced gradients: MXNet 1.9.1's results for one snapshot, and the formula for several."""
+"""SVRGModule: results of MXNet 1.9.1 for one snapshot, and the formula for several."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FIRST = {
     "f2_bias": [0.006201908923685551],
     "f2_weight": [0.5042505264282227, -0.18120796978473663, -0.770294189453125],
 }
-"""Results of MXNet 1.9.1 after four epochs with one snapshot."""
+"""First values of each parameter after four epochs with one snapshot, from MXNet 1.9.1."""
 SECOND = {
     "f1_bias": [0.4937290549278259, -0.1809561848640442, 0.06887480616569519],
     "f1_weight": [0.5447342395782471, 0.0891365110874176, 0.3675728440284729],
     "f2_bias": [0.06789585947990417],
     "f2_weight": [0.45364120602607727, -0.19138199090957642, -0.8796485066413879],
 }
-"""The same with a snapshot every second epoch, where MXNet's sums are set to zero before each."""
+"""The same with a snapshot every second epoch, from MXNet with its gradient sums set to zero before each snapshot."""
 
 
 class Counted(mx.io.NDArrayIter):
-    """An iterator that notes its calls."""
+    """An iterator whose ``calls`` has an R for each ``reset`` and an n for each ``next``."""
 
     calls = ""
 
@@ -43,14 +43,14 @@ class Counted(mx.io.NDArrayIter):
 
 
 def network() -> mx.sym.Symbol:
-    """Two layers for a regression."""
+    """Return a regression network of two layers."""
     hidden = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5, name="f1"), act_type="tanh")
     out = mx.sym.FullyConnected(hidden, num_hidden=1, name="f2")
     return mx.sym.LinearRegressionOutput(out, mx.sym.Variable("lin_reg_label"), name="lr")
 
 
-def trained(update_freq: int, context: Any = None, **settings: Any) -> tuple[SVRGModule, Counted]:
-    """Return a module after four epochs on 42 samples in batches of ten."""
+def train_module(update_freq: int, context: Any = None, **settings: Any) -> tuple[SVRGModule, Counted]:
+    """Train four epochs on 42 samples in batches of ten; return (module, iterator)."""
     random = np.random.RandomState(0)
     data = random.randn(42, 6).astype("f")
     batches = Counted(data, (data @ random.randn(6, 1)).astype("f"), 10, label_name="lin_reg_label")
@@ -69,8 +69,8 @@ def trained(update_freq: int, context: Any = None, **settings: Any) -> tuple[SVR
 @pytest.mark.parametrize(("freq", "expected"), [(4, FIRST), (2, SECOND)])
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_results_of_mxnet(freq: int, expected: dict[str, list[float]], contexts: int) -> None:
-    """Four epochs with one or two snapshots, on one and on two contexts; MXNet resets the iterator as often."""
-    module, batches = trained(freq, [mx.cpu(k) for k in range(contexts)])
+    """One and two snapshots on one and two contexts give MXNet's parameters and iterator calls."""
+    module, batches = train_module(freq, [mx.cpu(k) for k in range(contexts)])
     for name, value in module.get_params()[0].items():
         np.testing.assert_allclose(value.asnumpy().ravel()[:3], expected[name], rtol=2e-5, atol=2e-6)
     epoch = "nnnnnnR"
@@ -80,14 +80,14 @@ def test_results_of_mxnet(freq: int, expected: dict[str, list[float]], contexts:
 
 def test_a_store_changes_nothing() -> None:
     """With a store the first update uses the parameters too, not the zeros that MXNet then has on its contexts."""
-    alone, _ = trained(2, kvstore=None)
-    stored, _ = trained(2, kvstore=mx.kv.create("local"))
+    alone, _ = train_module(2, kvstore=None)
+    stored, _ = train_module(2, kvstore=mx.kv.create("local"))
     for name, value in alone.get_params()[0].items():
         np.testing.assert_array_equal(stored.get_params()[0][name].asnumpy(), value.asnumpy())
 
 
 def test_first_update_after_a_snapshot_is_the_mean_gradient() -> None:
-    """At the snapshot the batch's two gradients cancel, and the mean of all batches is left."""
+    """The first update after a snapshot uses the mean gradient of all batches; without a snapshot update raises."""
     random = np.random.RandomState(1)
     data, label = random.randn(12, 6).astype("f"), random.randn(12, 1).astype("f")
     batches = mx.io.NDArrayIter(data, label, 4, label_name="lin_reg_label")
@@ -113,10 +113,10 @@ def test_first_update_after_a_snapshot_is_the_mean_gradient() -> None:
 
 
 def test_settings_that_do_not_fit() -> None:
-    """Each is named, before anything is trained."""
+    """An invalid update_freq, and an argument of ``fit`` that SVRG does not support, raise."""
     for freq in (None, 0, 1.5, True):
         with pytest.raises(ParameterError, match="update_freq must be the epochs between two full gradients"):
             SVRGModule(network(), label_names=["lin_reg_label"], update_freq=freq)  # type: ignore[arg-type]
     for name, value in (("micro_batches", 2), ("mixed_precision", "float16"), ("checkpoint", "x"), ("resume", True)):
         with pytest.raises(ParameterError, match=f"SVRGModule.fit: {name} does not go with full gradients"):
-            trained(1, **{name: value})
+            train_module(1, **{name: value})

@@ -1,4 +1,4 @@
-"""Datasets and loaders of PyTorch and of Hugging Face's datasets, where these are installed."""
+"""DatasetIter reads datasets and loaders of PyTorch and Hugging Face, if these are installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import weftplan as mx
 from weftplan.errors import NotResumableError
 
 
-def seen(it):
-    """Data and labels of an epoch, and its padding."""
+def batch_values(it):
+    """Return (data, label, pad) of each batch of an epoch."""
     return [(b.data[0].tolist(), b.label[0].tolist(), b.pad) for b in it]
 
 
@@ -25,27 +25,27 @@ EXPECTED = [
 
 @pytest.fixture
 def tensors():
-    """Five samples as a dataset of tensors."""
+    """Return a TensorDataset of five samples."""
     torch = pytest.importorskip("torch")
     return torch.utils.data.TensorDataset(torch.arange(10.0).reshape(5, 2), torch.arange(5))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_of_torch(tensors, workers):
-    """Its tensors come through DLPack, with workers or without."""
+    """A TensorDataset gives the expected batches, with and without workers."""
     with mx.io.DatasetIter(tensors, 2, num_workers=workers) as it:
-        assert seen(it) == EXPECTED
+        assert batch_values(it) == EXPECTED
 
 
 def test_tensors_that_need_gradients():
-    """A tensor of a graph of gradients is read all the same."""
+    """A tensor with requires_grad=True is read."""
     torch = pytest.importorskip("torch")
     samples = [torch.ones(2, requires_grad=True)] * 2
     assert mx.io.DatasetIter(samples, 2, label_names=()).next().data[0].tolist() == [[1, 1], [1, 1]]
 
 
 def test_an_iterable_dataset_of_torch():
-    """It has __getitem__ by inheritance, and is a stream all the same."""
+    """An IterableDataset is read as a stream, although it inherits __getitem__."""
     torch = pytest.importorskip("torch")
 
     class Numbers(torch.utils.data.IterableDataset):
@@ -58,23 +58,23 @@ def test_an_iterable_dataset_of_torch():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_of_torch(tensors, workers):
-    """A DataLoader gives batches, its workers read; in its own order it can be resumed, shuffled it says that not."""
+    """A DataLoader gives its batches; its position can be saved unless it shuffles."""
     torch = pytest.importorskip("torch")
     it = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2, num_workers=workers))
-    assert seen(it) == EXPECTED
+    assert batch_values(it) == EXPECTED
     it.reset()
     it.next()
     second = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2))
     second.set_state(it.state())
-    assert seen(second) == EXPECTED[1:]
+    assert batch_values(second) == EXPECTED[1:]
     shuffled = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2, shuffle=True))
-    assert sorted(n for _, labels, pad in seen(shuffled) for n in labels[: 2 - pad]) == [0, 1, 2, 3, 4]
+    assert sorted(n for _, labels, pad in batch_values(shuffled) for n in labels[: 2 - pad]) == [0, 1, 2, 3, 4]
     with pytest.raises(NotResumableError):
         shuffled.state()
 
 
 class Noise:
-    """Samples that torch draws."""
+    """Dataset of random samples drawn by torch."""
 
     def __len__(self):
         return 4
@@ -85,7 +85,7 @@ class Noise:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_torch_draws_by_the_seed_of_the_sample():
-    """The same numbers with and without workers, and this process's own go on as they were."""
+    """torch's random numbers in samples do not depend on workers; the caller's generator is unchanged."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(5)
     alone = [torch.rand(1).item() for _ in range(2)]
@@ -103,15 +103,15 @@ def test_torch_draws_by_the_seed_of_the_sample():
 
 @pytest.mark.parametrize("kind", ["plain", "numpy", "stream"])
 def test_a_dataset_of_hugging_face(kind):
-    """Its samples are dictionaries, whose columns have names of their own."""
+    """A Hugging Face dataset gives the expected batches: its columns are mapped by name."""
     datasets = pytest.importorskip("datasets")
     result = datasets.Dataset.from_dict({"x": np.arange(10.0).reshape(5, 2), "y": list(range(5))})
     source = {"plain": result, "numpy": result.with_format("numpy"), "stream": result.to_iterable_dataset()}[kind]
     names = {"data_names": {"x": "data"}, "label_names": {"y": "softmax_label"}}
     it = mx.io.DatasetIter(source, 2, **names)
-    assert seen(it) == EXPECTED
+    assert batch_values(it) == EXPECTED
     it.reset()
-    assert seen(it) == EXPECTED
+    assert batch_values(it) == EXPECTED
     if kind != "stream":
         with mx.io.DatasetIter(source, 2, num_workers=1, **names) as it:
-            assert seen(it) == EXPECTED
+            assert batch_values(it) == EXPECTED

@@ -18,35 +18,35 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """The prefix of a small network with files of the epochs 3 and 7."""
+def saved_prefix(tmp_path: Path) -> Path:
+    """Save a network for epochs 3 and 7, and another model with a similar prefix; return the prefix."""
     network = models.get("mlp")
     actual, _, _ = network.infer_shape(**models.input_shapes("mlp", 1))
     shapes = dict(zip(network.list_arguments(), actual, strict=True))
     args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in models.input_shapes("mlp", 1)}
     for epoch in (3, 7):
         mx.model.save_checkpoint(tmp_path / "net", epoch, network, args, {})
-    mx.model.save_checkpoint(tmp_path / "net-large", 5, None, args, {})  # of another model
+    mx.model.save_checkpoint(tmp_path / "net-large", 5, None, args, {})  # another model
     return tmp_path / "net"
 
 
-def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
-    """The files of this model alone are listed; without any that is said, too."""
+def test_a_wrong_epoch_says_which_there_are(saved_prefix: Path) -> None:
+    """A missing epoch raises; the error lists this model's files only. A wrong prefix has its own error."""
     with pytest.raises(FileNotFoundError, match=r"there are net-0003\.params, net-0007\.params") as error:
-        mx.model.load_checkpoint(saved, 5)
+        mx.model.load_checkpoint(saved_prefix, 5)
     assert "large" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no parameters with this prefix"):
-        mx.model.load_params(saved.parent / "other", 0)
+        mx.model.load_params(saved_prefix.parent / "other", 0)
     with pytest.raises(FileNotFoundError, match=r"beside it there are \['net-symbol\.json'\]"):
-        mx.model.load_checkpoint(saved.parent / "other", 0)
+        mx.model.load_checkpoint(saved_prefix.parent / "other", 0)
     for name in ("net-symbol.json", "net-0003.params"):
         with pytest.raises(
             FileNotFoundError, match=rf"{name} is a file, and a prefix is what its name begins with: net"
         ):
-            mx.model.load_checkpoint(saved.parent / name, 3)
-    (saved.parent / "empty").mkdir()
+            mx.model.load_checkpoint(saved_prefix.parent / name, 3)
+    (saved_prefix.parent / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no other -symbol\.json"):
-        mx.model.load_checkpoint(saved.parent / "empty" / "other", 0)
+        mx.model.load_checkpoint(saved_prefix.parent / "empty" / "other", 0)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
         (mx.image.imread, "pointer.png", "pointer of Git LFS"),
     ],
 )
-def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], name: str, says: str) -> None:
-    """Swapped symbol and parameters, pickles, Git LFS pointers, error pages of servers, and archives."""
-    path = saved.parent / name
+def test_files_that_are_something_else(saved_prefix: Path, read: Callable[[str], Any], name: str, says: str) -> None:
+    """Swapped files, pickles, Git LFS pointers, HTML pages and archives raise FormatError with the actual kind."""
+    path = saved_prefix.parent / name
     if name.endswith("pickle"):
         path.write_bytes(pickle.dumps({"a": 1} if name.startswith("short") else {"a": list(range(100))}))
     elif name.startswith("pointer"):
@@ -89,18 +89,18 @@ def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], 
         read(str(path))
 
 
-def bound(saved: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """Return an executor and a module of the network, and its parameters."""
-    network, args, _ = mx.model.load_checkpoint(saved, 3)
+def bind_network(saved_prefix: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Return (executor, module, parameters) of the saved network."""
+    network, args, _ = mx.model.load_checkpoint(saved_prefix, 3)
     shapes = models.input_shapes("mlp", 1)
     module = mx.mod.Module(network)
     module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
     return network.simple_bind(mx.cpu(), **shapes), module, args
 
 
-def test_parameters_of_another_model_are_counted(saved: Path) -> None:
-    """How many names match is in the error, and nothing has changed."""
-    executor, module, args = bound(saved)
+def test_parameters_of_another_model_are_counted(saved_prefix: Path) -> None:
+    """Parameters of another model raise with the number of matching names, and change nothing."""
+    executor, module, args = bind_network(saved_prefix)
     first = next(iter(args))
     second = {first: args[first], "stem_weight": mx.nd.ones((2,)), "head_weight": mx.nd.ones((2,))}
     with pytest.raises(BindError, match=r"\['stem_weight', 'head_weight'\] are no arg .*1 of 3 names match"):
@@ -110,9 +110,9 @@ def test_parameters_of_another_model_are_counted(saved: Path) -> None:
         module.set_params(second, {})
 
 
-def test_all_that_is_missing_or_has_another_shape_is_listed(saved: Path) -> None:
-    """Several parameters that are missing, or of other shapes, are in one error."""
-    executor, module, args = bound(saved)
+def test_all_that_is_missing_or_has_another_shape_is_listed(saved_prefix: Path) -> None:
+    """One error lists all missing parameters, or all parameters of another shape."""
+    executor, module, args = bind_network(saved_prefix)
     first, *others = args
     with pytest.raises(MXNetError) as missing:
         module.init_params(arg_params={first: args[first]}, aux_params={})

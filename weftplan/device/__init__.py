@@ -1,7 +1,7 @@
-"""Devices: contexts, raw memory, copies, streams and events; NumPy, CuPy and simulated.
+"""Devices: contexts, raw memory, copies, streams and events, for hosts, GPUs, files and simulated hardware.
 
-A device knows nothing of engines or pools above it. Everything that is exported here may be called from any thread;
-the current context and the current stream are those of the calling thread.
+Devices do not depend on engines or memory pools. Any thread may call the functions exported by this package; the
+current context and the current stream are thread-local.
 """
 
 from weftplan.device.base import Device, Event, Stream

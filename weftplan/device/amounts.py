@@ -1,6 +1,6 @@
-"""Bytes as people write and read them: ``2GB``, ``1.50 KiB``, or a share of a device's memory.
+"""Byte counts as text: budgets such as ``2GB`` or ``80%`` of a device's memory, and amounts such as ``1.50 KiB``.
 
-The module keeps no state; any thread may call it.
+The module has no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, which gets a plural ``s`` unless the number is 1.
 
     >>> counted(1, "node"), counted(2179, "node")
     ('1 node', '2,179 nodes')
@@ -25,13 +25,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def bytes_of(budget: int | str, context: Context | None = None) -> int:
-    """Return the bytes of ``2GB``, ``1.5 GiB``, a plain integer, or ``80%`` of the memory of ``context``.
+    """Return the bytes of a budget: ``2GB``, ``1.5 GiB``, an integer, or ``80%`` of the memory of ``context``.
 
-    The memory of a CPU is that of the machine, or of its container if that has less.
+    ``context`` defaults to ``cpu(0)``, whose memory is that of the machine, or of the container if that is less.
 
     Raises:
-        PlanError: no positive size, or more than 100 %.
-        DeviceError: a share of a device that is not there.
+        PlanError: the budget is not a positive size, or not above 0 and at most 100 %.
+        DeviceError: the budget is a percentage and the device is missing.
 
     >>> bytes_of("2GB"), bytes_of(4096)
     (2000000000, 4096)
@@ -49,7 +49,7 @@ def bytes_of(budget: int | str, context: Context | None = None) -> int:
 
 
 def amount(nbytes: float) -> str:
-    """Return a number of bytes for people, in powers of 1024.
+    """Return a number of bytes as text, in units of powers of 1024.
 
     >>> amount(1536), amount(10)
     ('1.50 KiB', '10 B')
@@ -59,7 +59,7 @@ def amount(nbytes: float) -> str:
 
 
 def pasteable(nbytes: int) -> str:
-    """Return a number of bytes to be pasted as a budget, and for people.
+    """Return a number of bytes as digits that can be pasted as a budget, followed by :func:`amount`.
 
     >>> pasteable(1536)
     '1536 (1.50 KiB)'
@@ -68,7 +68,7 @@ def pasteable(nbytes: int) -> str:
 
 
 def unit_of(nbytes: float) -> tuple[int, str]:
-    """Return the bytes of the unit for displaying a number of bytes, and the unit's name.
+    """Return (bytes, name) of the largest unit that is not larger than ``nbytes``.
 
     >>> unit_of(5 << 20)
     (1048576, 'MiB')

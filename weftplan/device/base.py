@@ -1,7 +1,7 @@
 """The interface of a device: raw memory, copies, streams and events.
 
 Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
-it is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
+it is ``raw[offset:offset + nbytes].view(dtype).reshape(shape)``. Any thread may call these methods.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from weftplan.support.array_types import RawArray
 
 @runtime_checkable
 class Event(Protocol):
-    """A point in a stream's work, made by :meth:`Stream.record`."""
+    """A point in a stream's order of work, returned by :meth:`Stream.record`."""
 
     def query(self) -> bool:
-        """True once everything enqueued on the stream before the event has run."""
+        """Return whether all work enqueued on the stream before the event has run."""
         ...
 
     def synchronize(self) -> None:
@@ -28,30 +28,33 @@ class Event(Protocol):
 
 
 Owner: TypeAlias = tuple[str, tuple[CodeType, int] | None, int]
-"""Label, code and line that pushed it, and push number of the operation whose work it is."""
+"""An operation as error reports identify it: label, (code, line) that pushed it if known, and push number."""
 
 
 class Fault(Protocol):
-    """An error of enqueued work, which its stream has kept for a report."""
+    """An error that enqueued work raised, stored by the stream until the engine reports it."""
 
     error: BaseException
     owner: Owner | None
-    """None for work of no operation."""
+    """The operation whose work failed; None for work that belongs to no operation."""
     kept: Any
-    """The engine's failure for it, once it is reported."""
+    """The engine's ``Failure`` for this error, None until the error is reported."""
 
 
 class Work(Protocol):
-    """Work of an operation, created by :meth:`Stream.work`. The same thread enqueues it inside ``with work:``."""
+    """The work of one operation, created by :meth:`Stream.work`.
+
+    Work that the same thread enqueues inside ``with work:`` belongs to the operation.
+    """
 
     def record(self, stream: Any, number: int, after: Iterable[Event], over: Iterable[Event]) -> Event:
-        """Mark the end of the work, on the stream that it ends on.
+        """Return an event at the end of this work.
 
         Args:
-            stream: the stream that it ends on.
-            number: of the operation, in push order.
-            after: events of the work whose results it reads.
-            over: events of the work whose results it overwrites.
+            stream: the last stream of the work.
+            number: the operation's push number.
+            after: events of operations whose results this operation reads.
+            over: events of operations whose results this operation overwrites.
         """
         ...
 
@@ -62,12 +65,12 @@ class Work(Protocol):
 
 @runtime_checkable
 class Stream(Protocol):
-    """An in-order queue of device work. ``with stream:`` makes it current in this thread."""
+    """An in-order queue of device work. ``with stream:`` makes the stream current in this thread."""
 
     context: Context
 
     def record(self) -> Event:
-        """Mark the work enqueued so far."""
+        """Return an event that completes when the work enqueued so far has run."""
         ...
 
     def wait(self, event: Event) -> None:
@@ -79,13 +82,15 @@ class Stream(Protocol):
         ...
 
     def finish(self) -> Sequence[Fault]:
-        """Block the host until the stream is empty; return the unreported faults of its work. A stream that cannot
-        attribute faults returns none, and raises an error as :meth:`synchronize` does."""
+        """Block the host until the stream is empty; return the unreported faults of its work.
+
+        A stream that cannot attribute errors to operations returns no faults; its errors are raised as by
+        :meth:`synchronize`.
+        """
         ...
 
     def work(self, owner: Callable[[], Owner]) -> Work:
-        """Return the work of one operation, to be enqueued on this stream; a recorded fault of it carries
-        ``owner()``."""
+        """Return the (still empty) work of one operation; if this work fails, the owner of the fault is ``owner()``."""
         ...
 
     def __enter__(self) -> Stream: ...
@@ -102,14 +107,14 @@ class Device(Protocol):
     alignment: int
     """Bytes to which addresses from :meth:`allocate` are aligned (64 on a CPU, 256 on a GPU)."""
     asynchronous: bool
-    """True when work is enqueued on streams and finishes later (gpu, sim); False when a call returns finished (cpu)."""
+    """True if work is enqueued on streams and finishes later (gpu, sim); False if each call finishes its work (cpu)."""
 
     def allocate(self, nbytes: int) -> RawArray:
-        """Fresh raw memory of exactly ``nbytes`` > 0 bytes, contents undefined; raises OutOfMemoryError."""
+        """Return newly allocated memory of ``nbytes`` > 0 bytes with undefined contents; raises OutOfMemoryError."""
         ...
 
     def free(self, raw: RawArray) -> None:
-        """Give raw memory back to the system."""
+        """Return memory from :meth:`allocate` to the system."""
         ...
 
     def memory_info(self) -> tuple[int, int]:
@@ -117,20 +122,22 @@ class Device(Protocol):
         ...
 
     def new_stream(self, *, priority: int = 0) -> Stream:
-        """Return a new stream; on a CPU one that runs everything at once."""
+        """Return a new stream; a CPU's stream runs work inline. Devices may ignore ``priority`` (higher runs first)."""
         ...
 
     def launch(self, fn: Callable[[], object]) -> None:
         """Do the work of ``fn`` on the current stream.
 
-        A CPU calls it now; a GPU calls it now too, because CuPy enqueues what it does; a simulated device keeps it for
-        later. Without a current stream the work has finished when the call returns, on every device.
+        A CPU and a GPU call ``fn`` inline; on a GPU its CuPy calls enqueue kernels. A simulated device enqueues ``fn``
+        itself. Without a current stream of this kind of device, the work has finished when the call returns.
         """
         ...
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
-        """Copy ``src`` into ``dst`` (equal shapes and dtypes; either may be on the host) on the current stream, as
-        :meth:`launch`."""
+        """Copy ``src`` into ``dst`` on the current stream, or before returning if there is none.
+
+        Shapes and dtypes must be equal; either array may be in host memory.
+        """
         ...
 
     def synchronize(self) -> None:

@@ -1,8 +1,9 @@
-"""Keeps the captures of one GPU apart from calls that CUDA refuses, or that would spoil a capture, while it lasts.
+"""Mutual exclusion between graph captures on one GPU and calls that would invalidate a capture.
 
-CUDA refuses to wait for a device while any of its streams is captured, whichever thread asks, and the capture is lost.
-So a capture waits for such calls to return, and such calls wait for the capture to end. A thread that captures passes:
-its call is refused by CUDA, which is how :meth:`CupyDevice.capture` learns that the work cannot be captured.
+While any stream of a device is captured, a call that waits for the device fails in CUDA, in any thread, and invalidates
+the capture. A capture therefore waits until such calls have returned, and such calls wait until the capture has ended.
+The capturing thread's own calls pass. CUDA then refuses the call, and :meth:`CupyDevice.capture` reports that the work
+cannot be captured.
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 10.0
-"""Seconds that a capture waits for other threads."""
+"""Seconds that a capture waits for other threads' calls and captures to end."""
 
 
 class CaptureGate:
-    """Many calls outside of captures, or one capture."""
+    """A lock shared by any number of calls outside captures, or held by one capture."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._outside = 0
         self._wanted = 0
-        """Threads that wait to capture; new calls wait for them, or a stream of calls would keep them off."""
+        """Threads that wait to capture. New outermost calls wait for them, so that captures do not starve."""
         self._capturer: int | None = None
+        """Identifier of the capturing thread."""
         self._depth = threading.local()
+        """Nesting depth of :meth:`outside` in this thread."""
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Around a call that must not fall into another thread's capture."""
+        """Wait until no other thread captures; hold captures off during the ``with`` block."""
         me, depth = threading.get_ident(), getattr(self._depth, "value", 0)
-        if self._capturer == me:
+        if self._capturer == me:  # only this thread can have set it to `me`, so no lock is needed
             yield
             return
         with self._changed:
+            # A nested call must not wait for `_wanted`: the waiting capture in turn waits for the outer call.
             while self._capturer is not None or (self._wanted and not depth):
                 self._changed.wait()
             self._outside += 1
@@ -49,7 +53,11 @@ class CaptureGate:
 
     @contextmanager
     def capturing(self) -> Iterator[bool]:
-        """Around a capture. False: others have not left for :data:`PATIENCE_S` seconds, and there must be none."""
+        """Wait at most :data:`PATIENCE_S` s for other calls and captures, and keep them out of the ``with`` block.
+
+        Yields:
+            False after the timeout; the caller must not capture then.
+        """
         end = time.monotonic() + PATIENCE_S
         with self._changed:
             self._wanted += 1

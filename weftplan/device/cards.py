@@ -1,13 +1,13 @@
-"""How much of a GPU's memory a plan may take, for cards that this machine does not have.
+"""Memory budgets of GPU models, for planning on a machine without the GPU.
 
-A card of "8 GB" has 8 GiB. A process on it also holds the CUDA context and the workspaces of libraries, which no plan
-counts. Nothing is kept; any thread may call this.
+A card sold as "8 GB" has 8 GiB. The CUDA context and library workspaces use part of it; plans do not count them, so
+:func:`card_budget` subtracts estimates of them. The module has no state; any thread may call it. Sources:
 
-* Memory: the makers' product pages. With ECC a card with GDDR memory keeps a sixteenth of it for check bits.
+* Memory: the makers' product pages. With ECC, a card with GDDR memory reserves a sixteenth of it for check bits.
 * CUDA context: 274 MiB (PyTorch, pull request 86509) to 426 MiB (unsloth-zoo, pull request 1053, RTX 6000 Ada) if
-  kernels are loaded on first use, the default since CUDA 12; 636 MiB if all are loaded (the same request 86509).
-* cuBLAS: 32 MiB for each worker of the device (:mod:`weftplan.device.cublas`).
-* NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), of up to 32 channels.
+  kernels are loaded on first use, the default since CUDA 12; 636 MiB if all are loaded (pull request 86509).
+* cuBLAS: 32 MiB for each worker thread of the device (:mod:`weftplan.device.cublas`).
+* NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), with up to 32 channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTEXT = 640 * MIB
 LIBRARIES = 128 * MIB
 """Bytes of the workspaces of cuBLAS and cuDNN, for a few handles."""
 EXCHANGE = 2 * 32 * 4 * MIB
-"""Bytes of NCCL's buffers, if several devices exchange gradients."""
+"""Bytes of NCCL's buffers if several devices exchange gradients."""
 CARDS = {
     "RTX 3060": 12, "RTX 3070": 8, "RTX 3080": 10, "RTX 3090": 24,
     "RTX 4060": 8, "RTX 4060 Ti": 8, "RTX 4070": 12, "RTX 4080": 16, "RTX 4090": 24,
@@ -29,20 +29,20 @@ CARDS = {
     "T4": 16, "A10": 24, "L4": 24, "L40S": 48,
     "V100 16GB": 16, "V100 32GB": 32, "A100 40GB": 40, "A100 80GB": 80, "H100": 80, "H200": 141,
 }  # fmt: skip
-"""GiB of a card, by its name."""
+"""GiB of memory by card name."""
 CHECKED = {"T4", "A10", "L4", "L40S"}
-"""Cards with GDDR memory and ECC."""
+"""Cards with GDDR memory and ECC, which reserve a sixteenth of their memory for check bits."""
 
 
 def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
-    """Return the bytes that a plan may take of a card, and how they come about.
+    """Return the bytes of a card that a plan may use, and a sentence with the calculation.
 
     Args:
         card: a name such as ``RTX 4070``, or the size of the card's memory, such as ``8GB``, which means 8 GiB.
         devices: number of devices that exchange gradients.
 
     Raises:
-        PlanError: an unknown card, or one without room for a plan.
+        PlanError: the card is unknown, or the reserved bytes exceed its memory.
 
     >>> card_budget("RTX 4070")
     (12079595520, 'RTX 4070: 12.00 GiB, less 768.00 MiB for the CUDA context and libraries: 11.25 GiB')

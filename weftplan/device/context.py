@@ -1,7 +1,7 @@
-"""Contexts: the names of the places where arrays live and operations run.
+"""Contexts: names of devices, such as ``gpu(0)``, that store arrays and run operations.
 
-A context is a value (hashable, comparable, picklable); making one touches no hardware, so ``gpu(3)`` is legal on a
-machine without a GPU. :func:`weftplan.device.get` looks up a context's device on first use. The current context is
+A context is a hashable, comparable, picklable value. Creating a context touches no hardware, so ``gpu(3)`` is legal on
+a machine without a GPU; :func:`weftplan.device.get` creates the device on first use. The current context is
 thread-local.
 """
 
@@ -23,7 +23,7 @@ HOST_MEMORY = ("cpu", "cpu_pinned")
 
 
 class _Current:
-    """``value`` is the current context of this thread."""
+    """Stand-in for MXNet's thread-local ``_default_ctx``: ``value`` reads and sets this thread's current context."""
 
     __slots__ = ()
 
@@ -37,14 +37,17 @@ class _Current:
 
 
 class _Defaults(type):
-    """Gives the class the property that MXNet's has."""
+    """Metaclass of :class:`Context` with MXNet's class property ``Context.default_ctx``."""
 
     _default_ctx = _Current()
-    """Where ``mx.test_utils.set_default_context`` of MXNet 1.9.1 writes."""
+    """``mx.test_utils.set_default_context`` of MXNet 1.9.1 sets ``value`` of this object."""
 
     @property
     def default_ctx(cls) -> Context:
-        """The current context of this thread; to set it changes the innermost ``with``, or what is current outside."""
+        """The current context of this thread.
+
+        Setting it replaces the context of the innermost ``with ctx:``, or this thread's default outside of any.
+        """
         return current_context()
 
     @default_ctx.setter
@@ -55,9 +58,9 @@ class _Defaults(type):
 
 
 class Context(metaclass=_Defaults):
-    """A device type and an index: ``Context("cpu", 1)``; of a context, the same again.
+    """A device type and an index, such as ``Context("cpu", 1)``; ``Context(ctx)`` equals the context ``ctx``.
 
-    Used as a context manager it becomes the current context of this thread:
+    Inside ``with ctx:`` it is the current context of this thread:
 
     >>> with Context("cpu", 1):
     ...     current_context()
@@ -87,13 +90,13 @@ class Context(metaclass=_Defaults):
 
     @classmethod
     def parse(cls, text: str) -> Context:
-        """The context that is written ``text``, as ``str`` writes it.
+        """Return the context whose ``str`` is ``text``, ignoring surrounding spaces.
 
         >>> Context.parse("gpu(1)")
         gpu(1)
 
         Raises:
-            DeviceError: none is written like that.
+            DeviceError: the text does not name a context.
         """
         match = _WRITTEN.fullmatch(text.strip())
         if match is None:
@@ -102,22 +105,21 @@ class Context(metaclass=_Defaults):
 
     @property
     def device_typeid(self) -> int:
-        """MXNet's number of the device type (1 cpu, 2 gpu, 3 cpu_pinned); ``sim`` is 6 and ``file`` 7, which MXNet does
-        not have."""
+        """MXNet's code of the device type: 1 cpu, 2 gpu, 3 cpu_pinned. Not in MXNet: 6 sim, 7 file."""
         return _DEVICE_TYPES[self.device_type]
 
     @property
     def is_host(self) -> bool:
-        """True when a NumPy operation can touch memory of this context."""
+        """True if NumPy can access memory of this context: every device type except ``gpu``."""
         return self.device_type != "gpu"
 
     @property
     def has_streams(self) -> bool:
-        """True for devices that work asynchronously: ``gpu`` and ``sim``."""
+        """True for the device types with asynchronous streams: ``gpu`` and ``sim``."""
         return self.device_type in ("gpu", "sim")
 
     def empty_cache(self) -> int:
-        """Give unused memory that the pool of this context keeps back to the system; returns the bytes."""
+        """Release the unused memory in this context's pool to the system; return the number of bytes."""
         empty = slots.EMPTY_CACHE.value
         return 0 if empty is None else empty(self)  # without storage there is no pool
 
@@ -155,25 +157,25 @@ def _stack() -> list[Context]:
 
 
 def current_context() -> Context:
-    """Return the innermost ``with ctx:`` of this thread, or ``cpu(0)``."""
+    """Return the context of this thread's innermost ``with ctx:``, or else its default, initially ``cpu(0)``."""
     return _stack()[-1]
 
 
 def cpu(device_id: SupportsIndex = 0) -> Context:
-    """Return a CPU context; ``cpu(0)``, ``cpu(1)``, … have worker pools of their own."""
+    """Return a CPU context; ``cpu(0)``, ``cpu(1)``, … share host memory but have separate worker pools."""
     return Context("cpu", device_id)
 
 
 def cpu_pinned(device_id: SupportsIndex = 0) -> Context:
-    """Page-locked host memory, which a GPU copies to and from asynchronously (plain memory without a GPU)."""
+    """Return a context for page-locked host memory, for asynchronous GPU copies; plain host memory without a GPU."""
     return Context("cpu_pinned", device_id)
 
 
 def gpu(device_id: SupportsIndex = 0) -> Context:
-    """Return a CUDA GPU through CuPy; making the context needs neither, first use does."""
+    """Return the context of an NVIDIA GPU. The first use of its device needs CuPy and the GPU; this call does not."""
     return Context("gpu", device_id)
 
 
 def sim(device_id: SupportsIndex = 0) -> Context:
-    """Return a simulated device in host memory, with streams, a capacity and a cost model."""
+    """Return the context of a simulated device: host memory with streams, a capacity and a cost model."""
     return Context("sim", device_id)

@@ -1,8 +1,8 @@
-"""NVIDIA GPUs through CuPy. Nothing here is imported before the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
+"""NVIDIA GPUs through CuPy. This module is imported at the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
 
-Memory is taken with the CUDA allocator itself, not from CuPy's pool, so that this package's storage layer is the only
-pool and its figures are true; CuPy's allocations during our work come from there, too (``temporaries.py``). A
-CuPy call enqueues work on CuPy's current stream of the calling thread; ``with stream:`` sets both that and
+Memory comes from the CUDA allocator, not from CuPy's pool, so that only the storage layer has pools and its
+statistics are complete. CuPy's allocations inside our operations come from these pools, too
+(``temporaries.py``). CuPy enqueues work on its own thread-local current stream; ``with stream:`` sets both this and
 :func:`weftplan.device.current_stream`.
 """
 
@@ -34,14 +34,17 @@ from weftplan.support.tensor_cores import allows_tf32
 
 _numbers = itertools.count(1)
 _HOST_MEMORY = 1
-"""``cudaMemoryTypeHost``: page-locked."""
+"""CUDA's constant ``cudaMemoryTypeHost``, the type of page-locked memory."""
 
 _INSTALL = "install it with `pip install 'weftplan[cuda12]'` or `pip install 'weftplan[cuda13]'`, as your driver allows"
 
 
 def load_cupy(context: Context) -> ModuleType:
-    """CuPy, once a driver and the GPU of ``context`` are known to be there; raises DeviceError saying what is
-    missing."""
+    """Import and return CuPy.
+
+    Raises:
+        DeviceError: CuPy, the driver or the GPU of ``context`` is missing.
+    """
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
@@ -60,15 +63,15 @@ def load_cupy(context: Context) -> ModuleType:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that CuPy and the driver find; 0 where either is missing."""
+    """Return the number of GPUs that CuPy and the driver find; 0 if either is missing."""
     try:
         return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
-    except Exception:  # CuPy's own classes, of a module that may not be there
+    except Exception:  # CuPy's exception classes have no name if CuPy is missing
         return 0
 
 
 class CupyEvent:
-    """A CUDA event, without timing."""
+    """A CUDA event without timing. Waits for it and queries of it avoid graph captures."""
 
     __slots__ = ("_event", "_gate")
 
@@ -78,11 +81,11 @@ class CupyEvent:
 
     @property
     def handle(self) -> Any:
-        """The ``cupy.cuda.Event``."""
+        """The wrapped ``cupy.cuda.Event``."""
         return self._event
 
     def query(self) -> bool:
-        """True once the work before the event has finished."""
+        """Return whether the work before the event has finished."""
         with self._gate.outside():
             return bool(self._event.done)
 
@@ -93,20 +96,20 @@ class CupyEvent:
 
 
 class CupyStream:
-    """A CUDA stream that does not synchronise with the default stream."""
+    """A CUDA stream that does not synchronise with CUDA's default stream."""
 
     def __init__(self, device: CupyDevice, priority: int) -> None:
         self.context = device.context
         self.number = next(_numbers)
-        """No other stream of this process ever has it, unlike CUDA's handles, which new streams take over."""
+        """Number unique in this process; CUDA may reuse the handle of a destroyed stream."""
         self._device = device
         cupy = device.xp
         with cupy.cuda.Device(device.index):
-            # CUDA counts the other way round and clips what the device does not offer.
+            # In CUDA a lower number means a higher priority; values outside the device's range are clipped.
             self.handle = cupy.cuda.Stream(non_blocking=True, priority=-priority)
 
     def record(self) -> CupyEvent:
-        """Return an event after the work enqueued so far."""
+        """Return an event that completes when the work enqueued so far has run."""
         cupy = self._device.xp
         with cupy.cuda.Device(self._device.index):
             event = cupy.cuda.Event(disable_timing=True)
@@ -114,7 +117,7 @@ class CupyStream:
         return CupyEvent(event, self._device.captures)
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for ``event``; an event of another kind of device blocks the host instead."""
+        """Make later work wait for ``event``; for an event of another device type, block the host instead."""
         if isinstance(event, CupyEvent):
             self.handle.wait_event(event.handle)
         else:
@@ -126,16 +129,16 @@ class CupyStream:
             self.handle.synchronize()
 
     def finish(self) -> tuple[()]:
-        """As :meth:`synchronize`; there are no faults."""
+        """Block the host until the stream is empty; return no faults, since errors are raised."""
         self.synchronize()
         return ()
 
     def work(self, owner: Callable[[], Owner]) -> NoWork:
-        """Nothing is noted of an operation: its errors come at once or concern the whole device."""
+        """Return a placeholder: CUDA does not attribute errors of enqueued work to operations."""
         return NO_WORK
 
     def __enter__(self) -> CupyStream:
-        # CUDA's current device and CuPy's current stream are per thread, as ours is.
+        # CUDA's current device, CuPy's allocator and its current stream are thread-local, as our current stream is.
         guard = ExitStack()
         guard.enter_context(self._device.xp.cuda.Device(self._device.index))
         guard.enter_context(self._device.xp.cuda.using_allocator(self._device.temporaries.allocate))
@@ -150,12 +153,12 @@ class CupyStream:
         self._device.guards.pop().__exit__(None, None, None)
 
 
-_known: weakref.WeakValueDictionary[int, CupyDevice] = weakref.WeakValueDictionary()
-"""By index: the devices that there are arrays of."""
+_devices: weakref.WeakValueDictionary[int, CupyDevice] = weakref.WeakValueDictionary()
+"""Live devices by index, for copies that know only an array's device number."""
 
 
 class CapturedGraph:
-    """Work that a single launch enqueues; see :meth:`CupyDevice.capture`."""
+    """A CUDA graph: work that one launch enqueues; made by :meth:`CupyDevice.capture`."""
 
     __slots__ = ("_device", "_graph")
 
@@ -164,7 +167,7 @@ class CapturedGraph:
         self._graph = graph
 
     def launch(self) -> None:
-        """Enqueue it on CuPy's current stream."""
+        """Enqueue the graph on CuPy's current stream."""
         cuda = self._device.xp.cuda
         with cuda.Device(self._device.index):
             self._graph.launch(cuda.get_current_stream())
@@ -187,20 +190,19 @@ class CupyDevice:
         self.guards = _GuardStack()
         self.captures = CaptureGate()
         self._capture_stream: CupyStream | None = None
-        """The stream of captures. No other work is enqueued there: a capture takes all work on its stream, from any
-        thread, into the graph."""
+        """Stream used only for captures: a capture takes all work on its stream, of any thread, into the graph."""
         self.temporaries = Temporaries(context, self.xp, self.synchronize)
         self.peers = Peers(self)
         self.offload_links: dict[Context, Any] = {}
-        """What :mod:`weftplan.device.offload_links` has measured."""
-        _known[self.index] = self
+        """By destination: the link that :mod:`weftplan.device.offload_links` measured, or None if measuring failed."""
+        _devices[self.index] = self
 
     def allocate(self, nbytes: int) -> RawArray:
-        """``nbytes`` > 0 undefined bytes of device memory.
+        """Return ``nbytes`` > 0 undefined bytes of device memory.
 
         Raises:
-            OutOfMemoryError: there are not as many.
-            DeviceError: CUDA has failed before, and fails at every call from then on.
+            OutOfMemoryError: the driver refused the allocation.
+            DeviceError: an earlier kernel failed, after which every CUDA call fails.
         """
         cupy = self.xp
         try:
@@ -221,7 +223,7 @@ class CupyDevice:
         return raw
 
     def free(self, raw: RawArray) -> None:
-        """Nothing to do: ``cupy.cuda.Memory`` is freed when the last view of it goes."""
+        """Do nothing: CuPy frees the memory with its last view."""
 
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes of device memory."""
@@ -230,19 +232,19 @@ class CupyDevice:
         return int(free), int(total)
 
     def new_stream(self, *, priority: int = 0) -> CupyStream:
-        """Return a new stream; the GPU schedules a higher ``priority`` first, if it supports priorities."""
+        """Return a new stream; a GPU that supports priorities runs work of a higher ``priority`` first."""
         return CupyStream(self, priority)
 
     def launch(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` with this GPU current: its CuPy work goes to the current stream.
+        """Call ``fn`` with this GPU current, so that its CuPy work is enqueued on the current stream.
 
-        Without a current stream of ours no events are recorded, so the call waits for its work.
+        Without a current stream, no event could be recorded after the work, so this call waits for it.
         """
         cuda = self.xp.cuda
         with cuda.Device(self.index), cuda.using_allocator(self.temporaries.allocate):
             try:
                 fn()
-            except cuda.memory.OutOfMemoryError as error:  # of an allocation outside the allocator, such as a library's
+            except cuda.memory.OutOfMemoryError as error:  # from outside our allocator, for example in a library
                 free, total = self.memory_info()
                 raise OutOfMemoryError(
                     f"{self.context}: CUDA ran out of memory inside an operation; {free:,} of {total:,} are free "
@@ -252,11 +254,14 @@ class CupyDevice:
                 cuda.get_current_stream().synchronize()
 
     def capture(self, fn: Callable[[], object]) -> CapturedGraph | str:
-        """Capture the work that ``fn`` enqueues on the current stream, without running it; return why if it cannot be.
+        """Record the work that ``fn`` enqueues, without running it, and return it as a graph.
 
         ``fn`` must have run before, so that its kernels are compiled and its libraries are loaded. Its arrays must keep
-        their addresses as long as the graph is used. The capture has a stream of its own; calls of other threads that
-        CUDA refuses during a capture wait.
+        their addresses as long as the graph is used. During the capture, calls of other threads that would invalidate
+        it wait.
+
+        Returns:
+            The graph, or the reason why the work could not be captured.
         """
         if not isinstance(current_stream(), CupyStream):
             return "no stream of this GPU is current"
@@ -265,10 +270,10 @@ class CupyDevice:
                 return f"other threads have waited for {self.context} for {capture_gate.PATIENCE_S:.0f} s"
             if self._capture_stream is None:
                 self._capture_stream = CupyStream(self, 0)
-            with self._capture_stream as stream:
-                return self._captured(stream.handle, fn)
+            with self._capture_stream as stream:  # also the stream that `fn` finds as the current stream
+                return self._run_capture(stream.handle, fn)
 
-    def _captured(self, handle: Any, fn: Callable[[], object]) -> CapturedGraph | str:
+    def _run_capture(self, handle: Any, fn: Callable[[], object]) -> CapturedGraph | str:
         why = ""
         try:
             handle.begin_capture()
@@ -287,10 +292,10 @@ class CupyDevice:
         return why if graph is None or why else CapturedGraph(self, graph)
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
-        """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.
+        """Copy between host and device, or between devices, on CuPy's current stream.
 
-        A copy to page-locked memory on a stream of ours only enqueues: a reader waits for an event of the stream, as
-        for device memory. For other host memory CUDA waits for the copy; that is slower, not wrong.
+        Without a current stream of ours the call waits for the copy; so does every copy to host memory that is not
+        page-locked. Other copies are only enqueued: a reader waits for an event of the stream.
         """
         cupy = self.xp
         with cupy.cuda.Device(self.index):
@@ -304,7 +309,7 @@ class CupyDevice:
                     src.get(stream=stream, out=dst, blocking=waits)
                     finish = False
             elif isinstance(src, np.ndarray):
-                dst.set(np.asarray(src, order="C"), stream=stream)  # not ascontiguousarray: it makes () of (1,)
+                dst.set(np.asarray(src, order="C"), stream=stream)  # ascontiguousarray would turn shape () into (1,)
             elif dst.device.id == src.device.id:
                 cupy.copyto(dst, src)
             else:
@@ -313,7 +318,7 @@ class CupyDevice:
                 stream.synchronize()
 
     def copy_seconds(self, dst: RawArray, src: RawArray) -> float:
-        """Seconds that the device takes for a copy, by its own events, on a stream of its own; it has finished then."""
+        """Copy on a new stream, wait for the copy, and return its seconds by CUDA events."""
         cupy = self.xp
         with self.new_stream() as stream:
             start, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -324,7 +329,7 @@ class CupyDevice:
         return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
 
     def _copy_to_other(self, dst: Any, src: Any, stream: Any) -> None:
-        source, target = (_known[array.device.id] for array in (src, dst))
+        source, target = (_devices[array.device.id] for array in (src, dst))
         if source.peers.way(target) == PEER:
             dst.data.copy_from_device_async(src.data, src.nbytes, stream)
         else:
@@ -335,7 +340,7 @@ class CupyDevice:
         return int(attributes.type) == _HOST_MEMORY
 
     def synchronize(self) -> None:
-        """Block the host until the whole device is idle, once no stream of it is captured."""
+        """Wait until no other thread captures on this device, then block the host until the device is idle."""
         with self.captures.outside():
             self.xp.cuda.Device(self.index).synchronize()
 
@@ -344,7 +349,7 @@ class CupyDevice:
 
 
 class _GuardStack:
-    """CUDA device guards of ``with stream:`` blocks, per thread."""
+    """Thread-local stack of the contexts (device, allocator) that each ``with stream:`` has entered."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -360,14 +365,14 @@ class _GuardStack:
 
 
 class PinnedDevice(NumpyDevice):
-    """Page-locked host memory, which a GPU reads and writes without the host's help."""
+    """A device of page-locked host memory, which a GPU accesses by DMA."""
 
     def __init__(self, context: Context, cupy: ModuleType) -> None:
         super().__init__(context)
         self._cupy = cupy
 
     def allocate(self, nbytes: int) -> RawArray:
-        """``nbytes`` > 0 page-locked bytes, 64-byte aligned; raises OutOfMemoryError."""
+        """Return ``nbytes`` > 0 page-locked bytes, aligned to 64 bytes; raises OutOfMemoryError."""
         try:
             memory = self._cupy.cuda.PinnedMemory(nbytes + ALIGNMENT - 1)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
@@ -379,7 +384,7 @@ class PinnedDevice(NumpyDevice):
 
 
 def pinned_device(context: Context) -> Device:
-    """Return pinned memory if there is a GPU to pin it for, plain host memory otherwise."""
+    """Return a device of page-locked memory, or of plain host memory if CuPy, the driver or a GPU is missing."""
     try:
         return PinnedDevice(context, load_cupy(context))
     except DeviceError:

@@ -1,10 +1,10 @@
-"""Files as a device: ``file(i)`` is memory that the system keeps in a file, for offloaded bytes.
+"""Files as a device: memory of ``file(i)`` is mapped from files in a folder, for offloaded arrays.
 
-Raw memory is a mapping of a file without a name: the file is unlinked, or never linked, as soon as it is open. So it
-goes when its last mapping does, whatever ends the process, and a folder that vanishes takes nothing with it that is in
-it already. Where a system cannot open files without names, a kill between two calls can leave an empty one; the next
-device in that folder removes it. All bytes are reserved when a file is made, so a disk that is full refuses then, and
-never in the middle of a copy.
+Each allocation maps a file without a name (opened with ``O_TMPFILE``, or unlinked right after opening). The system
+deletes the file with its last mapping, even if the process is killed. If the system has no ``O_TMPFILE``, a kill
+between opening and unlinking leaves an empty file, which the next device in that folder removes.
+
+All bytes are reserved on disk at allocation, so a full disk fails the allocation and never a later copy.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ZEROS = bytes(1 << 20)
 
 
 class FileDevice(NumpyDevice):
-    """Memory in files of one folder.
+    """A device whose memory is mapped from files in one folder.
 
     Args:
-        context: its name.
-        folder: the folder of the files.
-        limit: most bytes at once; None: the disk's free bytes.
+        context: the device's context.
+        folder: folder of the files.
+        limit: greatest number of bytes in use; None for no limit besides the disk's.
 
     Raises:
-        DeviceError: the folder does not exist or cannot be written.
+        DeviceError: no file can be created in the folder.
     """
 
     alignment = mmap.PAGESIZE
@@ -46,7 +46,7 @@ class FileDevice(NumpyDevice):
         self.folder = folder
         self.limit = limit
         self.used = 0
-        """Bytes in files."""
+        """Bytes in use."""
         self._lock = whole_in_children(Lock())
         self._remove_left_over()
         try:
@@ -58,7 +58,7 @@ class FileDevice(NumpyDevice):
             ) from error
 
     def _remove_left_over(self) -> None:
-        """Remove files of killed processes. Open files need no name."""
+        """Remove named files in the folder: killed processes left them, and files in use work without a name."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
                 if name.startswith(_PREFIX):
@@ -66,7 +66,7 @@ class FileDevice(NumpyDevice):
                         os.unlink(os.path.join(self.folder, name))
 
     def _open(self) -> int:
-        """Return a new file without a name, or with one that goes with its last handle (Windows)."""
+        """Return the descriptor of a new file without a name; on Windows, of a file deleted with its last handle."""
         flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0)
         if hasattr(os, "O_TMPFILE"):
             with contextlib.suppress(IsADirectoryError, NotImplementedError):
@@ -74,12 +74,16 @@ class FileDevice(NumpyDevice):
         path = os.path.join(self.folder, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
         handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         if not hasattr(os, "O_TEMPORARY"):
-            with contextlib.suppress(FileNotFoundError):  # the next device has been quicker
+            with contextlib.suppress(FileNotFoundError):  # another device's _remove_left_over removed it first
                 os.unlink(path)
         return handle
 
     def allocate(self, nbytes: int) -> RawArray:
-        """``nbytes`` > 0 bytes of a new file; raises OutOfMemoryError beyond the limit, or if disk or folder refuse."""
+        """Return ``nbytes`` > 0 bytes, mapped from a new file.
+
+        Raises:
+            OutOfMemoryError: beyond the limit, or the system cannot create a file of that size in the folder.
+        """
         with self._lock:
             if self.limit is not None and self.used + nbytes > self.limit:
                 raise OutOfMemoryError(
@@ -88,7 +92,7 @@ class FileDevice(NumpyDevice):
                 )
             self.used += nbytes
         try:
-            return self._mapped(nbytes)
+            return self._map_new_file(nbytes)
         except BaseException as error:
             with self._lock:
                 self.used -= nbytes
@@ -98,7 +102,7 @@ class FileDevice(NumpyDevice):
                 f"{self.context}: {nbytes:,} bytes in {self.folder!r} were refused: {error}"
             ) from error
 
-    def _mapped(self, nbytes: int) -> RawArray:
+    def _map_new_file(self, nbytes: int) -> RawArray:
         handle = self._open()
         try:
             if hasattr(os, "posix_fallocate"):
@@ -112,15 +116,15 @@ class FileDevice(NumpyDevice):
             os.close(handle)
 
     def free(self, raw: RawArray) -> None:
-        """The file goes when the last view of it does."""
+        """Subtract the bytes from :attr:`used`; the system deletes the file when the last view is gone."""
         with self._lock:
             self.used -= raw.nbytes
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of the disk, or of the limit if that is less."""
+        """Return (free, total) bytes of the disk, or of the limit if that is less; no free bytes without the folder."""
         try:
             total, _, free = shutil.disk_usage(self.folder)
-        except OSError:  # the folder has vanished
+        except OSError:  # the folder was removed
             return 0, self.used
         if self.limit is None:
             return free, total

@@ -1,6 +1,6 @@
-"""Number of GPUs, and their free memory.
+"""MXNet's functions for the number of GPUs and their free memory.
 
-Both functions load CuPy and the driver if they are installed, and keep no state. Any thread may ask.
+Both functions load CuPy and the driver on first use. Any thread may call them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from weftplan.device.registry import get
 
 
 def num_gpus() -> int:
-    """Return how many GPUs there are for ``gpu(0)``, ``gpu(1)``, …; 0 where CuPy, the driver or the hardware is
-    missing."""
-    from weftplan.device.cupy_device import count_gpus  # not before it is asked for: nothing of CuPy is
+    """Return the number of usable GPUs; 0 if CuPy, the driver or the hardware is missing."""
+    from weftplan.device.cupy_device import count_gpus  # imported on first use, as all CuPy code
 
     return count_gpus()
 
@@ -23,6 +22,6 @@ def gpu_memory_info(device_id: SupportsIndex = 0) -> tuple[int, int]:
     """Return (free, total) bytes of the memory of ``gpu(device_id)``.
 
     Raises:
-        DeviceError: there is no such GPU, or CuPy or the driver is missing; names the package to install.
+        DeviceError: the GPU, CuPy or the driver is missing.
     """
     return get(gpu(device_id)).memory_info()

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, and of the control groups that a container limits."""
+"""Available memory of the machine, or of the control groups (containers) of this process if they have less."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from weftplan.device import windows_memory
 from weftplan.support import control_groups
 
 Group = tuple[Path, tuple[str, str], str]
-"""A control group's folder, the files of its limit and its usage, and the field of its page cache."""
+"""A control group's folder, the names of its files for limit and usage, and the ``memory.stat`` field of page cache."""
 _UNLIMITED = 1 << 62
-_KNOWN_S = 5.0
+_CACHE_S = 5.0
 
 
 class _Limits:
-    """The control groups that have a limit: pools ask before many an allocation, and most groups have none."""
+    """Cache of the control groups that have a limit. Memory pools ask often, and most groups have none."""
 
     def __init__(self) -> None:
-        self.known: tuple[float, list[Group]] = (0.0, [])
-        """(until when it holds, the groups), replaced as a whole: any thread may ask."""
+        # Replaced as a whole, never mutated: threads read it without a lock.
+        self.cached: tuple[float, list[Group]] = (0.0, [])
+        """(``time.monotonic()`` at which the cache expires, the groups)."""
 
 
 _limits = _Limits()
 
 
 def memory_info() -> tuple[int, int]:
-    """Return (available, total) bytes; reclaimable page cache counts as available. If the system does not report it
-    (macOS), all memory but this process's counts.
+    """Return (available, total) bytes of memory for this process; reclaimable page cache counts as available.
 
-    If a control group of this process (version 1 or 2, parents included) leaves less than the machine, its figures
-    count: beyond them the kernel kills the process.
+    Both figures are the smallest of the machine's and those of each control group of this process (version 1 or 2,
+    parents included), because the kernel kills a process that exceeds a group's limit. On systems that do not report
+    available memory (macOS), all memory except this process's counts as available.
     """
     available, total = _machine()
     for group in _groups_with_limits():
@@ -58,11 +59,11 @@ def resident() -> int:
 
 
 def _groups_with_limits() -> list[Group]:
-    until, groups = _limits.known
+    until, groups = _limits.cached
     now = time.monotonic()
     if now >= until:
         groups = [group for group in _groups() if _figures(*group) is not None]
-        _limits.known = (now + _KNOWN_S, groups)
+        _limits.cached = (now + _CACHE_S, groups)
     return groups
 
 
@@ -84,7 +85,7 @@ def _machine() -> tuple[int, int]:
 
 
 def _groups() -> Iterator[Group]:
-    """Yield each control group of this process and its parents, with the names of its figures."""
+    """Yield each memory control group of this process and their parents."""
     for folder, version_2 in control_groups.folders("memory"):
         if version_2:
             yield folder, ("memory.max", "memory.current"), "inactive_file"
@@ -93,7 +94,7 @@ def _groups() -> Iterator[Group]:
 
 
 def _figures(folder: Path, files: tuple[str, str], cache: str) -> tuple[int, int] | None:
-    """Return (limit, bytes left) of one group; None if there is no limit."""
+    """Return (limit, bytes left) of one group; None if it has no limit or its files cannot be read."""
     try:
         limit, used = ((folder / name).read_text().strip() for name in files)
         if not limit.isdecimal() or int(limit) >= _UNLIMITED:  # "max"

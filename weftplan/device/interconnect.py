@@ -1,4 +1,4 @@
-"""The interconnect of some contexts' devices, for GPUs and for simulated devices. Any thread may ask."""
+"""The interconnect between given GPUs or simulated devices. Any thread may call these functions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from weftplan.device.registry import get
 from weftplan.device.simulated_device import SimDevice
 
 _PORT, _PORT_LATENCY = 20e9, 8e-6
-"""Assumed speed of GPUs, which the driver does not report: bytes per second of each in each direction, and seconds of a
-copy's first byte. Decisions depend more on shared ports than on these speeds."""
+"""Assumed speed of a GPU's port, which the driver does not report: bytes per second in each direction, and seconds of
+latency. Decisions depend more on which copies share a port than on these figures."""
 
 
 _declared: list[Interconnect] = []
 
 
 def declare(links: Interconnect | None) -> None:
-    """Take it that ``gpu(0)``, ``gpu(1)``, … are joined like this, as ``measured_links.py`` finds it; None: assume.
+    """Set the interconnect of ``gpu(0)``, ``gpu(1)``, …, for example as measured by ``measured_links.py``.
 
-    Two GPUs that are no peers stay so, whatever ``links`` says. A store that has exchanged sees it at once.
+    None restores the assumed speeds. GPUs without peer access get no direct route, even if ``links`` has one. Existing
+    stores choose their exchange again.
     """
     _declared[:] = [] if links is None else [links]
 
 
 def joined() -> tuple[Interconnect | None, Interconnect | None]:
-    """Return the declared interconnects of simulated devices, and of GPUs; caches of plans compare them."""
+    """Return the interconnects set for simulated devices and for GPUs; plan caches compare them to detect changes."""
     return connected(), _declared[0] if _declared else None
 
 
 def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
-    """Return the interconnect of these devices, all GPUs or all simulated; None for others, which share host memory.
+    """Return the interconnect of these devices; None unless all are GPUs or all are simulated.
 
-    GPUs are peers if they passed the check of ``peers.py``. The bandwidth of their ports is assumed, unless
-    :func:`declare` has set it.
+    GPUs are peers if they passed the check of ``peers.py``. Their speeds are those set by :func:`declare`, or assumed.
     """
     kinds = {context.device_type for context in contexts}
     places = [context.device_id for context in contexts]
@@ -62,9 +62,9 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
 
 
 def way(source: Context, target: Context) -> str:
-    """Return how a GPU copies to another GPU: :data:`~weftplan.device.peers.PEER`, or why it passes through the host.
+    """Return how one GPU copies to another: :data:`~weftplan.device.peers.PEER`, or why copies pass through the host.
 
-    Empty for other devices, and within one.
+    Return an empty string for other devices, and within one device.
     """
     if source == target or source.device_type != "gpu" or target.device_type != "gpu":
         return ""

@@ -1,8 +1,8 @@
-"""Wires between devices, each with a bandwidth, and the wires of each route.
+"""A model of the interconnect between devices: wires with a bandwidth, and routes that use these wires.
 
-Devices have the places 0, 1, …; :data:`HOST` is the memory of the host. Copies that share a wire alternate on it.
-Everything here is data, except for :func:`connect`, which sets the wires of simulated devices; any thread may call it.
-``interconnect.py`` returns the wires of given contexts.
+The devices are numbered 0, 1, …; :data:`HOST` stands for host memory. Copies that share a wire delay each other. This
+module only describes interconnects, except for :func:`connect`, which sets that of simulated devices;
+``interconnect.py`` returns the interconnect of given contexts. Any thread may call these functions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from weftplan.errors import DeviceError
 
 HOST = -1
-"""The place of the host's memory."""
+"""Number that stands for host memory among the devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a copy gets from one place to another: seconds before its first byte, and the wires that it takes."""
+    """The path of a copy: ``latency`` in seconds before its first byte, and the indices of its wires."""
 
     latency: float
     wires: tuple[int, ...]
@@ -29,15 +29,15 @@ class Interconnect:
     """Wires and routes between ``count`` devices and the host.
 
     Attributes:
-        count: devices.
-        wires: bytes a second of each wire, in one direction.
-        routes: by (from, to); two devices without one are no peers, and copies between them pass through the host. A
-            device and the host always have one.
-        launch: seconds of a kernel.
+        count: number of devices.
+        wires: bytes per second of each wire; a wire has one direction.
+        routes: by (source, target). Copies between two devices without a route (not peers) pass through the host. Each
+            device must have routes to and from the host.
+        launch: seconds of a kernel launch.
 
     Raises:
-        DeviceError: a bandwidth or a latency that makes no sense, an unknown place or wire, or a route to the host is
-            missing.
+        DeviceError: a bandwidth or latency out of range, an unknown device or wire, or a missing route to or from the
+            host.
     """
 
     count: int
@@ -60,29 +60,29 @@ class Interconnect:
                 raise DeviceError(f"device {place} has no route to the host and back")
 
     def peers(self, source: int, target: int) -> bool:
-        """Return whether copies between the two do not pass through the host."""
+        """Return whether copies from ``source`` to ``target`` have a direct route."""
         return (source, target) in self.routes
 
     def hops(self, source: int, target: int) -> tuple[Route, ...]:
-        """The routes that a copy takes, one after the other; none within a device."""
+        """Return the consecutive routes of a copy: the direct route, two through the host, or () within a device."""
         if source == target:
             return ()
         direct = self.routes.get((source, target))
         return (direct,) if direct else (self.routes[source, HOST], self.routes[HOST, target])
 
     def bandwidth(self, source: int, target: int) -> float:
-        """Return the bytes per second of a copy without competing copies; half of it for a copy through the host."""
+        """Return the bytes per second of a copy alone on its wires, including both hops of a copy through the host."""
         hops = self.hops(source, target)
         return 1 / sum(1 / min(self.wires[wire] for wire in hop.wires) for hop in hops)
 
     def only(self, places: Sequence[int]) -> Interconnect:
-        """Of these devices, which get the places 0, 1, …, with all wires."""
+        """Return the interconnect of these devices alone, renumbered 0, 1, … in this order; no wire is removed."""
         new = {place: index for index, place in enumerate(places)} | {HOST: HOST}
         routes = {(new[a], new[b]): route for (a, b), route in self.routes.items() if a in new and b in new}
         return Interconnect(len(places), self.wires, routes, self.launch)
 
     def without_peers(self) -> Interconnect:
-        """Return the same with every copy between devices through the host."""
+        """Return this interconnect without direct routes, so that all copies between devices pass through the host."""
         routes = {pair: route for pair, route in self.routes.items() if HOST in pair}
         return Interconnect(self.count, self.wires, routes, self.launch)
 
@@ -94,12 +94,16 @@ def matrix(
     host_bandwidth: float = 12e9,
     host_latency: float = 10e-6,
 ) -> Interconnect:
-    """Return an interconnect in which each pair of devices, and each device and the host, have wires of their own.
+    """Return an interconnect whose routes, between devices and to and from the host, each have a wire of their own.
 
     Args:
-        bandwidth: bytes per second from row to column; 0 for two devices that are no peers. The diagonal is ignored.
-        latency: seconds, alike, or one number for all.
-        host_bandwidth, host_latency: between each device and the host.
+        bandwidth: bytes per second from row to column; 0 for devices that are not peers. The diagonal is ignored.
+        latency: seconds from row to column, or one number for all pairs.
+        host_bandwidth: bytes per second between each device and the host.
+        host_latency: seconds of latency between each device and the host.
+
+    Raises:
+        DeviceError: the matrix is not square.
 
     >>> two = matrix([[0, 50e9], [50e9, 0]], 2e-6)
     >>> two.bandwidth(0, 1)
@@ -125,7 +129,7 @@ def matrix(
 
 
 def ports(count: int, bandwidth: float, latency: float) -> Interconnect:
-    """Return an interconnect in which each device has one port in and one port out: a switch of NVLink or PCIe."""
+    """Return an interconnect with one input and one output wire per device, as at an NVLink or PCIe switch."""
     routes = {}
     for a in range(count):
         routes[a, HOST], routes[HOST, a] = Route(latency, (2 * a,)), Route(latency, (2 * a + 1,))
@@ -137,12 +141,12 @@ _CUBE = ("01122000", "10210200", "12020010", "21200001", "20000112", "02001021",
 
 
 def nvlink_mesh(bandwidth: float = 22e9, latency: float = 3e-6) -> Interconnect:
-    """Eight GPUs as in NVIDIA's DGX-1 with V100: one or two NVLinks of ``bandwidth`` to four others, none to three."""
+    """Return the mesh of NVIDIA's DGX-1 (V100): each of 8 GPUs has 1 or 2 ``bandwidth`` links to each of 4 others."""
     return matrix([[int(_CUBE[a][b]) * bandwidth for b in range(8)] for a in range(8)], latency)
 
 
 def pcie_tree(count: int = 8, below: int = 4, bandwidth: float = 12e9, latency: float = 8e-6) -> Interconnect:
-    """``below`` GPUs below each switch, and switches below one root, every wire of ``bandwidth``; all are peers."""
+    """Return a PCIe tree: one root, switches with ``below`` GPUs each, wires of equal ``bandwidth``; all are peers."""
     switches = -(-count // below)
     up, down = range(count), range(count, 2 * count)
     switch_up = range(2 * count, 2 * count + switches)
@@ -165,13 +169,13 @@ _simulated: list[Interconnect] = []
 
 
 def connect(links: Interconnect | None) -> None:
-    """Join ``sim(0)``, ``sim(1)``, … like this from now on: their copies take these routes, and take turns on wires.
+    """Set the interconnect of ``sim(0)``, ``sim(1)``, … for copies enqueued from now on.
 
-    None: every copy takes the time that the cost model of its device says, whatever else is copied.
+    None removes it: the cost model of its device then times each copy, independently of other copies.
     """
     _simulated[:] = [] if links is None else [links]
 
 
 def connected() -> Interconnect | None:
-    """What :func:`connect` has set."""
+    """Return the interconnect that :func:`connect` has set, or None."""
     return _simulated[0] if _simulated else None

@@ -1,8 +1,8 @@
-"""Links between devices, measured by copies: for stores that choose their routes and trees by them.
+"""Measurement of the links between devices; stores choose exchange routes and trees by the result.
 
-Choices by measured links may differ from run to run, and with them the order of additions. Nothing is therefore
-measured automatically: a program measures, may store the result, and passes it to ``links.connect`` for simulated
-devices, or to ``interconnect.declare`` for GPUs.
+Measured speeds vary from run to run, and with them the chosen routes and the order of additions. The package therefore
+never measures by itself: a program calls :func:`measured`, may save the result, and passes it to ``links.connect``
+(simulated devices) or ``interconnect.declare`` (GPUs).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _ROUNDS = 3
 
 
 def measured(contexts: Sequence[Context]) -> Interconnect:
-    """Return the measured wires: one for each pair of devices, and for each device and the host.
+    """Measure copies between each two of these devices and the host; return an interconnect with one wire per route.
 
-    Copies run one at a time, so shared wires are not detected. Simulated devices are measured in virtual time, others
-    with the host's clock; the fastest of three copies counts. Devices that are not peers get no wire, since their
-    copies pass through the host.
+    Copies run one at a time, so shared wires are not detected. Simulated devices are measured in virtual time, GPUs
+    with the host's clock; the fastest of three copies counts. Devices that are not peers get no direct route.
 
     Raises:
-        DeviceError: fewer than two devices, duplicates, or devices in host memory.
+        DeviceError: fewer than two devices, duplicates, or devices that are not all GPUs or all simulated.
 
     >>> import weftplan as mx
     >>> links = measured([mx.sim(0), mx.sim(1)])
@@ -74,7 +73,7 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
 def _seconds(device: Device, target: RawArray, source: RawArray) -> float:
     if not isinstance(device, SimDevice):
         return _fastest(device, target, source, time.perf_counter)
-    # The device's clock is that of its last stream, which may be ahead of all that a copy needs.
+    # The device's clock is the latest of its streams', so it may be ahead of the copy's own stream.
     stream = device.new_stream()
     return _fastest(stream, target, source, lambda: stream.time)
 

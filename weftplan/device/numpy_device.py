@@ -1,7 +1,7 @@
-"""The host as a device: NumPy memory, where every call returns finished work.
+"""The host as a device: NumPy memory, and streams that run work inline.
 
-``cpu(i)`` and ``cpu_pinned(i)`` are separate contexts on the same memory. A stream of a CPU runs everything at once, so
-its events are born complete.
+``cpu(i)``, and ``cpu_pinned(i)`` on a machine without a GPU, are separate contexts on the same memory. Each call
+finishes its work before it returns, so events are always complete.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.support.array_types import RawArray
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register of today's CPUs."""
+"""Alignment in bytes: the size of a cache line, and of an AVX-512 register."""
 
 
 class HostEvent:
-    """A point in work that has run already."""
+    """An event that is always complete."""
 
     __slots__ = ()
 
     def query(self) -> bool:
-        """Always True."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 _DONE = HostEvent()
 
 
 class HostStream:
-    """A stream whose work runs inside the call that enqueues it."""
+    """A stream that runs work inline, in the call that enqueues it."""
 
     __slots__ = ("context",)
 
@@ -47,23 +47,23 @@ class HostStream:
         self.context = context
 
     def record(self) -> HostEvent:
-        """An event that is complete."""
+        """Return a complete event."""
         return _DONE
 
     def wait(self, event: Event) -> None:
-        """Block until ``event`` (possibly of an asynchronous device) is complete."""
+        """Block until ``event``, which may belong to an asynchronous device, is complete."""
         event.synchronize()
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately; no work is pending."""
 
     def finish(self) -> tuple[()]:
-        """As :meth:`synchronize`; there are no faults."""
+        """Return no faults: errors are raised by the call that does the work."""
         self.synchronize()
         return ()
 
     def work(self, owner: Callable[[], Owner]) -> NoWork:
-        """Nothing is noted of an operation: its errors come at once."""
+        """Return a placeholder: errors are raised inline and need no attribution."""
         return NO_WORK
 
     def __enter__(self) -> HostStream:
@@ -75,7 +75,7 @@ class HostStream:
 
 
 class NumpyDevice:
-    """Host memory with NumPy; also ``cpu_pinned`` if there is no GPU to pin memory for."""
+    """Host memory with NumPy: device of ``cpu(i)``, and of ``cpu_pinned(i)`` on a machine without a GPU."""
 
     alignment = ALIGNMENT
     asynchronous = False
@@ -85,22 +85,22 @@ class NumpyDevice:
         self.xp: ModuleType = np
 
     def allocate(self, nbytes: int) -> RawArray:
-        """``nbytes`` > 0 undefined bytes whose address is a multiple of 64; raises OutOfMemoryError."""
+        """Return ``nbytes`` > 0 undefined bytes, aligned to 64 bytes; raises OutOfMemoryError."""
         return aligned_empty(nbytes, self.context)
 
     def free(self, raw: RawArray) -> None:
-        """Nothing to do: the memory goes when the last view of it does."""
+        """Do nothing: NumPy frees the memory with its last view."""
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (available, total) bytes of physical memory, or of the container's share of it if that is less."""
+        """Return (available, total) bytes of physical memory, or of the container's limit if that is less."""
         return host_memory.memory_info()
 
     def new_stream(self, *, priority: int = 0) -> HostStream:
-        """Return a stream that runs everything at once; ``priority`` changes nothing."""
+        """Return a stream that runs work inline; ``priority`` is ignored."""
         return HostStream(self.context)
 
     def launch(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` now."""
+        """Call ``fn`` inline."""
         fn()
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
@@ -108,17 +108,20 @@ class NumpyDevice:
         np.copyto(dst, src)
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately; no work is pending."""
 
     def __repr__(self) -> str:
         return f"<NumpyDevice {self.context}>"
 
 
 def aligned_empty(nbytes: int, context: Context) -> RawArray:
-    """Return a flat uint8 array of undefined bytes, 64-byte aligned; raises OutOfMemoryError naming ``context``."""
+    """Return ``nbytes`` undefined bytes as a flat uint8 array, aligned to 64 bytes; raises OutOfMemoryError.
+
+    ``context`` only names the device in the error.
+    """
     try:
         whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+    except (MemoryError, ValueError) as error:  # ValueError: NumPy's limit on the size of an array
         raise OutOfMemoryError(f"{context}: the system refused {nbytes:,} bytes of host memory") from error
     start = -whole.__array_interface__["data"][0] % ALIGNMENT
     return whole[start : start + nbytes]

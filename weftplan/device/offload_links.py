@@ -1,8 +1,9 @@
-"""Speed of copies between a device and its offload targets: page-locked host memory, or another device.
+"""Speed of copies between a device and its offload targets.
 
-A GPU is measured once per target, by CUDA's events, when a bind with a budget first needs it. A simulated device has
-configured speeds. Speeds are rounded to steps of a tenth, so that the same machine makes the same plan in nearly every
-run. Results do not depend on them. Any thread may ask; the first measures while the others wait.
+Copies of a GPU are measured once per target with CUDA events, when a bind with a budget first needs the speed.
+Simulated devices have configured speeds. Measured bandwidths are rounded to powers of 1.1, so that repeated runs on a
+machine nearly always make the same plan. Speeds affect plans, never results. Any thread may call :func:`speed`; other
+threads wait while one measures.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ _lock = whole_in_children(Lock())
 
 
 def speed(context: Context, destination: Context) -> Link | None:
-    """Return the link between ``context`` and ``destination``; None if it is unknown, and planners assume a speed."""
+    """Return the speed of copies between two contexts; None if it is unknown, and the planner must assume a speed."""
     if context.device_type == "sim":
-        return _given(context, destination)
+        return _simulated_link(context, destination)
     if context.device_type != "gpu":
         return None
     place: Any = get(context)
+    # Measure under the lock: concurrent measurements would disturb each other, and threads need the same result.
     with _lock:
         if destination not in place.offload_links:
-            place.offload_links[destination] = _measured(place, destination)
+            place.offload_links[destination] = _measure_link(place, destination)
         link: Link | None = place.offload_links[destination]
         return link
 
 
-def _given(context: Context, destination: Context) -> Link | None:
+def _simulated_link(context: Context, destination: Context) -> Link | None:
     peer = destination.device_type == "sim"
     links = interconnect([context, destination] if peer else [context])
     ways = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
@@ -46,8 +48,13 @@ def _given(context: Context, destination: Context) -> Link | None:
     return Link(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
 
 
-def _measured(place: Any, destination: Context) -> Link | None:
-    """Measure copies; None if they fail, as with too little memory, or take no time."""
+def _measure_link(place: Any, destination: Context) -> Link | None:
+    """Measure short and long copies in both directions.
+
+    Returns:
+        The speed of the slower direction; None if a copy fails, for example for lack of memory, or if long copies take
+        no longer than short copies.
+    """
     try:
         place_there = get(destination)
         here, there = place.allocate(_LONG), place_there.allocate(_LONG)
@@ -58,7 +65,7 @@ def _measured(place: Any, destination: Context) -> Link | None:
                 for nbytes in (_SHORT, _LONG)
             )
             times.append((short, long))
-    except Exception:  # CuPy's own classes too; the program's own copies raise them
+    except Exception:  # also CuPy's classes; a lasting error reappears in the program's own copies
         return None
     if any(long <= short for short, long in times):
         return None

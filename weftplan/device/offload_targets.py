@@ -1,8 +1,8 @@
-"""Offload targets for bytes that do not fit on a device, as ``WEFTPLAN_SPILL`` lists them.
+"""Offload targets: memory for arrays that do not fit on a device, as the setting ``WEFTPLAN_SPILL`` lists them.
 
-``host`` is page-locked memory of the host, ``file:FOLDER`` a file that is unlinked once it is open, and ``peer``
-another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``, in the units of
-``amounts.py``. This file parses the text and touches no device.
+``host`` is page-locked host memory, ``file:FOLDER`` files in a folder, and ``peer`` another device of the same type. A
+target may have a limit, in the units of ``sizes.py``: ``host:8GB,file:/tmp:50GiB,peer``. This module parses the text
+and touches no device.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from weftplan.errors import ConfigError, PlanError
 
 FORM = "true, false, or offload targets such as host:8GB,file:/tmp:50GB,peer"
 _SIZE = re.compile(r"[0-9.]+(?: *(?:[KMGT]i?B?|B)|e\+?[0-9]+)", re.IGNORECASE)
-"""Pattern of a size, as opposed to the end of a folder's name: a bare number counts as a name."""
+"""Pattern that distinguishes a size after a colon from the end of a folder's name; a bare number is a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadTarget:
-    """Offload target. ``kind`` is ``host``, ``file`` or ``peer``; ``nbytes`` is its limit, None without a limit."""
+    """An offload target.
+
+    Attributes:
+        kind: ``"host"``, ``"file"`` or ``"peer"``.
+        nbytes: limit in bytes; None for no limit.
+        folder: folder of a ``file`` target, else empty.
+    """
 
     kind: str
     nbytes: int | None = None
     folder: str = ""
 
     def contexts(self, context: Context, *, files: int, peers: Iterable[Context]) -> list[Context]:
-        """Return the contexts of this target for results of ``context``, in order of preference.
+        """Return the contexts to which this target offloads arrays of ``context``, in order of preference.
 
-        Host memory is no target for a host, and a device none for itself. A folder is ``file(files)``: ``files`` is the
-        number of folders before it.
+        ``host`` applies only to devices with streams (gpu, sim). ``peer`` gives those of ``peers`` that have the same
+        type. A folder is ``file(files)``: ``files`` is the number of folders listed before this target.
         """
         if self.kind == "file":
             return [Context("file", files)]
@@ -44,15 +50,15 @@ class OffloadTarget:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Link between a device and an offload target, as fast as its slower direction."""
+    """Speed of copies between a device and an offload target, in the slower direction."""
 
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     latency: float = 1.0e-5
     """Seconds before the first byte."""
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds of one copy."""
+        """Return the seconds of one copy of ``nbytes``."""
         return self.latency + nbytes / self.bandwidth
 
     @property
@@ -63,16 +69,16 @@ class Link:
 
 @lru_cache(maxsize=16)
 def parse(text: str) -> tuple[OffloadTarget, ...]:
-    """Return the offload targets of a setting, in order.
+    """Return the offload targets that ``text`` lists, in order.
 
-    ``true`` and ``1`` stand for ``host``; ``false``, ``0`` and an empty text for none.
+    ``true`` and ``1`` stand for ``host``; ``false``, ``0`` and an empty text for no target.
 
     >>> parse("host:1.5GB,file:/tmp:50GB,peer")[:2]  # doctest: +NORMALIZE_WHITESPACE
     (OffloadTarget(kind='host', nbytes=1500000000, folder=''),
      OffloadTarget(kind='file', nbytes=50000000000, folder='/tmp'))
 
     Raises:
-        ConfigError: the text is no such list; says which part is wrong.
+        ConfigError: the text is not a list of offload targets; the message quotes the wrong part.
     """
     lowered = text.strip().lower()
     if lowered in ("", "false", "0"):
@@ -100,7 +106,7 @@ def _target(part: str, text: str) -> OffloadTarget:
 
 
 def _bytes(size: str, part: str, text: str) -> int:
-    """The bytes that a size means; 0 would be an offload target that takes nothing."""
+    """Return the bytes of ``size``; raises ConfigError, with its own message for a size of 0."""
     try:
         return parse_bytes(size)
     except PlanError:

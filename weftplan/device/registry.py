@@ -1,4 +1,4 @@
-"""From contexts to devices: a process has one object per context, which is made at its first use."""
+"""Registry of devices: each process has one device object per context, created on first use."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from weftplan.locks import Lock, whole_in_children
 
 _devices: dict[Context, Device] = {}
 _folders: dict[int, OffloadTarget] = {}
-"""Folders of file contexts that were named before their first use."""
+"""By index of the ``file`` context: the folder that :func:`name_folders` assigned to it."""
 _lock = whole_in_children(Lock())
 
 
 def get(context: Context) -> Device:
-    """Return the device of ``context``.
+    """Return the device of ``context``, created on first use.
 
     Raises:
-        DeviceError: the context is a GPU and CuPy, the driver or that GPU is missing; names the package to install.
+        DeviceError: CuPy, the driver or the GPU of a ``gpu`` context is missing, or the folder of a ``file`` context.
     """
-    device = _devices.get(context)
+    device = _devices.get(context)  # without the lock: dict.get is atomic, and devices are never removed
     if device is not None:
         return device
     with _lock:
@@ -55,7 +55,7 @@ def _make(context: Context) -> Device:
 
 
 def _file(context: Context) -> Device:
-    """Return the folder that :func:`name_folders` or ``WEFTPLAN_SPILL`` names at this place among its folders."""
+    """Create ``file(k)``: its folder is the k-th of :func:`name_folders`, or else of ``WEFTPLAN_SPILL``."""
     from weftplan import config
     from weftplan.device.file_device import FileDevice
     from weftplan.device.offload_targets import parse
@@ -72,10 +72,10 @@ def _file(context: Context) -> Device:
 
 
 def name_folders(targets: Iterable[OffloadTarget]) -> None:
-    """Let the k-th folder of a list of offload targets be that of ``file(k)``.
+    """Make the k-th folder among ``targets`` the folder of ``file(k)``.
 
     Raises:
-        DeviceError: ``file(k)`` is in use, with another folder.
+        DeviceError: ``file(k)`` already exists in another folder.
     """
     for index, target in enumerate(target for target in targets if target.kind == "file"):
         with _lock:
@@ -89,8 +89,10 @@ def name_folders(targets: Iterable[OffloadTarget]) -> None:
 
 
 def peers(context: Context) -> list[Context]:
-    """Other devices of the same type, whether or not anything has used them: all GPUs of the machine; of other types,
-    those that this process has made."""
+    """Return the contexts of all other devices of the same type.
+
+    For a GPU these are all other GPUs of the machine; for another type, devices that this process has created.
+    """
     if context.device_type == "gpu":
         from weftplan.device.cupy_device import count_gpus
 
@@ -102,7 +104,7 @@ def peers(context: Context) -> list[Context]:
 
 
 def put(device: Device) -> Device | None:
-    """Install ``device`` for its context and return the previous device: for tests and measurements."""
+    """Replace the device of ``device.context``, for tests and measurements; return the previous device, or None."""
     with _lock:
         before = _devices.get(device.context)
         _devices[device.context] = device

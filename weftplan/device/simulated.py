@@ -1,6 +1,6 @@
-"""Setting up simulated devices, for tests and experiments: capacity, cost of work, order of streams, links.
+"""Configuration of simulated devices for tests and experiments: capacity, costs, execution order, links.
 
-The hardware itself is ``simulated_device.py``. Every function here may be called from any thread.
+``simulated_device.py`` implements the devices. Any thread may call these functions.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ def configure(
     order: str | None = None,
     seed: int | None = None,
 ) -> SimDevice:
-    """Set up ``sim(index)`` and return it; settings that are None stay unchanged.
+    """Configure ``sim(index)`` and return it; arguments that are None change nothing.
 
     Args:
+        index: number of the simulated device.
         capacity: bytes of device memory.
-        cost: virtual seconds of work.
-        order: ``"lazy"`` (run only what a wait needs) or ``"random"`` (seeded choice among streams).
-        seed: seed of order ``"random"``.
+        cost: model of the virtual seconds that kernels and copies take.
+        order: ``"lazy"`` (run only the work that a wait needs) or ``"random"`` (pick streams at random).
+        seed: seed of the random order.
 
     Raises:
-        DeviceError: an unknown order, or a capacity below what is in use.
+        DeviceError: the order is unknown, or the capacity is below the bytes in use.
     """
     device = get(sim(index))
     assert isinstance(device, SimDevice)
@@ -45,12 +46,12 @@ def configure(
 def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float:
     """Return the virtual seconds from the start of ``work`` until these simulated devices have finished it.
 
-    All devices start at the same time. The caller waits for earlier operations before the call, and ``work`` for its
-    own operations (``weftplan.nd.waitall`` does both), so that no other work reaches a device. Independent operations
-    may run in sequence or at the same time, since each worker thread has a stream.
+    The clocks of all devices start at the same time. The caller must wait for earlier operations before this call, and
+    ``work`` must wait for the operations that it pushes; ``weftplan.nd.waitall`` does both. Independent operations may
+    overlap or not, since each worker thread has its own stream.
 
     Raises:
-        DeviceError: a context that is no simulated device, or none at all.
+        DeviceError: ``contexts`` is empty, or a context is not simulated.
 
     Examples:
         >>> import weftplan as mx

@@ -1,18 +1,18 @@
 """A simulated device: host memory, in-order streams, events, a capacity and a virtual clock.
 
-It exists to make ordering bugs show on a machine without a GPU, always and at the same place. Work enqueued on a stream
-does *not* run at once; it runs when a thread waits, and in order ``"lazy"`` no more runs than that wait needs:
+It reproduces ordering bugs deterministically on a machine without a GPU. Enqueued work does *not* run immediately. It
+runs when a thread waits, and in order ``"lazy"`` only the work that this wait needs runs:
 
     stream a:  write x ---- record e          b without wait(e): synchronising b runs only b,
     stream b:  [wait e] --- read x            and the read sees what was in x before
 
-so a missing event gives a wrong value deterministically. Order ``"random"`` picks the next stream with a seeded
-generator instead, which finds the mistakes that being too early makes. Work that is enqueued while no stream is current
-behaves like CUDA's legacy default stream: everything enqueued before runs first, then it, before the call returns.
+so a missing event always gives a wrong value. Order ``"random"`` picks the next stream with a seeded generator instead,
+which also finds bugs that appear when work runs too early. Work enqueued without a current stream behaves as on CUDA's
+legacy default stream: the call runs all earlier work of the device, then this work, and returns.
 
-All simulated devices share one lock, held while simulated work runs: it stands for hardware that does one thing at a
-time. Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept. They
-are settled when work is enqueued: a copy begins when its stream and the wires that it takes (``links.py``) are free.
+All simulated devices share one lock, ``_world``, held while simulated work runs. Work must therefore never wait for
+another thread. Times are virtual seconds of a cost model, computed when work is enqueued: a copy begins when its stream
+and its wires (``links.py``) are free.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.array_types import RawArray
 
 POISON = 0xFF
-"""Byte that fills memory given back: NaN in every float dtype, -1 in every signed integer."""
+"""Byte that fills fresh and freed memory: NaN in every float dtype, -1 in every signed integer dtype."""
 
+# Guards all state of all simulated devices, streams, events and faults. Reentrant: work may enqueue work.
 _world = whole_in_children(ReentrantLock())
-
-
 _memory = Addresses()
 _wires = Wires()
 
 
 class SimEvent:
-    """A point in a simulated stream; ``time`` is its virtual time."""
+    """A point in a simulated stream, at virtual second ``time``."""
 
     __slots__ = ("done", "fault", "stream", "time", "work")
 
@@ -56,19 +55,21 @@ class SimEvent:
         self.work = work
         self.done = False
         self.fault: Fault | None = None
-        """After completion, the fault of its work or of the work's inputs."""
+        """Once complete: the fault of :attr:`work` or of work without an owner before the event; None without one."""
         self.time = stream._next
 
     def query(self) -> bool:
-        """Return whether complete. If it is not, one piece of work runs, so that a polling loop ends."""
+        """Return whether the event is complete; if it is not, first run one piece of work, so that polling ends."""
         with _world:
             if not self.done:
                 self.stream.device._step(self.stream)
             return self.done
 
     def synchronize(self) -> None:
-        """Run simulated work until the event is complete. An event without :meth:`SimStream.work` raises an unreported
-        error of its stream."""
+        """Run simulated work until the event is complete.
+
+        An event without an operation's work then raises the stream's first unreported error, if any.
+        """
         with _world:
             self.stream.device._run_until(self)
             if self.work is None:
@@ -86,33 +87,33 @@ class SimStream:
         self.context = device.context
         self.index = index
         self.time = 0.0
-        """Virtual seconds at which the work run so far ends."""
+        """Virtual second at which the work that has run ends."""
         self._end = 0.0
-        """The same for all that was enqueued; new work of a stream begins at :attr:`_next`."""
+        """Virtual second at which all enqueued work ends."""
         self._queue: deque[tuple[str, Any, float, SimWork | None]] = deque()
-        """Kind, function or event, the virtual time at which it is over, and whose it is."""
-        self._untold: list[Fault] = []
-        """Unreported errors."""
-        self._nobodys: Fault | None = None
-        """Faults of work without an owner: the next operation that ends here reports them."""
+        """Pending (kind, function or event, virtual second at which it ends, the operation's work)."""
+        self._unreported: list[Fault] = []
+        """Faults that no :meth:`finish` or synchronisation has taken yet."""
+        self._unowned_fault: Fault | None = None
+        """First fault of work without an owner; the next event of an operation on this stream reports it."""
 
     @property
     def pending(self) -> int:
-        """Pieces of work (records and waits included) that have not run."""
+        """Number of entries (work, records and waits) that have not run."""
         return len(self._queue)
 
     @property
     def _next(self) -> float:
-        """Virtual seconds at which the next work begins at the earliest."""
+        """Earliest virtual second at which newly enqueued work begins."""
         return max(self._end, self.device._start)
 
     def enqueue(self, fn: Callable[[], object], *, seconds: float | None = None) -> None:
-        """Add work, which takes ``seconds`` of virtual time (default: the cost model's launch)."""
+        """Enqueue work that takes ``seconds`` of virtual time (default: the cost model's ``launch``)."""
         with _world:
             self._append("run", fn, self._next + (self.device.cost.launch if seconds is None else seconds))
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
-        """Add a copy, over the wires that :func:`weftplan.device.links.connect` has set, if any."""
+        """Enqueue a copy, timed by the wires of :func:`weftplan.device.links.connect` or else by the cost model."""
         links = connected()
         with _world:
             if links is None:
@@ -122,34 +123,34 @@ class SimStream:
             self._append("run", lambda: _copy(dst, src), end)
 
     def work(self, owner: Callable[[], Owner]) -> SimWork:
-        """Return the work of one operation; its faults carry ``owner()``."""
+        """Return the (still empty) work of one operation; the owner of its faults is ``owner()``."""
         return SimWork(owner())
 
     def record(self, work: SimWork | None = None) -> SimEvent:
-        """An event that completes when the work enqueued so far has run; that of ``work`` knows its fault."""
+        """Return an event that completes when the work enqueued so far has run; it stores the fault of ``work``."""
         with _world:
             event = SimEvent(self, work)
             self._append("record", event, self._next)
         return event
 
     def wait(self, event: Event) -> None:
-        """Hold later work of this stream back until ``event`` is complete; does not block the host."""
+        """Make later work of this stream start after ``event``, without blocking the host."""
         with _world:
             self._append("wait", event, max(self._next, event.time) if isinstance(event, SimEvent) else self._next)
 
     def synchronize(self) -> None:
-        """Run all work of this stream, and of others as its waits need; raises what its work raised."""
+        """Run all work of this stream and the work of other streams that it waits for; raise the first error."""
         with _world:
             self.device._run_until(self.record())
             self._raise()
 
     def finish(self) -> list[Fault]:
-        """Run all work of this stream; return its unreported faults, each once."""
+        """Run all work of this stream; return and forget its unreported faults."""
         with _world:
             self.device._run_until(self.record())
-            faults, self._untold = self._untold, []
-            self._rest()
-        return [fault for fault in faults if fault.untold]
+            faults, self._unreported = self._unreported, []
+            self._forget_if_idle()
+        return [fault for fault in faults if fault.is_unreported]
 
     def _append(self, kind: str, item: Any, end: float) -> None:
         self._end = end
@@ -157,29 +158,29 @@ class SimStream:
         self.device._busy[self.index] = self
 
     def _raise(self) -> None:
-        errors = [fault.error for fault in self._untold if fault.untold]
-        self._untold, self._nobodys = [], None
-        self._rest()
+        errors = [fault.error for fault in self._unreported if fault.is_unreported]
+        self._unreported, self._unowned_fault = [], None
+        self._forget_if_idle()
         try:
             if errors:
                 raise errors[0]
         finally:
             del errors  # the traceback holds this frame: a cycle would keep the stream
 
-    def _rest(self) -> None:
-        """Nothing pending and no error: the device need not know this stream."""
-        if not self._queue and not self._untold:
+    def _forget_if_idle(self) -> None:
+        """Remove this stream from the device's busy streams if it has no pending work and no unreported error."""
+        if not self._queue and not self._unreported:
             self.device._busy.pop(self.index, None)
 
     def _ready(self) -> bool:
-        """Return whether the first piece of work may run now."""
+        """Return whether the first entry of the queue can run now."""
         if not self._queue:
             return False
         kind, item, _, _ = self._queue[0]
         return kind != "wait" or not isinstance(item, SimEvent) or item.done
 
     def _advance(self) -> None:
-        """Run the first piece of work; an exception is kept for the next synchronisation, and skips nothing."""
+        """Run the first entry of the queue; store an exception for the next synchronisation, and let later work run."""
         kind, item, self.time, work = self._queue.popleft()
         if kind == "run":
             try:
@@ -189,22 +190,22 @@ class SimStream:
                 self._fail(error, work)
         elif kind == "record":
             if item.work is not None:
-                item.fault = item.work.fault() or self._nobodys
-                self._nobodys = None
+                item.fault = item.work.fault() or self._unowned_fault
+                self._unowned_fault = None
             item.done = True
         elif not isinstance(item, SimEvent):
             item.synchronize()
         self.device._clock = max(self.device._clock, self.time)
-        self._rest()
+        self._forget_if_idle()
 
     def _fail(self, error: BaseException, work: SimWork | None) -> None:
         trace = error.__traceback__
-        if trace is not None:  # without the caller's frame, which holds the work that is to keep the error
+        if trace is not None:  # drop the frame of _advance: its local `work` would form a cycle with the stored error
             BaseException.with_traceback(error, trace.tb_next)
         fault = Fault(error, None) if work is None else work.fail(error)
-        self._untold.append(fault)
+        self._unreported.append(fault)
         if work is None:
-            self._nobodys = self._nobodys or fault
+            self._unowned_fault = self._unowned_fault or fault
 
     def __enter__(self) -> SimStream:
         push_stream(self)
@@ -218,7 +219,7 @@ class SimStream:
 
 
 class SimDevice:
-    """Simulated hardware in host memory; the module's docstring describes the order of work."""
+    """Simulated hardware in host memory; the module docstring describes the order of its work."""
 
     alignment = ALIGNMENT
     asynchronous = True
@@ -230,15 +231,15 @@ class SimDevice:
         self.cost = CostModel()
         self.order = order
         self.used = 0
-        """Bytes allocated and not freed."""
+        """Bytes in use."""
         self._random = random.Random(seed)
         self._made = 0
-        """Streams made so far."""
+        """Number of streams created."""
         self._busy: dict[int, SimStream] = {}
-        """Streams with pending work or an unreported error; other streams live as long as they are referenced."""
+        """By index: streams with pending work or an unreported error, kept alive by this entry."""
         self._clock = 0.0
         self._start = 0.0
-        """No work that is enqueued from now on begins earlier; see :func:`begin_together`."""
+        """Earliest virtual second at which newly enqueued work begins; set by :func:`begin_together`."""
         self._default = self.new_stream()
 
     def configure(
@@ -249,7 +250,7 @@ class SimDevice:
         order: str | None = None,
         seed: int | None = None,
     ) -> None:
-        """Change what is not None; :func:`weftplan.device.simulated.configure` explains the arguments."""
+        """Change the settings that are not None, as :func:`weftplan.device.simulated.configure` explains."""
         if order not in (None, "lazy", "random"):
             raise DeviceError(f"order of a simulated device must be 'lazy' or 'random', got {order!r}")
         with _world:
@@ -267,7 +268,7 @@ class SimDevice:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> RawArray:
-        """``nbytes`` > 0 poisoned bytes; raises OutOfMemoryError beyond the capacity."""
+        """Return ``nbytes`` > 0 bytes, filled with :data:`POISON`; raises OutOfMemoryError beyond the capacity."""
         with _world:
             if self.used + nbytes > self.capacity:
                 raise OutOfMemoryError(
@@ -287,7 +288,7 @@ class SimDevice:
         return raw
 
     def free(self, raw: RawArray) -> None:
-        """Give memory back and poison it at once: work still pending that reads it will see poison."""
+        """Free memory and fill it with :data:`POISON` immediately, so that pending work that reads it sees poison."""
         raw.fill(POISON)
         with _world:
             _memory.remove(raw)
@@ -301,25 +302,25 @@ class SimDevice:
     # -- work -----------------------------------------------------------------------------------------------------
 
     def new_stream(self, *, priority: int = 0) -> SimStream:
-        """Return a new in-order stream; ``priority`` changes nothing."""
+        """Return a new in-order stream; ``priority`` is ignored."""
         with _world:
             stream = SimStream(self, self._made)
             self._made += 1
         return stream
 
     def launch(self, fn: Callable[[], object], modelled: float = 0.0) -> None:
-        """Enqueue ``fn`` on the current stream; without one, run everything pending and then ``fn``.
+        """Enqueue ``fn`` on the current stream; without one, run all pending work and then ``fn``.
 
-        ``modelled``: seconds of work by the planner's model, which the cost model may count.
+        ``modelled`` is the planner's estimate of the kernel's seconds, which the cost model scales by ``share``.
         """
         self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.kernel(modelled)))
 
     def launch_untimed(self, fn: Callable[[], object]) -> None:
-        """Enqueue ``fn`` as :meth:`launch` does, in no virtual time: poison of freed memory stands for no kernel."""
+        """Enqueue ``fn`` as :meth:`launch` does, with a cost of 0 s, such as writing poison over freed memory."""
         self._enqueue(lambda stream: stream.enqueue(fn, seconds=0.0))
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
-        """Enqueue a copy (equal shapes and dtypes), timed by the cost model or the wires that devices are joined by."""
+        """Enqueue a copy of equal shapes and dtypes on the current stream; without one, run all work, then the copy."""
         self._enqueue(lambda stream: stream.copy(dst, src))
 
     def _enqueue(self, put: Callable[[SimStream], None]) -> None:
@@ -327,14 +328,16 @@ class SimDevice:
         if isinstance(stream, SimStream):
             put(stream)
             return
+        # As on CUDA's legacy default stream: after all earlier work of the device, and finished when the call returns.
         with _world:
             self.synchronize()
             put(self._default)
             self._default.synchronize()
 
     def synchronize(self) -> None:
-        """Run everything pending on this device; raises the first error that work raised."""
+        """Run all pending work of this device; raise the first unreported error."""
         with _world:
+            # Record on all streams first: running one stream may enqueue work on another, which need not run now.
             for event in [stream.record() for stream in self._in_order()]:
                 self._run_until(event)
             for stream in self._in_order():
@@ -342,7 +345,7 @@ class SimDevice:
 
     @property
     def clock(self) -> float:
-        """Virtual seconds at which everything run so far has ended."""
+        """Virtual second at which all work that has run ends."""
         with _world:
             return self._clock
 
@@ -355,12 +358,17 @@ class SimDevice:
             self._step(event.stream)
 
     def _step(self, wanted: SimStream) -> None:
-        """Run one piece of work: one that ``wanted`` needs (lazy) or any that may run (random)."""
+        """Run one queue entry: one that ``wanted`` needs first (lazy), or any that can run (random).
+
+        Raises:
+            DeviceError: ``wanted`` waits for an event that cannot complete.
+        """
         if self.order == "random":
             ready = [stream for stream in self._in_order() if stream._ready()]
             if ready:
                 self._random.choice(ready)._advance()
                 return
+        # Follow the chain of waits to a stream that can run; a stream met twice, or empty, means a deadlock.
         seen: list[SimStream] = []
         stream = wanted
         while not stream._ready():
@@ -377,9 +385,9 @@ class SimDevice:
 
 
 def begin_together(devices: Sequence[SimDevice]) -> float:
-    """Run everything pending on these devices; later work begins when the last of it ended. Returns that time.
+    """Run all pending work of these devices, set their clocks to the latest of them, and return that virtual second.
 
-    Without it the clocks of devices, and the streams of one, stand where their own last work ended.
+    Without this call, a stream's new work begins when the last work of this stream ends.
     """
     with _world:
         for device in devices:
@@ -391,7 +399,7 @@ def begin_together(devices: Sequence[SimDevice]) -> float:
 
 
 def _copy(dst: RawArray, src: RawArray) -> None:
-    """Copy within host memory, or to and from an array of CuPy's, and wait for that."""
+    """Copy within host memory, or to or from a CuPy array, and wait for the copy."""
     if not isinstance(dst, np.ndarray):
         with dst.device:
             dst.set(np.asarray(src, order="C"))

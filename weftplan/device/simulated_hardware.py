@@ -1,7 +1,7 @@
-"""State shared by all simulated devices: costs of work, owners of addresses, and schedules of wires.
+"""Parts of simulated hardware: the cost model, the owners of addresses, and the schedules of wires.
 
-Only ``simulated_device.py`` uses it, under the lock that models hardware doing one thing at a time; this module takes
-no lock.
+All simulated devices share one address table and one schedule. ``simulated_device.py`` accesses both under its global
+lock; this module takes no lock.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CostModel:
         launch: default seconds of a kernel.
         latency: seconds before a copy's first byte.
         bandwidth: bytes per second of a copy.
-        share: seconds of a bound graph's node beyond ``launch``, as a share of the planner's modelled seconds for an
-            accelerator; 0: every kernel takes ``launch``, whatever its size.
+        share: factor for the planner's estimated seconds of a bound graph's kernel, which are added to ``launch``; 0
+            makes every kernel take ``launch``.
     """
 
     launch: float = 5e-6
@@ -37,11 +37,11 @@ class CostModel:
     share: float = 1.0
 
     def kernel(self, modelled: float) -> float:
-        """Seconds of a kernel that by the planner's model works for so long."""
+        """Return the seconds of a kernel that the planner's model estimates at ``modelled`` seconds."""
         return self.launch + self.share * modelled
 
     def copy(self, nbytes: int) -> float:
-        """Seconds of copying ``nbytes``."""
+        """Return the seconds of copying ``nbytes``."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -56,7 +56,7 @@ class _Memory:
 
 
 class Addresses:
-    """Which simulated device has which addresses; changed and asked under the lock of simulated work.
+    """Address ranges of the memory of all simulated devices; used under the global lock of simulated work.
 
     A user's finalizer may call each method in the middle of another, on the same thread.
     """
@@ -66,64 +66,67 @@ class Addresses:
         self._memories: dict[int, _Memory] = {}
         """By the identity of the reference to the owner."""
         self._dead: deque[weakref.ref[object]] = deque()
-        """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
-        Appended by weak-reference callbacks only."""
+        """Owners collected without :meth:`remove`, for example with a dropped pool; their addresses may be reused."""
+        # Weak-reference callbacks may run inside any code: they only append here, and the next method removes ranges.
 
     def __len__(self) -> int:
-        self._bury()
+        self._remove_dead()
         return len(self._memories)
 
     def add(self, raw: RawArray, place: int) -> None:
-        """``raw`` is memory of this device from now on."""
-        self._bury()
+        """Register ``raw`` as memory of simulated device number ``place``."""
+        self._remove_dead()
         owning: object = raw if raw.base is None else raw.base
         owner = weakref.ref(owning, self._dead.append)
         memory = self._memories[id(owner)] = _Memory(place, owner)
         self._ranges.add(memory, raw.ctypes.data, raw.ctypes.data + raw.nbytes)
 
     def remove(self, raw: RawArray) -> None:
-        """``raw`` is given back."""
-        self._bury()
+        """Remove the range of ``raw``, which its device frees."""
+        self._remove_dead()
         for memory in self._ranges.overlapping(raw.ctypes.data, raw.ctypes.data + 1):
-            self._end(memory.owner)
+            self._remove(memory.owner)
 
-    def _end(self, owner: weakref.ref[object]) -> None:
+    def _remove(self, owner: weakref.ref[object]) -> None:
         memory = self._memories.get(id(owner))
         if memory is not None:
             self._ranges.remove(memory)
             self._memories.pop(id(owner), None)
 
-    def _bury(self) -> None:
-        """Forget the addresses of owners that died, each before its notice."""
+    def _remove_dead(self) -> None:
+        """Remove the ranges whose owners were garbage-collected, each before its notice."""
         while self._dead:
             owner = self._dead[0]
-            self._end(owner)
+            self._remove(owner)
             if self._dead and self._dead[0] is owner:  # else a nested call has removed it
                 self._dead.popleft()
 
     def place(self, array: RawArray) -> int:
-        """The number of the simulated device whose memory this is, or HOST."""
+        """Return the number of the simulated device whose memory ``array`` is in, or :data:`HOST`."""
         if not isinstance(array, np.ndarray):
             return HOST
-        self._bury()
+        self._remove_dead()
         there = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
         return next((memory.place for memory in there if memory.owner() is not None), HOST)
 
 
 class Wires:
-    """Busy times of each wire; used under the lock of simulated work.
+    """Schedule of copies on each wire, in virtual time; used under the global lock of simulated work.
 
-    A copy takes the first gap that is long enough. A copy that is enqueued early and waits for an event therefore
-    leaves the wires free until it begins.
+    Each copy takes the first gap that is long enough on all its wires. Wires therefore stay free for other copies while
+    a copy that was enqueued early waits for its event.
     """
 
     def __init__(self) -> None:
         self._links: Interconnect | None = None
         self._busy: list[list[tuple[float, float]]] = []
-        """Per wire, (begin, end) of its last copies, in order; the first entry stands for all earlier copies."""
+        """Per wire, sorted (begin, end) of its last copies; the first entry covers all earlier copies."""
 
     def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
-        """Return when a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        """Schedule a copy that may begin at ``begin`` and return the virtual second at which it ends.
+
+        A copy within a device, or of a device that ``links`` does not know, uses no wire.
+        """
         if links is not self._links:
             self._links, self._busy = links, [[(0.0, 0.0)] for _ in links.wires]
         if source == target or max(source, target) >= links.count:
@@ -131,7 +134,7 @@ class Wires:
         for hop in links.hops(source, target):
             spans = [(self._busy[wire], nbytes / links.wires[wire]) for wire in hop.wires]
             before = -1.0
-            while before != begin:  # until all wires have a gap from there
+            while before != begin:  # until all wires of the hop are free at the same time
                 before = begin
                 for busy, length in spans:
                     begin = _first_gap(busy, begin, length)
@@ -144,14 +147,14 @@ class Wires:
 
 
 WITHIN_S = 5e-6
-"""Seconds of a copy within a device, which takes no wire."""
+"""Virtual seconds of a copy within a device, or of a device without known links."""
 
 _COPIES = 256
-"""Copies per wire whose gaps are remembered."""
+"""Entries per wire; older copies are merged into the first entry, without their gaps."""
 
 
 def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:
-    """Return when a wire is free for so long, at ``begin`` at the earliest."""
+    """Return the first time from ``begin`` at which a wire is free for ``length`` seconds."""
     place = max(0, bisect.bisect(busy, (begin, float("inf"))) - 1)
     for start, end in busy[place:]:
         if start >= begin + length:

@@ -1,9 +1,8 @@
-"""Attribution of errors of simulated work that fails after its operation has returned.
+"""Attribution of errors in simulated work to the operations that enqueued it.
 
-A stream runs the work of many operations, so a failure must not spread to unrelated operations. Each operation
-therefore knows the fault of its own work, on any stream, or of work whose results it used; every wait for the
-operation's event reports it. All state changes under the lock of simulated work; the fault of a completed event does
-not change.
+A stream runs the work of many operations, and a failure must not spread to unrelated operations. The event at the end
+of an operation's work therefore stores one fault: that of an operation whose results it used, or else of its own work.
+All state changes under the global lock of simulated work; the fault of a completed event never changes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ from weftplan.device.stream import pop_work, push_work
 
 
 class Fault:
-    """An error of simulated work.
-
-    ``owner`` is that of :meth:`weftplan.device.base.Stream.work`, or None for work without an owner; ``kept`` is the
-    engine's failure for the fault, created at the first report, and knows the operations that it still ``blocks``.
-    """
+    """An error of simulated work; implements :class:`weftplan.device.base.Fault`."""
 
     __slots__ = ("error", "kept", "moot", "owner")
 
@@ -29,20 +24,23 @@ class Fault:
         self.owner = owner
         self.kept: Any = None
         self.moot = False
-        """Of work that would not have run had what it was made of been known to have failed."""
+        """True if an input of the operation had failed too; only the input's fault is then reported."""
 
     @property
-    def untold(self) -> bool:
-        """Whether a report is still due."""
+    def is_unreported(self) -> bool:
+        """True if the error must still be reported to the user."""
         return self.kept is None and not self.moot
 
     def blocks(self, number: int) -> bool:
-        """False when the user had been told before the operation with this number was pushed: it may overwrite."""
+        """Return whether this fault also fails an operation with this push number that overwrites the failed result.
+
+        False if the user had been notified of the error before that operation was pushed.
+        """
         return self.kept is None or bool(self.kept.blocks(number))
 
 
 class SimWork:
-    """Work of one operation: ``with work:`` attributes this thread's enqueued work to it."""
+    """The work of one operation: work that this thread enqueues inside ``with work:``."""
 
     __slots__ = ("_after", "_number", "_over", "_own", "owner")
 
@@ -51,23 +49,27 @@ class SimWork:
         self._own: list[Fault] = []
         self._number = 0
         self._after: tuple[Any, ...] = ()
-        """Simulated events, as in ``_over``."""
+        """Simulated events of the operations whose results are read."""
         self._over: tuple[Any, ...] = ()
+        """Simulated events of the operations whose results are overwritten."""
 
     def fail(self, error: BaseException) -> Fault:
-        """Note that a piece of this work has raised ``error``."""
+        """Store and return the fault for an ``error`` that part of this work raised."""
         fault = Fault(error, self.owner)
         self._own.append(fault)
         return fault
 
     def fault(self) -> Fault | None:
-        """Return, after all of it has run, the fault of its inputs or of overwritten work, or else its own."""
+        """Return the first fault of an input, of a blocking overwritten result, or of this work; None without one.
+
+        To be called once, after all of this work has run. If the fault is inherited, own faults become ``moot``.
+        """
         read: list[Fault | None] = [event.fault for event in self._after]
         written: list[Fault | None] = [event.fault for event in self._over]
         inherited = next((fault for fault in read if fault), None) or next(
             (fault for fault in written if fault and fault.blocks(self._number)), None
         )
-        self._after = self._over = ()  # an event that is kept keeps none of those before it
+        self._after = self._over = ()  # otherwise each event would keep all earlier events alive
         if inherited is None:
             return self._own[0] if self._own else None
         for fault in self._own:
@@ -75,7 +77,7 @@ class SimWork:
         return inherited
 
     def record(self, stream: Any, number: int, after: Iterable[Any], over: Iterable[Any]) -> Any:
-        """An event of the simulated ``stream`` that completes when this work has run, and then knows its fault."""
+        """Return an event at the end of this work on ``stream``; once complete it has the result of :meth:`fault`."""
         self._number, self._after, self._over = number, tuple(after), tuple(over)
         return stream.record(self)
 

@@ -1,6 +1,6 @@
-"""A number of bytes as people write it, in arguments, settings and on the command line: one rule for all of them.
+"""Parsing of sizes such as ``2GB``, for arguments, settings and the command line.
 
-This file reads text alone and touches no device. Any thread may call this.
+This module touches no device. Any thread may call :func:`parse_bytes`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e\+?([0-9]{1,2}))?\s*([
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes meant by ``2GB``, ``1.5 GiB``, ``8Gi``, ``8e9``, ``800m`` or a plain integer.
+    """Return the bytes of a size such as ``2GB``, ``1.5 GiB``, ``8Gi``, ``8e9``, ``800m`` or 4096, ignoring case.
 
-    ``k``, ``M``, ``G``, ``T`` are powers of 1000, ``Ki`` and so on of 1024; a ``B`` may follow. Capitals do not matter.
+    ``k``, ``M``, ``G``, ``T`` are powers of 1000; ``Ki`` to ``Ti`` are powers of 1024; a ``B`` may follow.
     Fractions of a byte are dropped.
 
     Raises:
-        PlanError: the text is no positive size.
+        PlanError: the argument is not a positive size.
 
     >>> parse_bytes("2GB"), parse_bytes("1.5 GiB"), parse_bytes("8e9"), parse_bytes(4096)
     (2000000000, 1610612736, 8000000000, 4096)
@@ -38,7 +38,7 @@ def parse_bytes(text: str | int) -> int:
         if form is None or unit is None:
             raise PlanError(f"expected a number of bytes such as 2GB, 1.5GiB or 4096; got {text!r}")
         whole, _, part = form.group(1).partition(".")
-        # In integers: a float would lose bytes of large sizes.
+        # Integer arithmetic: a float would round large sizes.
         value = int(whole + part) * 10 ** int(form.group(2) or "0") * unit // 10 ** len(part)
     if value <= 0:
         raise PlanError(f"expected a positive number of bytes, got {text!r}")

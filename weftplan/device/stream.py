@@ -1,7 +1,7 @@
-"""The current stream of each thread, and the work that it enqueues: ``with stream:`` and ``with work:`` set them.
+"""The current stream and the current operation's work of each thread, set by ``with stream:`` and ``with work:``.
 
-This file owns a stack of each per thread; other threads never see them. ``Device.launch`` and ``Device.copy`` ask for
-the stream, streams whose work fails later ask for the work.
+Both are thread-local stacks. ``Device.launch`` and ``Device.copy`` enqueue on the current stream; a simulated stream
+attributes what it enqueues to the current work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _local = threading.local()
 
 
 def current_stream() -> Stream | None:
-    """Return the innermost ``with stream:`` of this thread, or None: the device's default stream."""
+    """Return the stream of this thread's innermost ``with stream:``, or None, which means the default stream."""
     stack: list[Stream] | None = getattr(_local, "stack", None)
     return stack[-1] if stack else None
 
@@ -32,7 +32,7 @@ def push_stream(stream: Stream) -> None:
 
 
 def pop_stream(stream: Stream) -> None:
-    """Undo the matching :func:`push_stream`; raises DeviceError when streams are left in the wrong order."""
+    """Undo the matching :func:`push_stream`; raises DeviceError if ``stream`` is not the current stream."""
     stack: list[Stream] = getattr(_local, "stack", [])
     if not stack or stack[-1] is not stream:
         raise DeviceError(f"{stream!r} is not the current stream of this thread: leave `with stream:` blocks in order")
@@ -40,13 +40,13 @@ def pop_stream(stream: Stream) -> None:
 
 
 def current_work() -> Any:
-    """The innermost ``with work:`` of this thread, or None."""
+    """Return the work of this thread's innermost ``with work:``, or None."""
     stack: list[Any] | None = getattr(_local, "work", None)
     return stack[-1] if stack else None
 
 
 def push_work(work: Any) -> None:
-    """Make ``work`` that of this thread."""
+    """Make ``work`` the current work of this thread."""
     stack: list[Any] | None = getattr(_local, "work", None)
     if stack is None:
         stack = _local.work = []
@@ -59,12 +59,12 @@ def pop_work() -> None:
 
 
 class NoWork:
-    """The work of an operation on a device that does not tell whose an error is: nothing is noted of it."""
+    """Placeholder for an operation's work on devices that do not attribute errors to operations."""
 
     __slots__ = ()
 
     def record(self, stream: Stream, *of: object) -> Event:
-        """An event after what ``stream`` has been given so far."""
+        """Return ``stream.record()``; further arguments are ignored."""
         return stream.record()
 
     def __enter__(self) -> NoWork:
@@ -79,7 +79,7 @@ NO_WORK = NoWork()
 
 @contextmanager
 def no_stream() -> Iterator[None]:
-    """Within the ``with`` block this thread has no current stream: its launches finish before they return."""
+    """Unset this thread's current stream inside the ``with`` block, so that its launches finish before they return."""
     stack: list[Stream] | None = getattr(_local, "stack", None)
     _local.stack = []
     try:

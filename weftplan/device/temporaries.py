@@ -1,13 +1,11 @@
-"""CuPy's temporaries inside kernels, allocated from the storage layer's pools.
+"""Memory that CuPy functions allocate internally, taken from the storage layer's pools.
 
-Some of CuPy's functions allocate: a sort its indices, a product of transposed matrices their copies. During our work
-they allocate here, so that the bytes are in the statistics, under a name, and can be released.
+Some CuPy functions allocate temporaries: a sort its indices, a product of transposed matrices their copies. Inside our
+operations these allocations come from here, so that storage statistics include them and they can be released.
 
-Python frees such memory long before the GPU has worked with it. It therefore returns to the stream that used it, where
-its next use is ordered later. Only :meth:`Temporaries.release`, which waits for the device first, returns it to
-storage: before an allocation fails, and when caches are emptied.
-
-Any thread may call these functions; finalizers only append to a deque.
+CuPy drops a temporary before the GPU has finished using it. The block therefore goes to a free list of its stream,
+whose next work runs after the use. Blocks return to storage only in :meth:`Temporaries.release`, which waits for the
+device: when an allocation would otherwise fail, and when caches are emptied. Any thread may call these functions.
 """
 
 from __future__ import annotations
@@ -29,31 +27,32 @@ NAME = "temporaries of CuPy"
 """Name of this memory in the storage layer's reports."""
 _ROUND = 512
 _WASTE = 2
-"""A block serves requests down to this part of its size."""
+"""A free block is reused for requests of at least 1 / ``_WASTE`` of its bytes."""
 
 
 class _Block(NamedTuple):
     allocation: Any
     resource: Any
-    """The resource that owns it."""
+    """The storage resource to which the allocation is returned."""
 
 
 class _Lease:
-    """Held by CuPy's array; when that goes, the block is free for its stream again."""
+    """Owner of a block that a CuPy array references; when the array dies, the block returns to its free list."""
 
-    __slots__ = ("_block", "_home")
+    __slots__ = ("_block", "_free_blocks")
 
-    def __init__(self, block: _Block, home: deque[_Block]) -> None:
+    def __init__(self, block: _Block, free_blocks: deque[_Block]) -> None:
         self._block = block
-        self._home = home
+        self._free_blocks = free_blocks
 
     @property
     def raw(self) -> Any:
-        """The bytes, an array of CuPy."""
+        """The block's memory, a flat CuPy array."""
         return self._block.allocation.raw
 
     def __del__(self) -> None:
-        self._home.append(self._block)
+        # A finalizer may run inside any code, also under the lock: it takes no lock, and deque.append is atomic.
+        self._free_blocks.append(self._block)
 
 
 class _NoStream:
@@ -68,7 +67,7 @@ class _Refusing(threading.local):
 
 
 class Temporaries:
-    """CuPy's allocator for one device: :meth:`allocate` is passed to ``cupy.cuda.using_allocator``."""
+    """An allocator for CuPy on one device; :meth:`allocate` is passed to ``cupy.cuda.using_allocator``."""
 
     def __init__(self, context: Context, xp: ModuleType, synchronize: Callable[[], None]) -> None:
         self._context = context
@@ -76,60 +75,63 @@ class Temporaries:
         self._synchronize = synchronize
         self._lock = whole_in_children(ReentrantLock())
         self._free: dict[int, deque[_Block]] = {}
-        """By stream (:meth:`_stream_number`): blocks that no array has. Finalizers append; only this class takes, under
-        the lock."""
+        """Free lists by stream (:meth:`_stream_number`). Finalizers append to them; removals hold the lock."""
         self._refusing = _Refusing()
         self.reserved = 0
-        """Bytes taken from storage and not given back."""
+        """Bytes allocated from storage and not yet returned, whether in use or free."""
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a ``cupy.cuda.MemoryPointer`` to at least ``nbytes`` bytes, to be used on the current stream.
+        """Return a ``cupy.cuda.MemoryPointer`` to at least ``nbytes`` bytes, for use on the current stream.
 
         Raises:
-            OutOfMemoryError: storage has none; the message is its report.
-            DeviceError: within :meth:`refused`.
+            OutOfMemoryError: storage cannot allocate a new block.
+            DeviceError: this thread is inside :meth:`refused`.
         """
         if self._refusing.on:
             raise DeviceError(f"CuPy takes {int(nbytes):,} bytes by itself")
         cuda = self._xp.cuda
         size = max(_ROUND, -(-int(nbytes) // _ROUND) * _ROUND)
         with self._lock:
-            home = self._free.setdefault(self._stream_number(), deque())
-            block = self._fitting(home, size)
+            free_blocks = self._free.setdefault(self._stream_number(), deque())
+            block = self._take_free(free_blocks, size)
         if block is None:
-            block = self._take(size)
-        lease = _Lease(block, home)
+            block = self._allocate_block(size)
+        lease = _Lease(block, free_blocks)
         memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
         return cuda.MemoryPointer(memory, 0)
 
     def _stream_number(self) -> int:
-        """Return a number for CuPy's current stream. CUDA gives the handle of a stream that is gone to a new one while
-        the device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
+        """Return the key of CuPy's current stream in :attr:`_free`."""
+        # CUDA may give the handle of a destroyed stream to a new stream while the old work still runs, so our streams
+        # have unique numbers. On any other stream a call waits for its work before it returns; the handle suffices.
         handle, stream = int(self._xp.cuda.get_current_stream().ptr), current_stream()
         ours = stream is not None and int(getattr(stream, "handle", _NO_STREAM).ptr) == handle
         return int(getattr(stream, "number", 0)) if ours else -handle
 
     @contextmanager
     def refused(self) -> Iterator[None]:
-        """Within the ``with`` block this thread gets no temporaries: a graph would go on writing to them."""
+        """Make :meth:`allocate` raise in this thread inside the ``with`` block.
+
+        Used during graph capture: each launch of the graph would write to the temporaries after they were freed.
+        """
         self._refusing.on = True
         try:
             yield
         finally:
             self._refusing.on = False
 
-    def _fitting(self, home: deque[_Block], size: int) -> _Block | None:
-        """Return the smallest free block of a stream that fits without much waste, taken out; None without one."""
+    def _take_free(self, free_blocks: deque[_Block], size: int) -> _Block | None:
+        """Remove and return the smallest free block of ``size`` to ``_WASTE * size`` bytes; None if there is none."""
         best: _Block | None = None
-        for block in list(home):
+        for block in list(free_blocks):  # a copy: a finalizer may append during the loop
             nbytes = block.allocation.nbytes
             if size <= nbytes <= _WASTE * size and (best is None or nbytes < best.allocation.nbytes):
                 best = block
         if best is not None:
-            home.remove(best)
+            free_blocks.remove(best)
         return best
 
-    def _take(self, size: int) -> _Block:
+    def _allocate_block(self, size: int) -> _Block:
         resource = slots.TEMPORARY_SOURCE.get()(self._context)
         allocation = resource.allocate(size, name=NAME)
         with self._lock:
@@ -137,20 +139,18 @@ class Temporaries:
         return _Block(allocation, resource)
 
     def release(self) -> int:
-        """Wait for the device, return every free block to storage, and return the bytes.
-
-        A block that a finalizer on another thread appends during the wait may belong to work that was enqueued after
-        the device became idle. It stays with its stream: only the blocks that were there before the wait are released.
-        """
+        """Wait for the device and return the blocks that were free before the wait to storage; return their bytes."""
         with self._lock:
-            before = [(home, len(home)) for home in self._free.values() if home]
+            # A finalizer may append a block during the wait, and work enqueued after the device became idle may still
+            # use it. Appends go to the right, so the first `count` blocks of each list were free before the wait.
+            before = [(free_blocks, len(free_blocks)) for free_blocks in self._free.values() if free_blocks]
             if not before:
                 return 0
             self._synchronize()
             released = 0
-            for home, count in before:
+            for free_blocks, count in before:
                 for _ in range(count):
-                    block = home.popleft()
+                    block = free_blocks.popleft()
                     released += block.allocation.nbytes
                     block.resource.free(block.allocation)
             self.reserved -= released

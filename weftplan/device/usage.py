@@ -1,7 +1,7 @@
-"""How busy the processors are: cores that this process keeps busy, and its GPUs by NVIDIA's management library.
+"""Utilisation of the CPU by this process, and of its GPUs as reported by NVIDIA's management library (NVML).
 
-GPUs are asked through ``pynvml`` (package ``nvidia-ml-py``), if it is installed and the driver answers. CUDA and that
-library may number GPUs differently, so each is found by its address on the bus. A :class:`Usage` is used by one thread.
+GPUs are queried through ``pynvml`` (package ``nvidia-ml-py``) if it is installed and the driver answers. CUDA and NVML
+may number GPUs differently, so GPUs are matched by PCI bus address. A :class:`Usage` may be used by one thread only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weftplan.device.registry import get
 
 
 class Usage:
-    """The use of the host and of these devices, from one question to the next."""
+    """Utilisation of the host and of the GPUs among ``contexts`` between two calls of :meth:`figures`."""
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._at, self._busy = time.perf_counter(), _cpu_seconds()
@@ -28,21 +28,24 @@ class Usage:
             self._open(gpus)
 
     def _open(self, gpus: Sequence[Context]) -> None:
-        """Find the GPUs; without the library, or if it knows none of them, none is watched."""
+        """Get the NVML handle of each GPU; after any failure no GPU is watched."""
         try:
             library = importlib.import_module("pynvml")
             library.nvmlInit()
             for context in gpus:
                 address = get(context).xp.cuda.runtime.deviceGetPCIBusId(context.device_id)
                 self._handles[str(context)] = library.nvmlDeviceGetHandleByPciBusId(address)
-        except Exception:  # ImportError, the library's own classes, those of CuPy
+        except Exception:  # ImportError, or the exception classes of pynvml or CuPy
             self._handles.clear()
             return
         self._library = library
 
     def figures(self) -> dict[str, object]:
-        """Return ``cpu``, the average cores that this process kept busy since the last call, and ``gpus``: for each
-        watched GPU the recent percentage of kernel time, bytes in use by all processes, and watts."""
+        """Return ``cpu``, the average number of cores that this process used since the last call, and ``gpus``.
+
+        ``gpus`` has for each watched GPU ``busy`` (recent percentage of time with a running kernel), ``bytes`` (in use
+        by all processes) and ``watts``. Figures that a GPU does not support are absent, and so is an empty ``gpus``.
+        """
         now, busy = time.perf_counter(), _cpu_seconds()
         usage: dict[str, Any] = {"cpu": round((busy - self._busy) / max(now - self._at, 1e-9), 3)}
         self._at, self._busy = now, busy
@@ -50,7 +53,7 @@ class Usage:
         return {**usage, "gpus": gpus} if gpus else usage
 
     def _ask(self, handle: Any) -> dict[str, float]:
-        """Return the library's figures of one GPU; cards do not support every figure."""
+        """Return the figures of one GPU, without those that it does not support."""
         library = self._library
         answers: dict[str, float] = {}
         questions: dict[str, Callable[[], float]] = {
@@ -67,5 +70,5 @@ class Usage:
 
 
 def _cpu_seconds() -> float:
-    """Processor time of this process, and of its children that have ended."""
+    """Return the CPU seconds used by this process and its terminated children."""
     return sum(os.times()[:4])

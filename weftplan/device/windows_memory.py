@@ -1,4 +1,4 @@
-"""Memory as Windows tells it: two questions to its library kernel32, which ``host_memory.py`` asks there."""
+"""Memory figures from the Windows library kernel32, for ``host_memory.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Machine(ctypes.Structure):
-    """MEMORYSTATUSEX."""
+    """The structure MEMORYSTATUSEX of the Windows API."""
 
     _fields_ = [
         ("nbytes", c_uint32),
@@ -20,7 +20,7 @@ class _Machine(ctypes.Structure):
 
 
 class _Process(ctypes.Structure):
-    """PROCESS_MEMORY_COUNTERS."""
+    """The structure PROCESS_MEMORY_COUNTERS of the Windows API."""
 
     _fields_ = [
         ("nbytes", c_uint32),
@@ -32,39 +32,39 @@ class _Process(ctypes.Structure):
 
 
 def machine() -> tuple[int, int]:
-    """Return (available, total) bytes of the machine.
+    """Return (available, total) bytes of the machine's physical memory.
 
     Raises:
-        OSError: Windows does not say.
+        OSError: the call to Windows failed.
     """
     status = _Machine(nbytes=ctypes.sizeof(_Machine))
-    _told(_kernel32().GlobalMemoryStatusEx(ctypes.byref(status)), "the machine's memory")
+    _check_answer(_kernel32().GlobalMemoryStatusEx(ctypes.byref(status)), "the machine's memory")
     return int(status.available), int(status.total)
 
 
 def resident() -> int:
-    """Return the bytes of this process that are in memory now.
+    """Return the resident bytes of this process.
 
     Raises:
-        OSError: Windows does not say.
+        OSError: the call to Windows failed.
     """
     counters = _Process(nbytes=ctypes.sizeof(_Process))
     library = _kernel32()
-    library.GetCurrentProcess.restype = c_void_p  # -1, which means this process
+    library.GetCurrentProcess.restype = c_void_p  # the pseudo handle -1
     library.K32GetProcessMemoryInfo.argtypes = [c_void_p, c_void_p, c_uint32]
     process = library.GetCurrentProcess()
-    _told(
+    _check_answer(
         library.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.nbytes), "the memory of this process"
     )
     return int(counters.resident)
 
 
 def _kernel32() -> Any:
-    """Return a private handle of the library, whose declarations no other code changes."""
-    windows: Any = ctypes  # which has WinDLL only there
+    """Load kernel32 for this call only, so that setting its ``restype`` and ``argtypes`` affects no other code."""
+    windows: Any = ctypes  # type checkers on other systems know no WinDLL
     return windows.WinDLL("kernel32")
 
 
-def _told(answer: int, what: str) -> None:
+def _check_answer(answer: int, what: str) -> None:
     if not answer:
         raise OSError(f"Windows does not tell {what}")

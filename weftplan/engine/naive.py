@@ -158,7 +158,7 @@ class NaiveEngine(Engine):
         self._dispatched.clear()
 
     def _count_queues(self) -> Sequence[QueueStatistics]:
-        return [QueueStatistics(ctx, "inline", count, 0, 0) for ctx, count in self._by_context.items()]
+        return [QueueStatistics(ctx, "inline", count, 0, 0) for ctx, count in list(self._by_context.items())]
 
 
 _RUN = NaiveEngine._run_inline.__code__

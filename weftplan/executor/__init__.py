@@ -1,6 +1,6 @@
-"""bind, forward, backward: a planned graph on the engine.
+"""Executors: ``bind``, ``forward`` and ``backward`` of planned graphs.
 
-Importing this package teaches symbols to bind: it fills the hook that :mod:`weftplan.symbol` keeps for that.
+Importing this package registers ``bind`` and ``simple_bind`` with :mod:`weftplan.symbol`, which cannot import it.
 """
 
 from weftplan.executor.binding import bind, simple_bind

@@ -1,4 +1,4 @@
-"""Arguments of ``bind`` and ``simple_bind``, checked and brought into the order of the symbol's name lists."""
+"""Check the arguments of ``bind`` and ``simple_bind``, and put them in the order of the symbol's name lists."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
     "options",
 )  # fmt: skip
-"""Keywords of :func:`~weftplan.executor.binding.simple_bind` that are no shapes."""
+"""Keywords of :func:`~weftplan.executor.binding.simple_bind` that are not names of arguments with a shape."""
 
 
 T = TypeVar("T")
 Arrays: TypeAlias = Sequence[NDArray | None] | Mapping[str, NDArray | None]
-"""Arrays in the order of names, or by name; None in the place of a gradient that is not wanted."""
+"""Arrays in the order of names, or by name; None for an unwanted gradient."""
 GradReq: TypeAlias = str | Sequence[str] | Mapping[str, str]
-"""What becomes of gradients: of all alike, in the order of arguments, or by name."""
+"""``write``, ``add`` or ``null`` for gradients: one value for all, a list in argument order, or a value by name."""
 
 
 def normalize_grad_req(grad_req: object, names: Sequence[str]) -> dict[str, str]:
-    """Return ``grad_req`` as a dictionary over all arguments.
+    """Return ``grad_req`` as a dictionary over all arguments; names that a dictionary lacks get ``null``.
 
     >>> normalize_grad_req({"w": "add"}, ["x", "w"])
     {'x': 'null', 'w': 'add'}
@@ -48,10 +48,10 @@ def normalize_grad_req(grad_req: object, names: Sequence[str]) -> dict[str, str]
 
 
 def _in_order(values: object, names: Sequence[str], what: str) -> list[object]:
-    """Return the items of a list or a dictionary in the order of names, None for those that a dictionary lacks.
+    """Return the items of a list or a dictionary in the order of ``names``; None for a name that a dictionary lacks.
 
     Raises:
-        BindError: it is neither, or a list has the wrong length.
+        BindError: ``values`` is neither, or a list of the wrong length.
     """
     if isinstance(values, Mapping):
         return [values.get(name) for name in names]
@@ -63,11 +63,11 @@ def _in_order(values: object, names: Sequence[str], what: str) -> list[object]:
 
 
 def collect(values: object, names: Sequence[str], what: str) -> list[NDArray]:
-    """Return arrays, which come as a list or a dictionary, one for every name.
+    """Return the arrays of a list or a dictionary in the order of ``names``.
 
     Raises:
-        BindError: arrays are missing, or the list is too long.
-        DTypeError: something is no NDArray.
+        BindError: ``values`` has another type, arrays are missing, or a list is too long.
+        DTypeError: an item is not an NDArray.
     """
     missing = [name for name in names if name not in values] if isinstance(values, Mapping) else []
     if missing:
@@ -85,16 +85,19 @@ def collect(values: object, names: Sequence[str], what: str) -> list[NDArray]:
 def collect_gradients(
     args_grad: object, reqs: Mapping[str, str], args: Sequence[NDArray]
 ) -> tuple[list[NDArray | None], dict[str, str], dict[str, DType]]:
-    """Return (gradient arrays, None if not given; their grad_req; dtypes that differ from the argument's).
+    """Return gradient arrays or None, the grad_req by name, and the gradient dtypes that differ from the argument's.
+
+    An argument without a gradient array gets the grad_req ``null``.
 
     Args:
         args_grad: a list or a dictionary of gradient arrays, or None.
-        reqs: the grad_req of each argument; null if it has no array.
+        reqs: the requested grad_req of each argument.
         args: the arguments, in the order of ``reqs``.
 
     Raises:
-        BindError: a list has the wrong length.
-        DTypeError, ShapeError: a gradient is no array, or has not its argument's shape.
+        BindError: ``args_grad`` has another type, or a list has the wrong length.
+        DTypeError: a gradient is not an NDArray.
+        ShapeError: the shape of a gradient differs from its argument's.
     """
     names = list(reqs)
     if isinstance(args_grad, Mapping):
@@ -121,9 +124,10 @@ def collect_gradients(
 
 
 def collect_shapes(shapes: Mapping[str, object], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, object]:
-    """Return the shapes that were given to :func:`~weftplan.executor.binding.simple_bind` of variables of the symbol.
+    """Return the keyword arguments of :func:`~weftplan.executor.binding.simple_bind` that name variables.
 
-    Other names are warned of; raises BindError for one that was meant to be an option.
+    Warn about other names, or raise BindError if such a name resembles an option or a variable and its value is not a
+    tuple or list.
     """
     every = dict.fromkeys((*names, *aux_names))
     unknown = [name for name in shapes if name not in every]
@@ -147,7 +151,7 @@ def check_context(verb: str, ctx: object) -> None:
 
 
 def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str]) -> None:
-    """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
+    """Warn about names that are not arguments. MXNet ignores them, but a misspelt name would disable training."""
     known = frozenset(names)
     for name in values:
         if name not in known:
@@ -156,9 +160,13 @@ def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str])
 
 
 def as_shape(name: str, shape: object) -> tuple[int, ...]:
-    """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
+    """Return ``shape`` as a tuple of ints, with 0 for unknown dimensions (0 or -1).
+
+    Raises:
+        ShapeError: ``shape`` is not a sequence of integers.
+    """
     try:
-        sizes: Any = shape  # if it is no sequence, the next line raises
+        sizes: Any = shape  # if it is not a sequence, the next line raises
         dims: tuple[int, ...] = read_shape([operator.index(d) for d in sizes], f"the shape of {name!r}")
         return dims
     except TypeError:
@@ -166,8 +174,12 @@ def as_shape(name: str, shape: object) -> tuple[int, ...]:
 
 
 def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]) -> dict[str, DType]:
-    """Return the dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown
-    name."""
+    """Return the dtypes of ``type_dict`` by variable, without None values.
+
+    Raises:
+        DTypeError: a value is not a dtype.
+        ParameterError: ``names`` lacks a name.
+    """
     known: dict[str, DType] = {}
     every = frozenset(names)
     for name, dtype in type_dict.items():
@@ -187,14 +199,14 @@ def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]
 
 
 def either(verb: str, name: str, value: T | None, older: str, older_value: T | None) -> T | None:
-    """The value of an option that has two names; raises BindError for both at once."""
+    """Return the value of an option that has two names, or None; raise BindError if both are given."""
     if value is not None and older_value is not None:
         raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
     return older_value if value is None else value
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
-    """Return (arguments, auxiliary states, depth-first order); raises BindError when two arguments have one name."""
+    """Return argument names, auxiliary state names and depth-first order; raise BindError for duplicate arguments."""
     order = depth_first_order(entry[0] for entry in symbol.entries)
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
@@ -203,7 +215,7 @@ def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
 
 
 def by_name(names: Sequence[str], arrays: Sequence[T]) -> dict[str, T]:
-    """A dictionary of arrays; raises BindError when two have the same name."""
+    """Return arrays by name; raise BindError for duplicate names."""
     table = dict(zip(names, arrays, strict=True))
     if len(table) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -1,8 +1,8 @@
-"""``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
+"""``bind``, ``simple_bind`` and ``reshape``: make an executor from a symbol and arrays or shapes.
 
-All three take the same steps: the arguments are checked (``bind_arguments.py``), the graph is planned, missing arrays
-are made (``new_arrays.py``), and the executor lays the plan into memory. So an error is raised before anything is
-allocated, and the planner infers shapes and dtypes once.
+All three take the same steps: they check the arguments (``bind_arguments.py``), plan the graph, make missing arrays
+(``new_arrays.py``), and create the executor, which allocates the planned memory. Errors in arguments are therefore
+raised before anything is allocated, and the planner infers shapes and dtypes once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from weftplan.symbol.node import Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """How a symbol is bound: everything but shapes and arrays. An executor keeps it, to be bound again on reshape."""
+    """The arguments of a bind, apart from shapes and arrays. An executor stores its binding for ``reshape``."""
 
     symbol: Symbol
     ctx: Context
@@ -57,7 +57,7 @@ class Binding:
     options: PlanOptions
     kind: type[Executor]
     grad_dtypes: Mapping[str, Any] = field(default_factory=dict)
-    """Dtypes of gradient arrays that do not have their argument's."""
+    """Dtypes by argument of gradient arrays whose dtype differs from the argument's."""
 
     def plan(
         self,
@@ -68,14 +68,15 @@ class Binding:
         budget: int | None = None,
         order: Order | None = None,
     ) -> PlannedGraph:
-        """Return the graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
+        """Return the graph planned for the given shapes and dtypes of variables; the planner infers the others.
 
         Args:
-            shapes: by name.
-            dtypes: by name; float32 if nothing else is inferred.
-            contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
-            budget: most bytes for everything that the executor holds.
-            order: the depth-first order of the symbol, when the caller has it.
+            shapes: known shapes by variable.
+            dtypes: known dtypes by variable; a dtype that cannot be inferred is float32.
+            contexts: context of each variable's array; ignored without ``group2ctx``.
+            budget: most bytes of arguments, gradients, states and planned memory together; None: only the plan options
+                limit memory.
+            order: the depth-first order of the symbol; None: it is computed.
         """
         places = contexts if self.group2ctx else {}
 
@@ -115,10 +116,10 @@ class Binding:
         aux: Sequence[NDArray],
         shared_exec: Executor | None,
     ) -> Executor:
-        """Return the executor of a planned graph on arrays that fit it.
+        """Return an executor of ``planned`` on arrays of the planned shapes and dtypes.
 
         Raises:
-            BindError: without ``group2ctx``, an array is on another context.
+            BindError: an array is on another context than ``ctx``, and ``group2ctx`` is not set.
         """
         config.warn_of_late_changes("storage")
         ctx = self.ctx
@@ -147,11 +148,13 @@ class Binding:
     def reshaped(
         self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, object]
     ) -> Executor:
-        """Return an executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
+        """Return an executor for other shapes that shares planned memory with ``old``, and all large enough arrays.
+
+        Arguments after ``old`` are those of :meth:`Executor.reshape`.
 
         Raises:
-            BindError: an unknown name.
-            ShapeError: a change that was not allowed.
+            BindError: ``shapes`` has an unknown name.
+            ShapeError: an array would change its shape or grow, which the caller has not allowed.
         """
         unknown = [name for name in shapes if name not in old.arg_names]
         if unknown:
@@ -185,14 +188,20 @@ class Binding:
 
 
 _STRATEGY = "WEFTPLAN_EXECUTOR_STRATEGY"
-_OF_COLLECTOR = (
+_COLLECTOR_FLAGS = (
     "FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope",
 )  # fmt: skip
-"""Flags that shape what a dynamic executor does, and nothing else."""
+"""Flags that affect only dynamic executors; a bind of another executor warns that they have no effect."""
 
 
 def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
-    """Return how to plan, and the class that runs the plan."""
+    """Return complete plan options and the executor class that ``WEFTPLAN_EXECUTOR_STRATEGY`` selects.
+
+    Args:
+        requested: the caller's options; None: the options of the environment.
+        ctx: the default context of the executor.
+        budget: whether the caller gives a memory budget; link speeds are measured only for budgets.
+    """
     options = PlanOptions.from_environment() if requested is None else requested
     if not options.peers and any(target.kind == "peer" for target in options.targets):
         options = options.replace(peers=tuple(map(str, offload.peers(ctx))))
@@ -210,13 +219,13 @@ def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) ->
     if config.get(_STRATEGY) == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
     for name, text in config.in_force():
-        if text and name in _OF_COLLECTOR:
+        if text and name in _COLLECTOR_FLAGS:
             config.warn_once(name, f"{name} has no effect: graphs have a static plan; set {_STRATEGY}=dynamic")
     return options, Executor
 
 
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
-    """How fast the ways from a device to its offload targets are, as far as that is known."""
+    """Return (device, target, bytes per second, latency in seconds) for each offload target with a known link speed."""
     links = []
     for place in places(ctx, options):
         known = speed(ctx, place.context)
@@ -228,7 +237,7 @@ def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, f
 def facts_of(
     names: Iterable[str], arrays: Iterable[NDArray]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, DType], dict[str, Context]]:
-    """Return (shapes, dtypes, contexts) of arrays by name."""
+    """Return the shapes, the dtypes and the contexts of arrays, each by name."""
     pairs = list(zip(names, arrays, strict=True))
     return (
         {name: tuple(array.shape) for name, array in pairs},
@@ -252,21 +261,22 @@ def bind(
     options: PlanOptions | None = None,
     plan_options: PlanOptions | None = None,
 ) -> Executor:
-    """Bind ``symbol`` to arrays, which are used as they are, not copied.
+    """Bind ``symbol`` to arrays, without copying them.
 
     Args:
         ctx: default context of the operations.
         args: every argument, a list in ``list_arguments`` order or a dictionary.
-        args_grad: gradient arrays, a list or a dictionary; an argument without one has ``grad_req`` null. One of
-            another dtype than its argument gets the gradient cast to it.
+        args_grad: gradient arrays, a list or a dictionary. An argument without a gradient array has ``grad_req`` null.
+            A gradient is cast to the dtype of its array.
         grad_req: ``write``, ``add`` or ``null``: for all, as a list, or as a dictionary (missing: null).
         aux_states: every auxiliary state, a list or a dictionary.
         group2ctx: context of each ``ctx_group`` attribute.
-        shared_exec: an executor whose planned memory is used again; the two must not be needed at once.
-        options: how to plan; default: from the environment. ``plan_options`` is the same by its older name.
+        shared_exec: an executor whose planned memory the new executor shares. A run of one overwrites the results of
+            the other.
+        options: plan options; default: from the environment. ``plan_options`` is an older name.
 
     Raises:
-        BindError: an array is missing, has the wrong context, or lists have the wrong length.
+        BindError: an array is missing or has the wrong context, or a list has the wrong length.
         ShapeError, DTypeError: an array does not fit the network.
     """
     check_context("bind", ctx)
@@ -303,26 +313,30 @@ def simple_bind(
     plan_options: PlanOptions | None = None,
     **shapes: object,
 ) -> Executor:
-    """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
+    """Infer all shapes and dtypes from the known ones, allocate zero-filled arrays, and bind ``symbol`` to them.
 
     Args:
         ctx: default context.
         grad_req: as for :func:`bind`.
-        type_dict: dtypes by argument name; float32 is the default.
-        group2ctx: context of each ``ctx_group`` attribute; arrays are made where their group says.
-        shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
-        shared_exec: an executor whose planned memory and auxiliary states are used again.
-        shared_buffer: name -> array; other arguments are cut from these; missing arrays are added, small arrays grow.
-        budget: most bytes for everything that the executor holds (arguments, gradients, states and planned memory),
-            such as ``"2GB"`` or ``"80%"``; forward results are recomputed if the budget needs it.
-        dtype: one dtype for every argument whose shape is given and that ``type_dict`` does not name.
-        options: how to plan; default: from the environment.
-        memory_budget, plan_options: ``budget`` and ``options`` by their older names.
+        type_dict: dtypes by variable; float32 is the default.
+        stype_dict: storage types by variable; only ``default`` (dense) is supported.
+        group2ctx: context of each ``ctx_group`` attribute; the arrays of a group are allocated there.
+        shared_arg_names: arguments whose arrays and gradients are those of ``shared_exec``.
+        shared_exec: an executor whose planned memory and auxiliary states the new executor shares.
+        shared_buffer: arrays by name; other arguments and gradients are cut from them. Missing arrays are added to it;
+            an array that is too small grows or is replaced.
+        budget: most bytes of arguments, gradients, states and planned memory together, such as ``"2GB"`` or ``"80%"``;
+            forward results are recomputed if the budget requires it.
+        dtype: dtype of the arguments whose shapes are given, unless ``type_dict`` names them.
+        options: plan options; default: from the environment.
+        memory_budget, plan_options: older names of ``budget`` and ``options``.
         shapes: known shapes by argument name.
 
     Raises:
-        BudgetError: nothing fits the budget; names the smallest that works. Nothing has been allocated.
-        MXNetError: beginning ``simple_bind error. Arguments:`` and one line per shape, then the cause.
+        BindError: an option is invalid, or is given by both of its names.
+        BudgetError: no plan fits the budget; the message gives the smallest budget that works. Nothing has been
+            allocated.
+        MXNetError: inference failed; the message begins with ``simple_bind error. Arguments:`` and one line per shape.
     """
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
@@ -360,7 +374,7 @@ def simple_bind(
         wanted, names, aux_names, reqs, shared=shared, shared_exec=shared_exec, shared_buffer=shared_buffer
     )
     if most is not None:
-        binding = replace(binding, options=planned.memory.options)  # on reshape planned memory is to stay as small
+        binding = replace(binding, options=planned.memory.options)  # reshape then uses the options that met the budget
     executor = binding.executor(planned, args, grads, aux, shared_exec)
     if shared_exec is None and shared_buffer is None:
         executor._inferred = frozenset(every).difference(known)

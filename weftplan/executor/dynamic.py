@@ -1,20 +1,21 @@
-"""The executor strategy ``dynamic``: each result takes memory when it is written, and gives it back when it is dead.
+"""The executor strategy ``dynamic``: each result allocates memory when it is written, and frees it after its last use.
 
-The graph is planned without sharing, except in place. Each storage is a chunk of its own, which takes memory inside the
-operation that first writes it. A chunk whose last segment is ordered after all other users goes back inside that
-segment, after the last step that uses it. Every other chunk goes back by an operation of its own, which writes the
-chunk's var and therefore runs when the last reader is over, on streams too. The :class:`Collector` decides when that
-happens, and to what chunks, by the rules of Paddle's garbage collector:
+The graph is planned without memory sharing, except in place. Each storage is a chunk, which allocates inside the
+operation that first writes it. If the engine orders the chunk's last segment after all other segments that use it, this
+segment frees it after the last step that uses it. Otherwise a separate operation frees it. This operation writes the
+chunk's var, so it runs after the last reader. The :class:`Collector` decides which chunks are freed and when, by
+the rules of Paddle's garbage collector:
 
-* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: immediately; above: when that number
-  of gigabytes is dead.
-* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the chunk
-  that crosses the line is collected whole.
-* ``FLAGS_fast_eager_deletion_mode``: on devices with streams memory goes back when the kernels that use it have been
-  enqueued, for operations that are enqueued later; else when they are over.
-* ``FLAGS_eager_delete_scope``: all other chunks go back at the end of the run; else they stay for the next run.
+* ``FLAGS_eager_delete_tensor_gb``: below 0, no chunk is freed within a run; 0: each is freed immediately; above 0:
+  chunks are freed when that number of gigabytes is dead.
+* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest chunks are freed, as few as make up this fraction of all
+  bytes.
+* ``FLAGS_fast_eager_deletion_mode``: on devices with streams, memory is freed for operations that are enqueued later as
+  soon as the kernels that use it have been enqueued. Without this flag it is freed after these kernels have run.
+* ``FLAGS_eager_delete_scope``: all other chunks are freed at the end of the run. Without this flag they stay for the
+  next run.
 
-Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
+Outputs, arguments, gradients and auxiliary states stay allocated for as long as the executor exists.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ from weftplan.support.slots import MAKE_ROOM
 
 _Cached: TypeAlias = tuple[Call | None, Bind, list[RawArray]]
 Local = dict[bool, dict[int, list[DynamicChunk]]]
+"""By ``is_train`` and node id: the chunks that the segment frees after the node's step."""
 
 
 class Collector:
-    """Decides for one executor; the settings are those of the moment when it is made."""
+    """The rules for freeing the chunks of one executor; the settings are read at construction."""
 
     def __init__(self) -> None:
         self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
@@ -68,15 +70,15 @@ class Collector:
         *,
         inside: bool,
     ) -> Local:
-        """Find out where each chunk dies.
+        """Find the last user of each chunk, and store which chunks are freed after each segment.
 
         Args:
             forward, backward: segments in the order of their pushes.
-            chunks_of: the chunks that a step uses.
-            inside: chunks may go back inside a segment, if that segment is ordered after all other users.
+            chunks_of: returns the chunks that a step uses.
+            inside: whether a segment may free chunks itself, if it is ordered after all other users.
 
         Returns:
-            By is_train and node, the chunks that go back when the step of that node is over.
+            The chunks that segments free themselves.
         """
         local: Local = {}
         for is_train in (True, False):
@@ -90,26 +92,26 @@ class Collector:
                         known[id(chunk)] = chunk
                         users[id(chunk)] |= 1 << number
                         last[id(chunk)] = number, step
-            behind = _behind(segments)
+            predecessors = _predecessors(segments)
             chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
-            here: dict[int, list[DynamicChunk]] = defaultdict(list)
+            freed_inside: dict[int, list[DynamicChunk]] = defaultdict(list)
             ends: dict[int, list[DynamicChunk]] = defaultdict(list)
             for key, (number, step) in last.items():
                 if key not in chosen:
                     continue
-                alone = not users[key] & ~(behind[number] | 1 << number)
-                # A step on a stream cannot give memory of a host back: hosts do not wait for its event.
-                here_too = inside and (step.context == known[key].context or not step.context.has_streams)
-                if here_too and self.threshold == 0 and alone and step.bind is not None:
-                    here[step.nid].append(known[key])
+                alone = not users[key] & ~(predecessors[number] | 1 << number)
+                # A step on a stream cannot free host memory: host threads that allocate it do not wait for its event.
+                can_free = inside and (step.context == known[key].context or not step.context.has_streams)
+                if can_free and self.threshold == 0 and alone and step.bind is not None:
+                    freed_inside[step.nid].append(known[key])
                 else:
                     ends[number].append(known[key])
-            local[is_train], self._ends[is_train] = dict(here), dict(ends)
+            local[is_train], self._ends[is_train] = dict(freed_inside), dict(ends)
             self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
         return local
 
     def _chosen(self, chunks: list[DynamicChunk]) -> list[DynamicChunk]:
-        """The chunks that are collected at all, largest first."""
+        """Return the chunks that are freed within a run, largest first."""
         if self.threshold < 0:
             return []
         most = self.fraction * sum(chunk.nbytes for chunk in chunks)
@@ -122,14 +124,14 @@ class Collector:
         return largest
 
     def passed(self, is_train: bool, number: int) -> list[DynamicChunk]:
-        """Return the chunks that go back after segment ``number``, which has just been pushed."""
+        """Return the chunks to free now that segment ``number`` has been pushed."""
         dead = self._ends[is_train].get(number, ())
         self._queue += dead
         self._queued += sum(chunk.nbytes for chunk in dead)
         return self._emptied() if self._queued >= self.threshold else []
 
     def ended(self, is_train: bool) -> list[DynamicChunk]:
-        """Return the chunks that go back at the end of a run."""
+        """Return the chunks to free at the end of a run."""
         return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
 
     def _emptied(self) -> list[DynamicChunk]:
@@ -137,23 +139,23 @@ class Collector:
         return dead
 
 
-class _Idle:
-    """A segment that is not pushed: it waits for no segment, and no segment waits for it."""
+class _NoVars:
+    """Stands for a segment without work, which is not pushed and so orders nothing."""
 
     reads = writes = ()
 
 
-def _behind(segments: Sequence[Segment]) -> list[int]:
-    """Return for each segment a mask of the segments that the engine always runs before it, by common vars."""
-    return ancestors(parents([segment if segment.pushed else _Idle() for segment in segments]))
+def _predecessors(segments: Sequence[Segment]) -> list[int]:
+    """Return for each segment a bit mask of the segments that the engine always runs before it."""
+    return ancestors(parents([segment if segment.pushed else _NoVars() for segment in segments]))
 
 
-_MOST_REMEMBERED = 4 << 20
-"""Bytes of results, in all, whose calls an executor keeps."""
+_MAX_CACHED = 4 << 20
+"""Maximum bytes of results, in total, whose calls an executor caches."""
 
 
 class DynamicMemory(PlannedMemory):
-    """Storages of a plan that hold memory only while they are needed; those of outputs always do."""
+    """The storages of a plan; only those of outputs stay allocated, the others are allocated while they are needed."""
 
     def __init__(self, planned: PlannedGraph) -> None:
         plan = planned.memory
@@ -179,26 +181,27 @@ class DynamicMemory(PlannedMemory):
             else:
                 self._chunks[number] = DynamicChunk(ctx, nbytes, names[number])
         self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
-        """By is_train and node: the chunks that go back when the step of that node is over."""
+        """The chunks that segments free themselves."""
         self.used: dict[int, list[Chunk]] = {}
-        """By node: every chunk that its call looks at."""
+        """By node id: every chunk that its call uses."""
         self.random: frozenset[int] = frozenset()
-        """Nodes whose calls differ from run to run."""
+        """Ids of random nodes, whose calls differ from run to run."""
         self._calls: dict[tuple[int, ...], _Cached] = {}
-        """By node, mode and addresses: calls that were made before, with the bytes that they look at, which are
-        therefore still those; pools hand out the same again. A random node has one for each run."""
-        self._remembered = 0
+        """By node id, ``is_train`` and addresses: the cached call (None for a random node), the function that makes the
+        call, and the bytes that it uses, so that the addresses stay valid."""
+        self._cached_bytes = 0
 
     @property
     def chunks(self) -> Mapping[int, Chunk]:
-        """By storage its chunk."""
+        """The chunks by storage."""
         return self._chunks
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
-        """Return a function that makes a call which looks for memory only when it runs."""
+        """Return a function that makes the call of a run; the call allocates memory when it runs."""
         return lambda run: partial(self._call, nid, make, run)
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
+        """Allocate the chunks of node ``nid``, call its kernel, and free the chunks that no later step uses."""
         chunks = self.used.get(nid, ())
         if MAKE_ROOM.value is None:
             self._use(nid, make, run, chunks, [chunk.raw for chunk in chunks])
@@ -210,7 +213,7 @@ class DynamicMemory(PlannedMemory):
     def _use(
         self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[RawArray]
     ) -> None:
-        """Make the call, or take the cached call, with the bytes of ``chunks`` there, and call it."""
+        """Run the call of node ``nid``, cached or new, on ``raws``, the allocated bytes of ``chunks``."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
         if known is None:
@@ -220,22 +223,24 @@ class DynamicMemory(PlannedMemory):
         call()
 
     def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
-        """Return a call, which is kept if its results are small: its views keep their memory in the process, also when
-        a pool gives it back."""
+        """Return a new call as an entry of the call cache; store it there if its results are small.
+
+        A cached call has views of its results, so their memory is never returned to the system.
+        """
         entry = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
-        if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
-            self._remembered += nbytes
+        if self._cached_bytes + nbytes <= _MAX_CACHED and not spilling.active():
+            self._cached_bytes += nbytes
             self._calls[key] = entry
         return entry
 
     def after(self, storage: int) -> list[Var]:
-        """Return no vars: no storage lies over an earlier storage."""
+        """Return no vars, because storages never share addresses."""
         return []
 
 
 class DynamicExecutor(Executor):
-    """An executor without a slab. ``allocated_bytes`` counts what it holds between runs: its outputs."""
+    """An executor of the strategy ``dynamic``. ``allocated_bytes`` counts its outputs alone, which stay allocated."""
 
     _memory: DynamicMemory
 
@@ -247,18 +252,18 @@ class DynamicExecutor(Executor):
         asynchronous = any(
             device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks.values()}
         )
-        # Work that is enqueued on streams goes on when the call of a step is over: unless memory may be handed on in
-        # the order of streams, nothing goes back inside.
+        # Enqueued kernels may still run after the call of a step has returned. So a segment may free memory itself only
+        # if the memory is freed in stream order.
         inside = self._collector.fast or not asynchronous
-        if not inside or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
+        if not inside or spilling.active():  # memory that a segment uses cannot be offloaded while it runs
             self._bulk = False
         super()._prepare()
         steps = (*self._forward_steps, *self._backward_steps)
-        self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
+        self._memory.used = {step.nid: _chunks_of(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
 
         def chunks_of(step: Step) -> list[DynamicChunk]:
-            return [chunk for chunk in _looked_at(self._memory, step) if isinstance(chunk, DynamicChunk)]
+            return [chunk for chunk in _chunks_of(self._memory, step) if isinstance(chunk, DynamicChunk)]
 
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, chunks_of, inside=inside
@@ -266,7 +271,7 @@ class DynamicExecutor(Executor):
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
         if self._monitor is not None:
-            # What a monitor shows is read when it likes: nothing goes back.
+            # The monitor's callback may read any array at any later time, so no chunk is freed.
             self._memory.local = {True: {}, False: {}}
             super()._push(segments, steps)
             return
@@ -278,22 +283,27 @@ class DynamicExecutor(Executor):
             give_back(self._collector.ended(run.is_train), fast=self._collector.fast)
 
     def _check_repeatable(self) -> None:
+        """Raise: the last backward has freed results of forward."""
         raise MXNetError(
             "backward: backward has run since the last forward(is_train=True), and results of forward have been given "
             "back (WEFTPLAN_EXECUTOR_STRATEGY=dynamic); run forward(is_train=True) again"
         )
 
 
-def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
-    """Return the chunks that a step uses; inputs whose shape alone it reads have none."""
+def _chunks_of(memory: DynamicMemory, step: Step) -> list[Chunk]:
+    """Return the chunks that a step uses; an input whose shape alone it reads has none."""
     workspace = memory.workspace(step.nid)
     chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
     return chunks if workspace is None else [*chunks, workspace[0]]
 
 
 def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
-    """Push operations that give memory back after everything pushed before that uses it, failed or not; ``fast``: after
-    its enqueuing."""
+    """Push operations that free ``chunks`` after all earlier operations on them, failed operations included.
+
+    Args:
+        chunks: chunks that no later operation of the run uses.
+        fast: on devices with streams, whether to free them when these operations have been enqueued.
+    """
     groups: dict[Context | None, list[DynamicChunk]] = {}
     for chunk in chunks:
         groups.setdefault(chunk.context if fast and chunk.context.has_streams else None, []).append(chunk)
@@ -301,11 +311,12 @@ def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
         vars_, work = [chunk.var for chunk in dead], partial(_drop, dead, in_order=ctx is not None)
         if ctx is None:
             push(work, (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
-        else:  # not launched: it hands memory on while the device works, and the device does nothing for that
+        else:  # on the queue of the device, after the kernels have been enqueued; it launches no kernel itself
             engine.get().push(work, (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
 
 
 def _drop(chunks: Sequence[DynamicChunk], *, in_order: bool) -> None:
+    """Free chunks: now, or ``in_order``, for operations that are enqueued later on their streams."""
     for chunk in chunks:
         if in_order:
             chunk.drop_in_order()

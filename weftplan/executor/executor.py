@@ -1,7 +1,7 @@
 """The executor: a planned graph bound to arrays, run by the engine.
 
-Bind once, run many: ``forward`` and ``backward`` only push prepared segments and return; reading an output waits. The
-file is longer than others because it is one class with MXNet's methods.
+The first run prepares the segments of the graph. ``forward`` and ``backward`` only push these segments and return;
+reading an output waits for it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Executor:
     """A symbol bound to arrays. Make one with ``symbol.bind`` or ``symbol.simple_bind``.
 
     Attributes:
-        arg_arrays, grad_arrays, aux_arrays: arrays in the order of the symbol's name lists (a gradient that is not
-            wanted is None).
-        outputs: arrays of the outputs; they live in planned memory and are overwritten by the next forward.
-        allocated_bytes: bytes of planned memory that storage had to give for this executor: all of its plan, or, where
-            it shares memory, what the executors before it did not have.
+        arg_arrays, grad_arrays, aux_arrays: arrays in the order of the symbol's name lists; None for an unwanted
+            gradient.
+        outputs: arrays of the outputs in planned memory; the next forward overwrites them.
+        allocated_bytes: bytes allocated for the plan of this executor. If it shares memory with earlier executors, only
+            the growth of the shared memory counts.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Executor:
         self.grad_req = dict(grad_req)
         self._rebind = rebind
         self._inferred: frozenset[str] = frozenset()
-        """Arrays that simple_bind filled with zeros, and whose shapes were inferred: parameters, not inputs."""
+        """Names of zero-filled arrays of simple_bind whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
-        """Those of them that the last copy_params_from left as they were made."""
+        """Names of ``_inferred`` that had no value after the last copy_params_from."""
         graph = planned.graph
         variables = (*planned.arguments.values(), *planned.aux.values())
         arrays = zip(variables, (*args, *aux), strict=True)
@@ -98,7 +98,7 @@ class Executor:
         self._external = external
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
-        self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
+        self._forget()  # the first run prepares the calls: some executors are only inspected or reshaped
         planned_outputs = {eid: self._memory.entry(eid) for eid in planned.outputs if eid not in external}
         self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
@@ -113,12 +113,14 @@ class Executor:
         self._engine = engine.get()
 
     def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
-        """Return the memory of the plan's storages."""
+        """Return the memory of the plan's storages; subclasses override this."""
         return PlannedMemory(planned, pool)
 
     def _watch(self) -> None:
-        """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of
-        others."""
+        """Call :meth:`_forget` when memory moves that prepared calls have views of.
+
+        That is this executor's planned memory, and arguments in the planned memory of other executors.
+        """
         if self._watches:
             return
         self._watches = True
@@ -129,12 +131,12 @@ class Executor:
                 chunk.watch(forget)
 
     def _prepare_once(self) -> None:
-        """Have the calls of a run that fit the addresses of now."""
+        """Prepare the calls of a run unless the prepared calls are still valid."""
         if not self._prepared:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Make the calls of a run, on views at the addresses that planned memory has now."""
+        """Prepare the calls of a run at the present addresses of planned memory, and cut them into segments."""
         planned = self.planned
         self._memory.complete()
         self._watch()
@@ -169,9 +171,10 @@ class Executor:
         self._prepared = True
 
     def cuda_graphs(self) -> list[tuple[str, int, str]]:
-        """Return (name, nodes, state) of every segment: ``captured``, when it will be, or why it is not.
+        """Return (name, number of nodes, state) of the CUDA graph of every prepared segment, in each mode it has run.
 
-        ``MXNET_ENABLE_CUDA_GRAPHS`` is read when the executor is bound.
+        The state is ``captured``, ``to be captured``, ``not run yet``, or the reason why the segment cannot be
+        captured. ``MXNET_ENABLE_CUDA_GRAPHS`` is read at bind.
         """
         return [
             (segment.name, len(segment.steps), state)
@@ -180,7 +183,7 @@ class Executor:
         ]
 
     def _forget(self) -> None:
-        """Drop every view of planned memory, which has moved; the next run prepares its calls."""
+        """Drop all views of planned memory, which has moved; the next run prepares its calls again."""
         self._prepared = False
         self._forward_steps, self._backward_steps = [], []
         self._forward_segments, self._backward_segments = [], []
@@ -189,21 +192,22 @@ class Executor:
     # -- running --------------------------------------------------------------------------------------------------
 
     def forward(self, is_train: bool = False, **inputs: object) -> list[NDArray]:
-        """Run the forward part, asynchronously; returns ``outputs``.
+        """Push the forward part and return ``outputs``, which are computed asynchronously.
 
-        If an operation of a run fails, reading a result that depends on it raises the error. Other results are
-        computed, unless that would overwrite memory of a failed result before any reader has seen the error.
+        If an operation fails, reading a result that depends on it raises the error. Other results are computed, unless
+        that would overwrite the memory of a failed result before its error has been raised.
 
         Args:
-            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` if the
-                network has such operators.
+            is_train: whether Dropout, BatchNorm and similar operators act as in training. With such operators,
+                ``backward`` needs True.
             inputs: values to copy into arguments first, by name.
 
         Raises:
-            BindError: an unknown argument name.
-            ShapeError: a value of another shape.
-            DTypeError: a value that is no array.
-            MXNetError: :meth:`copy_params_from` left out a parameter, and nothing else has given it a value.
+            BindError: an argument name is unknown, or ``is_train`` is an array.
+            ShapeError: the shape of a value differs from its argument's.
+            DTypeError: a value is not an array of numbers.
+            EngineError: the current engine is not the engine of the bind.
+            MXNetError: a parameter that :meth:`copy_params_from` was not given still has no value.
         """
         self._check_engine("forward")
         if is_train is not False and is_train is not True:
@@ -213,11 +217,11 @@ class Executor:
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             outputs = self._forward(is_train, inputs)
         if is_train and any(segment.long for segment in self._forward_segments):
-            self._engine.give_way()  # backward and an update are to be pushed before anybody waits
+            self._engine.give_way()  # let the workers begin; backward and an update are pushed before a thread waits
         return outputs
 
     def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> list[NDArray]:
-        """As ``forward``, with all memory there."""
+        """Do the work of :meth:`forward`, with all planned memory present."""
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
             copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
@@ -230,20 +234,25 @@ class Executor:
         return self.outputs
 
     def backward(self, out_grads: object = None, is_train: bool = True) -> None:
-        """Run the backward part, asynchronously: gradients arrive in ``grad_arrays`` as ``grad_req`` says.
+        """Push the backward part, which writes or adds gradients to ``grad_arrays`` asynchronously.
+
+        Do nothing if no gradient is wanted.
 
         Args:
             out_grads: gradient of each output, an NDArray, a list, or a dictionary by output name; needed for outputs
                 that are not losses.
-            is_train: kept for MXNet's signature; the mode of the forward run decides.
+            is_train: ignored, as the mode of the forward run decides; MXNet has this argument.
 
         Raises:
-            MXNetError: no forward came before, and a gradient needs its results; forward(is_train=False) came before,
-                and the network has an operator that keeps what its gradient needs in training only; a needed output
-                gradient is missing; or backward has run since the last forward and has overwritten what it needs.
+            MXNetError: a gradient needs results of forward, and no forward has run, or its results are overwritten by
+                an earlier backward or by another executor that shares the memory; an operator stores what its gradient
+                needs in training only, and the last forward had ``is_train=False``; or a needed output gradient is
+                missing.
+            BindError, ShapeError, DTypeError: an output gradient has an unknown name, another shape, or is no array.
+            EngineError: the current engine is not the engine of the bind.
         """
         if not self.planned.gradients:
-            return  # nothing is wanted, as in MXNet
+            return  # as in MXNet
         if not self._ran_training_forward:
             self._check_mode()
         self._check_engine("backward")
@@ -257,7 +266,7 @@ class Executor:
             self._backward(heads)
 
     def _backward(self, heads: Sequence[tuple[ArrayValue, NDArray]]) -> None:
-        """As ``backward``, with all memory there."""
+        """Do the work of :meth:`backward`, with all planned memory present."""
         if self._ran_backward and self._ran_forward:
             self._check_repeatable()
         if self._ran_backward or not self._ran_forward:
@@ -268,12 +277,12 @@ class Executor:
         self._push(self._backward_segments, self._backward_steps)
 
     def _check_mode(self) -> None:
-        """Raise unless a forward run outside training came before that made what backward reads."""
+        """Raise unless backward can run although the last forward, if any, had ``is_train=False``."""
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             if not self._ran_forward:
                 if self._random or reads_forward(self.planned, self._backward_steps):
                     raise MXNetError("backward: run forward(is_train=True) first")
-                return  # all it reads is given: arguments, and gradients of outputs
+                return  # backward reads only arguments and gradients of outputs
             why = needs_training(self._forward_steps)
         if why:
             raise MXNetError(
@@ -281,6 +290,7 @@ class Executor:
             )
 
     def _check_repeatable(self) -> None:
+        """Raise if the last backward has overwritten results of forward that backward needs."""
         if self._repeatable is None:
             self._repeatable = keeps_forward(self.planned, self._backward_steps)
         if not self._repeatable:
@@ -290,21 +300,26 @@ class Executor:
             )
 
     def _fence(self, *, itself: bool = False) -> None:
-        """Order this run after every operation that uses its memory under another var; pushes one operation at most.
+        """Order this run after all earlier operations on its addresses; push at most one engine operation.
 
-        Needed where addresses are used by other storages than those whose users the vars know: a plan whose storages
-        overlap, or memory that another executor used since.
+        The vars of the run's own storages are not enough if storages of the plan overlap in address, or if another
+        executor has used the memory since this executor's last run.
 
         Args:
-            itself: the first segment that follows writes the vars of a fence, and so is one for the plan's storages.
+            itself: whether the first segment writes ``_fence_vars`` itself; then only a change of executors needs the
+                operation.
         """
+        # Invariant: an address is written only after all operations of earlier runs on it. All operations of the pool's
+        # executors read its var, so a write of this var waits for them. Operations that users pushed on an output read
+        # the var of that output alone, so the fence writes these vars, too.
         pool = self._memory.pool
         writes = self._fence_vars if self._overlaps and not itself else []
         if self._overlaps and self._monitor is not None:
+            # The monitor's callback may have pushed operations on any array, not only on outputs.
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks.values())]
         placement = self._memory.placement
         if not pool.owned_by(placement):
-            # Held until the push: no other object may hold these storages, and the var of a dead storage is deleted.
+            # `before` keeps these storages alive until the push: the var of a dead storage is deleted.
             before = pool.take_over(placement)
             if before:
                 writes = [*self._fence_vars, *[chunk.var for chunk in before], *writes]
@@ -312,6 +327,7 @@ class Executor:
             engine.get().push(nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
 
     def _check_engine(self, verb: str) -> None:
+        """Raise EngineError unless the current engine is the engine of the bind."""
         current = engine.get()
         if current is not self._engine:
             raise EngineError(
@@ -320,6 +336,7 @@ class Executor:
             )
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+        """Push ``segments``, or their ``steps`` one by one if a monitor is set."""
         if self._monitor is not None:
             self._monitor.push(steps, self._run)
             return
@@ -328,7 +345,7 @@ class Executor:
             segment.push(run)
 
     def _matched(self, name: str, value: object) -> tuple[NDArray, ArrayValue]:
-        """Return (argument, the value for it, of its shape); changes nothing."""
+        """Return the bound array of argument ``name``, and ``value`` as an array; raise an error if it does not fit."""
         target = self.arg_dict.get(name)
         if target is None:
             hint = did_you_mean(name, ["is_train", *self.arg_names])
@@ -339,17 +356,19 @@ class Executor:
 
     @cached_property
     def arg_dict(self) -> dict[str, NDArray]:
-        """Arguments by name; raises BindError when two have the same name."""
+        """Arguments by name; reading this raises BindError for duplicate names."""
         return by_name(self.arg_names, self.arg_arrays)
 
     @cached_property
     def grad_dict(self) -> dict[str, NDArray | None]:
-        """Gradients by argument name (None where not wanted)."""
+        """Gradients by argument name; None for an unwanted gradient."""
         return by_name(self.arg_names, self.grad_arrays)
 
     def gradient_order(self) -> list[str]:
-        """Return the names of arguments with gradients in the order in which the plan's backward steps complete them.
-        The last argument comes first if a step completes several."""
+        """Return the names of arguments with gradients, sorted by the backward step that completes the gradient.
+
+        If a step completes several gradients, that of the last argument comes first.
+        """
         self._prepare_once()
         completed = {id(var): place for place, step in enumerate(self._backward_steps) for var in step.writes}
         arrays = {name: array for name, array in self.grad_dict.items() if array is not None}
@@ -358,12 +377,12 @@ class Executor:
 
     @cached_property
     def aux_dict(self) -> dict[str, NDArray]:
-        """Auxiliary states by name."""
+        """Auxiliary states by name; reading this raises BindError for duplicate names."""
         return by_name(self.aux_names, self.aux_arrays)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
-        """Outputs by name."""
+        """Outputs by name; reading this raises BindError for duplicate names."""
         return by_name(self.output_names, self.outputs)
 
     def copy_params_from(
@@ -375,19 +394,21 @@ class Executor:
     ) -> None:
         """Copy values into arguments and auxiliary states by name, cast to their dtypes.
 
-        Values are NDArrays or NumPy arrays. A parameter that ``simple_bind`` made and that has no value by the next
-        :meth:`forward` is an error there, unless ``allow_missing``: as zeros it would give plausible, wrong outputs.
+        If a parameter of ``simple_bind`` still has no value at the next :meth:`forward`, that call raises an error
+        unless ``allow_missing``: zeros would give plausible, wrong outputs.
 
         Args:
-            arg_params: values of arguments by name.
-            aux_params: values of auxiliary states by name; None: none.
+            arg_params: NDArrays or NumPy arrays by argument.
+            aux_params: NDArrays or NumPy arrays by auxiliary state; None: none.
             allow_extra_params: whether unknown names are ignored.
             allow_missing: whether parameters may stay without a value.
 
         Raises:
-            BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
-            ShapeError: a value of another shape. Nothing is copied then.
-            DTypeError: a value that is no array. Nothing is copied then.
+            BindError: an unknown name, unless ``allow_extra_params``.
+            ShapeError: the shape of a value differs from its array's.
+            DTypeError: a value is not an array of numbers.
+
+        Nothing is copied if an error is raised.
         """
         tables = (arg_params, self.arg_dict, "arg"), (aux_params or {}, self.aux_dict, "aux")
         for value, target in parameter_values(tables, allow_extra=allow_extra_params):
@@ -395,7 +416,7 @@ class Executor:
         self._unset = [] if allow_missing else unset(self, {*arg_params, *(aux_params or {})})
 
     def _check_values(self, inputs: Mapping[str, object], is_train: bool) -> None:
-        """Raise for parameters that still have no value."""
+        """Raise MXNetError if parameters of ``_unset`` still have no value; in training, auxiliary states need none."""
         lost = [name for name in unset(self, inputs) if name in self._unset]
         self._unset = []
         if is_train:  # moving statistics come from the batches
@@ -411,40 +432,42 @@ class Executor:
         """Return an executor for other input shapes that shares arrays and planned memory with this executor.
 
         Args:
-            partial_shaping: allow shapes of arguments to change that were not given.
-            allow_up_sizing: allow arrays to grow (their contents are not kept).
+            partial_shaping: allow other arrays than those of ``shapes`` to change their shapes.
+            allow_up_sizing: allow arrays to grow; an array that grows is a new array of zeros.
             shapes: new shapes by argument name.
 
         Raises:
-            ShapeError: a change that was not allowed.
+            BindError: an unknown name.
+            ShapeError: an array would change its shape or grow, which is not allowed.
         """
         assert self._rebind is not None
         return self._rebind(self, partial_shaping, allow_up_sizing, shapes)
 
     @property
     def _ctx(self) -> Context:
-        """The context, under the name that scripts know."""
+        """The context; MXNet scripts use this name."""
         return self.context
 
     @property
     def pool(self) -> SlabPool:
-        """The memory of the plan, for executors that share it."""
+        """The pool of planned memory, which executors may share."""
         return self._memory.pool
 
-    # -- looking in -----------------------------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------------------------
 
     @property
     def memory_plan(self) -> MemoryPlan:
-        """The plan of everything between arguments and gradients."""
+        """The memory plan of intermediate results, outputs and workspaces."""
         return self.planned.memory
 
     def set_monitor_callback(self, callback: Callback | None, monitor_all: bool = False) -> None:
-        """Call ``callback(name, array)`` for every output of every node as it is pushed; None switches it off.
+        """Call ``callback(name, array)`` for every output of every node, right after the node is pushed.
 
         Args:
-            monitor_all: also for every input, before the node is pushed.
+            callback: the function; None removes it.
+            monitor_all: call it for every input, too, before the node is pushed.
 
-        Nodes that became one (MXNET_USE_FUSION) have one output, that of the last, and a ConfigWarning says so.
+        For fused nodes (MXNET_USE_FUSION) only the output of the last node is shown; a ConfigWarning names the others.
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)
@@ -452,14 +475,14 @@ class Executor:
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:
-        """Return a copy of the forward part as it runs, with equal expressions merged and copies between contexts.
+        """Return a copy of the optimized forward graph: equal expressions are merged, cross-device copies inserted.
 
-        Fused nodes, such as a layer and its relu, are nodes of their own in it.
+        Fused nodes, such as a layer and its relu, are separate nodes in the copy.
         """
         return Symbol(unfused(self.planned.graph, self.planned.outputs))
 
     def debug_str(self) -> str:
-        """Return the bound graph and the planned megabytes, in MXNet's text form."""
+        """Return the bound graph and the planned megabytes in MXNet's text format."""
         return debug_str(self.planned)
 
     def __repr__(self) -> str:

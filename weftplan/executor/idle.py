@@ -1,15 +1,13 @@
-"""Idle executors make room: the block of a pool is offloaded (``WEFTPLAN_SPILL``) until a thread needs its bytes.
+"""Offload the planned memory of idle executors (``WEFTPLAN_SPILL``) when an allocation of another thread would fail.
 
-This is a rung of storage's ladder, which is tried after arrays have left. A block may leave when no run is being pushed
-on its pool, no operation on any var of the pool is pending, and no array is exported from it (``Idleness.leave``).
+This is a rung of storage's ladder, after the rung that offloads arrays. The rung offloads whole blocks of pools. A
+block is idle if no run is being pushed on its pool, no operation on a var of the pool is pending, and no view of its
+bytes exists (``Idleness.leave``). The bytes come back before the next run is pushed, or when an output is read.
 
-The bytes come back before the next run is pushed, or in the first operation that reads an output. Memory for them is
-taken without the lock: that may wait for operations that need it.
-
-A starved thread waits for runs that other threads push, for operations that are pending on a block, and a moment for
-threads that look at a block. Meanwhile a run that has not begun waits, so that no thread that runs without a pause
-starves the others. A wait ends when no thread in the way can go on, because all of them wait for memory, as the
-wait-for graph (``waits.py``) tells.
+If no block is idle, a starved thread waits for runs that other threads push, for operations that are pending on a
+block, and up to ``LOOKING_S`` seconds for views to go away. Meanwhile new runs on that device wait, so that a thread
+that runs without a pause does not starve the others. The wait fails if the threads that it depends on wait for memory
+themselves (``waits.py``).
 """
 
 from __future__ import annotations
@@ -39,124 +37,133 @@ _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 LOOKING_S = 1.0
-"""Seconds for which a thread may look at memory that another thread lacks."""
-_GLANCE_S = 0.0005
-_turn = free_in_children(ReentrantLock())
-"""Held while all bytes of a pool are taken, or come back for a run: of two pools that need two devices each, none then
-waits for the other with half of its memory. A thread that is in a run or an operation already does not wait for it."""
-_MOST_TIMES = 100
-"""How often a run begins again."""
+"""Seconds that a starved thread waits for views of a block to go away."""
+_POLL_S = 0.0005
+"""Seconds between two polls of a wait."""
+_all_devices_lock = free_in_children(ReentrantLock())
+"""Held while a pool allocates or brings back its blocks on all devices. Without it, two pools that need the same two
+devices could each get one device and wait for the other."""
+_MAX_ATTEMPTS = 100
+"""Maximum number of attempts to prepare one run."""
 
 
-class _Here(threading.local):
-    """The state of this thread."""
+class _ThreadState(threading.local):
+    """The runs of a thread, and the pools that its last climb of the ladder found in use."""
 
     def __init__(self) -> None:
         self.runs = 0
-        """Runs that it is pushing."""
+        """Number of runs that the thread is pushing."""
         self.in_runs: list[Idleness] = []
-        """Blocks that could not leave when it last climbed the ladder, because another thread pushes a run on them, or
-        moves them."""
+        """Pools that another thread pushes a run on, or whose blocks it moves."""
         self.pending: list[Idleness] = []
-        """Blocks that could not leave then because an operation needs them."""
-        self.looked_at: list[Idleness] = []
-        """Blocks that could not leave then because some object has a view of them."""
+        """Pools with pending operations."""
+        self.viewed: list[Idleness] = []
+        """Pools whose blocks have views."""
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
-class _Held:
-    """Something with one attribute, to count references as they are counted below."""
+class _Probe:
+    """An object with one attribute, to measure reference counts with."""
 
-    __slots__ = ("__weakref__", "kept")
+    __slots__ = ("__weakref__", "value")
 
     def __init__(self) -> None:
-        self.kept = object()
+        self.value = object()
 
 
 def _references(thing: object) -> int:
-    """Return the number of references, those of the caller's variable and of this call included.
-
-    A block may leave only if no object refers to its bytes, and only this count shows that. Any code can make a view:
-    NumPy, CuPy, DLPack or an extension, without a call of this package. NumPy gives a view of a view the same base, so
-    a weak reference to the exported array ends too early, and one to the base tells only that all views are gone, not
-    that none is left besides ours. The buffer protocol refuses a resize while views exist, but only for bytearrays. A
-    copy for each export would need no count; it would cost ``asnumpy`` of outputs and DLPack their shared memory.
-    The count may only be too high, as in a debugger: then the block stays. Where it may be too low, see ``_EXACT``.
-    """
+    """Return the number of references to ``thing``, including the caller's variable and the argument of this call."""
+    # Only a reference count shows that no view of a block is left:
+    # - NumPy, CuPy, DLPack or an extension can make a view without a call of this package.
+    # - A view of a view has the same base. So a weak reference to an exported array dies before its views, and a weak
+    #   reference to the base stays alive with the views of the package itself.
+    # - The buffer protocol refuses a resize while views exist, but only for bytearrays.
+    # A copy for each export would need no count, but `asnumpy` of outputs and DLPack would no longer share memory.
+    # The count may be too high, as in a debugger: then the block stays. If it may be too low, `_EXACT` is False.
     return getrefcount(thing)
 
 
 def _measured() -> tuple[int, int]:
-    block = _Held()
+    """Return the values of ``_BLOCK`` and ``_ATTRIBUTE`` in this interpreter."""
+    block = _Probe()
     table = {0: block}
-    return _references(table[0]), _references(block.kept)
+    return _references(table[0]), _references(block.value)
 
 
 _BLOCK, _ATTRIBUTE = _measured()
-"""The counts of a block that a table and a variable hold, and of an object that one attribute holds. Measured, because
-interpreters differ in the references of a call."""
+"""The results of :func:`_references` for a block that a dictionary and a variable refer to, and for an object that one
+attribute refers to. Measured, because interpreters count the references of a call differently."""
 _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Where references are not counted exactly nothing leaves."""
+"""Whether reference counts are exact. If not (Python without GIL), no block is offloaded."""
 
 
-def in_turn() -> AbstractContextManager[object]:
-    """Return a ``with`` block; inside it no other pool takes the memory of all its devices."""
-    return nullcontext() if _here.runs or engine.get().in_operation else _turn
+def hold_all_devices() -> AbstractContextManager[object]:
+    """Return a context manager that holds ``_all_devices_lock``, unless the thread is in a run or an operation."""
+    # The thread that holds the lock may wait for such a run or operation to end, which must not wait for the lock.
+    return nullcontext() if _thread.runs or engine.get().in_operation else _all_devices_lock
 
 
 class Idleness:
-    """The offloaded blocks of one pool, and whether more may be offloaded."""
+    """The offloaded blocks of one pool, and the threads that need its blocks in memory.
+
+    As a context manager it brings all blocks back, and keeps them in memory while a run is prepared and pushed.
+    """
 
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
         self._lock = Lock()
         self._users: list[int] = []
-        """Threads that push a run, or bring all bytes back for one. Guarded by ``_lock``, as is the next."""
-        self._kept: dict[Context, tuple[offload.Offloaded, int]] = {}
+        """Threads that push a run, or bring all blocks back for a run; written under ``_lock``."""
+        self._offloaded: dict[Context, tuple[offload.Offloaded, int]] = {}
+        """Contents and bytes of each offloaded block; written under ``_lock``."""
         _pools.add(pool)
 
     @property
     def away(self) -> dict[Context, int]:
-        """Bytes in offload targets, per device."""
-        return {ctx: nbytes for ctx, (_, nbytes) in self._kept.items()}
+        """Bytes of offloaded blocks by device."""
+        # `list` is atomic: another thread may bring a block back during the comprehension.
+        return {ctx: nbytes for ctx, (_, nbytes) in list(self._offloaded.items())}
 
     def __enter__(self) -> None:
-        """A run is about to be pushed: all bytes are there until the end of the ``with`` block."""
+        """Bring all blocks back; none is offloaded until the end of the ``with`` block."""
         me = threading.get_ident()
-        if spilling.active() and not _here.runs and not engine.get().in_operation:
+        if spilling.active() and not _thread.runs and not engine.get().in_operation:
             self._let_others_go_first()
         with self._lock:
-            there = not self._kept
-            if there:
-                self._users.append(me)
-        if not there:
-            with in_turn():
+            present = not self._offloaded
+            if present:
+                self._users.append(me)  # under the lock, so that no block is offloaded after the test
+        if not present:
+            with hold_all_devices():
                 self._bring_all_back(me)
-        _here.runs += 1
+        _thread.runs += 1
 
     def __exit__(self, *exc: object) -> None:
-        _here.runs -= 1
-        self._leave_users(threading.get_ident())
+        _thread.runs -= 1
+        self._remove_user(threading.get_ident())
 
     def prepared(
         self, prepare: Callable[[], object], arrays: Iterable[NDArray] = ()
     ) -> AbstractContextManager[object, bool | None]:
-        """Return the ``with`` block of this object, after a call of ``prepare``. If one of them finds no memory
-        because other threads wait for this pool's, those get it first, and both begin again.
+        """Return a context manager that enters this object and then calls ``prepare``.
+
+        If either fails to allocate while other threads wait for memory of this pool, release the memory, let them go
+        first, and try again.
 
         Args:
+            prepare: prepares the calls of a run; may be called several times.
             arrays: the arrays outside the pool that the run reads and writes.
         """
-        return self._prepared_in_turn(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
+        return self._prepared_with_retry(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
 
     @contextmanager
-    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
-        """As :meth:`prepared`, if other threads may wait for this pool's memory."""
+    def _prepared_with_retry(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
+        """Return the context manager of :meth:`prepared` if blocks may be offloaded."""
         me = threading.get_ident()
-        for left in reversed(range(_MOST_TIMES)):
-            may_retry = left and not _here.runs and not engine.get().in_operation and spilling.active()
+        for left in reversed(range(_MAX_ATTEMPTS)):
+            may_retry = left and not _thread.runs and not engine.get().in_operation and spilling.active()
             if may_retry:
                 self._let_pending_end(arrays)
                 waits.preparing.add(me)
@@ -164,6 +171,7 @@ class Idleness:
             try:
                 with self:
                     prepare()
+                    # From here on the run has begun. It no longer yields its memory, and its errors are the caller's.
                     waits.preparing.discard(me)
                     begun = True
                     yield
@@ -176,144 +184,163 @@ class Idleness:
             self._let_others_go_first()
 
     def _let_pending_end(self, arrays: Iterable[NDArray]) -> None:
-        """If room is made ahead, wait while anything is pending on ``arrays``: it may be ordered after operations that
-        lack the memory which the run has from its preparation on."""
+        """Wait until no operation on ``arrays`` is pending, at most ``PATIENCE_S`` seconds.
+
+        Do nothing unless copies to offload targets are scheduled ahead (``spill_ahead.py``).
+        """
+        # Without this wait:
+        # 1. an operation on an array of `arrays` waits for an operation that lacks memory;
+        # 2. this thread prepares its run, which keeps the blocks of the pool in memory;
+        # 3. the run waits for the first operation, so the blocks that would be room for the other stay.
         pool = self._pool()
         if pool is None or not spill_ahead.active():
             return
         variables, end = [array.var for array in arrays], time.monotonic() + PATIENCE_S
         while not pool.idle(variables) and time.monotonic() < end:
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
 
     def _lacked(self) -> bool:
-        """Return whether other threads lack memory of a device and this pool has some of it."""
+        """Return whether another thread is starved on a device of this pool's blocks, offloaded blocks included."""
         pool = self._pool()
-        return pool is not None and relief.other_thread_starves([*pool._blocks, *self._kept])
+        return pool is not None and relief.other_thread_starves([*pool._blocks, *self._offloaded])
 
-    def _leave_users(self, me: int) -> None:
+    def _remove_user(self, me: int) -> None:
+        """Remove thread ``me`` from the users once."""
         with self._lock:
             self._users.remove(me)
 
     def _let_others_go_first(self) -> None:
-        """Wait while other threads lack memory that this pool has: between two runs it may leave."""
+        """Between two runs, wait while other threads are starved, so that they can offload the blocks of this pool.
+
+        Wait at most ``PATIENCE_S`` seconds.
+        """
         end = time.monotonic() + PATIENCE_S
         while self._lacked() and time.monotonic() < end:
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
 
     def _bring_all_back(self, me: int) -> None:
+        """Add thread ``me`` to the users and bring all blocks back; if that fails, remove the thread again."""
         with self._lock:
             self._users.append(me)
         try:
             for ctx in self.away:
                 self.bring_back(ctx)
         except BaseException:
-            self._leave_users(me)
+            self._remove_user(me)
             raise
 
     def bring_back(self, ctx: Context) -> bool:
-        """Bring the block on ``ctx`` back; return False if the pool has none, neither here nor offloaded.
+        """Bring the block on ``ctx`` back if it is offloaded; return whether the pool now has a block there.
 
         Raises:
-            OutOfMemoryError: there is no room. The bytes still are away.
+            OutOfMemoryError: no memory for the block, which stays offloaded.
         """
-        with self._lock:  # after a copy that is on its way
+        with self._lock:  # waits for a thread that is moving the block
             nbytes = self.away.get(ctx)
             if nbytes is None:
                 pool = self._pool()
                 return pool is not None and ctx in pool._blocks
+        # Without the lock: the allocation may wait for operations that need it.
         block = PoolMemory(ctx, nbytes)
         with self._lock:
-            kept, _ = self._kept.get(ctx, (None, 0))
+            offloaded, _ = self._offloaded.get(ctx, (None, 0))
             pool = self._pool()
-            if kept is None or pool is None:  # another thread was quicker
+            if offloaded is None or pool is None:  # another thread has brought it back meanwhile
                 block.chunk.close()
                 return pool is not None
-            kept.read(block.raw, ctx)
+            offloaded.read(block.raw, ctx)
             pool._install(ctx, block)
-            del self._kept[ctx]
-        kept.free()
+            del self._offloaded[ctx]
+        offloaded.free()
         return True
 
     def pushed_on(self, ctx: Context) -> bool:
-        """True while another thread, which is not waiting for memory itself, pushes a run that needs memory of ``ctx``,
-        or moves it."""
+        """Return whether another thread that can go on pushes a run that needs memory of ``ctx``, or moves a block."""
         pool = self._pool()
-        if pool is None or (ctx not in pool._blocks and ctx not in self._kept and (pool._blocks or self._kept)):
+        if pool is None or (
+            ctx not in pool._blocks and ctx not in self._offloaded and (pool._blocks or self._offloaded)
+        ):
             return False
         return self.moving or self._others()
 
     def _others(self) -> bool:
-        """True while another thread that can go on pushes a run."""
+        """Return whether another thread that can go on (see :func:`waits.can_go_on`) pushes a run on the pool."""
         return any(waits.can_go_on(user) for user in self.users)
 
     @property
     def users(self) -> list[int]:
-        """Threads that push a run, or bring all bytes back for one."""
+        """A copy of the list of threads that push a run, or bring all blocks back for a run."""
         return list(self._users)
 
     @property
     def moving(self) -> bool:
-        """True while bytes leave or come back."""
+        """Whether a thread holds the lock, as it does while a block is offloaded or brought back."""
         return self._lock.locked()
 
     def pending_on(self, ctx: Context) -> bool:
-        """True while an operation is pending on memory of ``ctx``."""
+        """Return whether an operation is pending on the pool's memory of ``ctx``."""
         pool = self._pool()
         return pool is not None and ctx in pool._blocks and not pool.idle(self._vars(pool, ctx))
 
     def _vars(self, pool: Any, ctx: Context) -> list[Any]:
+        """Return the var of the pool and the vars of its chunks on ``ctx``."""
         chunks = (chunk for member in pool._placements() for chunk in member.chunks.values())
         return [pool.var, *(chunk.var for chunk in chunks if chunk.context == ctx)]
 
     def leave(self, ctx: Context, where: tuple[Any, ...]) -> int:
-        """Offload the block on ``ctx``; return its bytes, 0 if it is in use.
+        """Offload the block on ``ctx``; return its bytes, 0 if there is no block or it is in use.
+
+        Args:
+            ctx: the device.
+            where: offload targets, in the order of preference.
 
         Raises:
-            OutOfMemoryError: no offload target has room. The bytes have not moved.
+            OutOfMemoryError: no offload target has room. The block stays.
         """
-        # A thread that begins a run, or finds no bytes under an array of the pool, waits for this lock.
+        # Until the lock is released, threads that begin a run or read a chunk without bytes wait for it.
         if not self._lock.acquire(blocking=False):
-            _here.in_runs.append(self)
+            _thread.in_runs.append(self)
             return 0
         try:
             pool = self._pool()
             block = None if pool is None else pool._blocks.get(ctx)
             if self._users:
                 if self._others():
-                    _here.in_runs.append(self)
+                    _thread.in_runs.append(self)
                 return 0
             if pool is None or block is None or not block.nbytes or not block.counted:
                 return 0
             if not pool.idle(self._vars(pool, ctx)):
-                _here.pending.append(self)
+                _thread.pending.append(self)
                 return 0
             members = pool._placements()
             chunks = [chunk for member in members for chunk in member.chunks.values() if chunk.context == ctx]
-            # An operation that is granted from now on finds no bytes, and waits for the lock, too. A user that had them
-            # before is still pending, or still has a view: then they are put back.
+            # An operation that starts from now on finds no bytes in its chunk and waits for the lock. An operation that
+            # got the bytes earlier is still pending, or still has a view. The tests below see both, and the bytes are
+            # put back.
             raws = [chunk.withhold() for chunk in chunks]
-            kept = None
+            offloaded = None
             try:
                 alone = _references(block) == len(chunks) + _BLOCK and all(
                     _references(chunk._release) == _ATTRIBUTE for chunk in chunks
                 )
                 if not pool.idle([pool.var, *(chunk.var for chunk in chunks)]):
-                    _here.pending.append(self)
+                    _thread.pending.append(self)
                 elif alone:
                     for chunk in chunks:
                         chunk.forget_views()
-                    # A reader after a wait is no operation: its view refers to the bytes.
+                    # A thread that reads an array after waiting for it is not an operation. It is seen by its view.
                     if all(_references(raw) == _BLOCK for raw in raws):
-                        kept = offload.offload(block.raw, ctx, where, "planned")
+                        offloaded = offload.offload(block.raw, ctx, where, "planned")
             finally:
-                if kept is None:
+                if offloaded is None:
                     for chunk, raw in zip(chunks, raws, strict=True):
                         chunk._raw = raw
-            if kept is None:
-                _here.looked_at.append(self)
+            if offloaded is None:
+                _thread.viewed.append(self)
                 return 0
             raws.clear()
-            self._kept[ctx] = kept, block.nbytes
+            self._offloaded[ctx] = offloaded, block.nbytes
             pool._vacate(ctx)
             nbytes = block.nbytes
             block.chunk.close()
@@ -322,13 +349,13 @@ class Idleness:
             self._lock.release()
 
     def close(self) -> None:
-        """The pool is gone: nothing waits any more."""
-        for kept, _ in self._kept.values():
-            kept.free()
+        """Free the offloaded contents; called when the pool has been deleted."""
+        for offloaded, _ in self._offloaded.values():
+            offloaded.free()
 
 
 class _Prepared:
-    """A ``with`` block of a prepared run, if no other thread waits for its memory."""
+    """The context manager of :meth:`Idleness.prepared` if nothing may be offloaded."""
 
     __slots__ = ("_idleness", "_prepare")
 
@@ -348,8 +375,8 @@ class _Prepared:
         self._idleness.__exit__()
 
 
-def _send_away(context: Context, nbytes: int) -> bool:
-    """Return a rung: blocks of executors that are not running."""
+def _offload_idle(context: Context, nbytes: int) -> bool:
+    """Offload idle blocks on ``context`` until ``nbytes`` are free; return whether any was. A rung of the ladder."""
     if not spilling.active() or not _pools or not _EXACT:
         return False
     place = device.get(context)
@@ -357,7 +384,7 @@ def _send_away(context: Context, nbytes: int) -> bool:
         with no_stream():
             place.synchronize()
     freed = 0
-    _here.in_runs, _here.pending, _here.looked_at = [], [], []
+    _thread.in_runs, _thread.pending, _thread.viewed = [], [], []
     for pool in members(_pools):
         try:
             freed += pool.idleness.leave(context, spilling.listed())
@@ -370,23 +397,33 @@ def _send_away(context: Context, nbytes: int) -> bool:
 
 
 def _await_users(context: Context, in_operation: bool) -> bool:
-    """A wait: until one of the blocks that were in use as this thread climbed the ladder is not any more.
+    """Wait until a block that this thread's last climb of the ladder could not offload may be idle.
 
-    Threads may wait for the memory of each other's runs. Then one of them, chosen by a lock, finds that no thread in
-    its way can go on, and gives up; the others wait for that.
+    Args:
+        context: the device whose memory this thread lacks.
+        in_operation: whether this thread is inside an operation, which must not wait for other operations.
+
+    Returns:
+        False if waiting is of no use: there is no such block, or no operation has completed for ``PATIENCE_S`` seconds.
+
+    Raises:
+        PostponedError: this thread prepares a run, and another thread waits for the run's memory.
     """
-    runs, pending, looked_at = _here.in_runs, [] if in_operation else _here.pending, _here.looked_at
-    _here.in_runs, _here.pending, _here.looked_at = [], [], []
+    # Several threads, each in a run, may wait for each other's runs. `waits.looking` makes their checks exclusive. The
+    # first thread to find that no thread in its way can go on removes its entry and returns; its next climb finds
+    # nothing to wait for, and its allocation fails. The others see a thread that can go on, and continue to wait.
+    runs, pending, viewed = _thread.in_runs, [] if in_operation else _thread.pending, _thread.viewed
+    _thread.in_runs, _thread.pending, _thread.viewed = [], [], []
     if not runs and not pending:
         with waits.looking:
-            waits.let_go_if_wanted(threading.get_ident())
-        return _await_views(context, looked_at)
+            waits.postpone_if_wanted(threading.get_ident())
+        return _await_views(context, viewed)
     me = threading.get_ident()
     completed, end = -1, 0.0
     try:
         while True:
             with waits.looking:
-                waits.let_go_if_wanted(me)
+                waits.postpone_if_wanted(me)
                 if not pending and not any(one.moving for one in runs):
                     waits.waiting[me] = [user for one in runs for user in one.users]
                 if not (
@@ -399,25 +436,27 @@ def _await_users(context: Context, in_operation: bool) -> bool:
                 completed, end = now, time.monotonic() + PATIENCE_S
             elif time.monotonic() > end:
                 return False
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
     finally:
         waits.waiting.pop(me, None)
 
 
 def _await_views(context: Context, blocks: list[Idleness]) -> bool:
-    """Wait until no thread looks at one of the blocks, and offload it. A reader of an array has a view for a moment; an
-    exported array may live for ever."""
+    """Offload one of ``blocks`` as soon as it has no views; return whether the caller should retry.
+
+    Wait at most ``LOOKING_S`` seconds, because an exported array may be a view for ever.
+    """
     end = time.monotonic() + LOOKING_S
     while blocks and time.monotonic() < end:
         try:
-            if any(one.leave(context, spilling.listed()) for one in blocks) or _here.in_runs or _here.pending:
+            if any(one.leave(context, spilling.listed()) for one in blocks) or _thread.in_runs or _thread.pending:
                 return True
         except OutOfMemoryError as error:
             relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
             return False
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
     return False
 
 
-relief.add(29, _send_away, again=True)
+relief.add(29, _offload_idle, again=True)
 relief.add_wait(_await_users)

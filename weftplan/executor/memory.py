@@ -1,7 +1,7 @@
-"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool.
+"""The memory of a plan: an address in a pool and an engine var for each storage, and typed arrays for entries.
 
-Calls are bound to that memory, and to the state of one run. The thread that pushes a run fixes that state and workers
-only read it, so a run is the same on every engine.
+Calls of nodes are bound to this memory and to a :class:`RunState`. The thread that pushes a run sets this state and
+workers only read it, so results do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weftplan.planner.buffers import alignment_of
 
 @dataclass(slots=True)
 class RunState:
-    """The differences between runs, fixed on the pushing thread."""
+    """The mode and random state of one run, set by the thread that pushes it."""
 
     is_train: bool
     seed: int = 0
@@ -33,21 +33,21 @@ class RunState:
 
 
 Call = Callable[[], Any]
-"""Does the work of one step in one run."""
+"""A function that computes one step in one run."""
 Bind = Callable[[RunState], Call]
-"""Makes the call of a run."""
+"""A function that returns the call of a step for a run."""
 
 
 _WIDEST = 8
-"""Bytes of the widest element."""
+"""Bytes of the widest element; workspaces are aligned to it."""
 
 
 def place(planned: PlannedGraph) -> Placement:
-    """Return the slabs of the plan one after another on each device, so that their need is the sum of their sizes.
+    """Return a placement of the slabs of the plan one after another on each device.
 
-    Sizes that are no multiples of the alignment (``compat="mxnet"``) come last, those divisible by the larger powers
-    of two first: no room is lost, and every element lies at a multiple of its size. Only a storage of mixed dtypes
-    whose size fits the narrow dtypes alone costs padding.
+    Sizes that are not multiples of the alignment (``compat="mxnet"``) come last, in descending order of the largest
+    power of two that divides them. So elements are aligned to their sizes nearly always without padding. Padding is
+    needed only if the size of a slab is not a multiple of the size of its widest element.
     """
     plan = planned.memory
     contexts = [plan.contexts[int(device)] for device in plan.slab_device]
@@ -78,9 +78,9 @@ def place(planned: PlannedGraph) -> Placement:
 
 
 def _targets(planned: PlannedGraph) -> dict[Context, OffloadTarget]:
-    """Return the offload targets of the plan's results, by their memory."""
+    """Return the offload targets that the plan uses, by their contexts."""
     plan = planned.memory
-    if len(plan.contexts) == 1:  # that which computes
+    if len(plan.contexts) == 1:  # the device that computes
         return {}
     listed = {target.kind: target for target in plan.options.targets}
     folders = [target for target in plan.options.targets if target.kind == "file"]
@@ -101,13 +101,13 @@ class PlannedMemory:
 
     Args:
         planned: graph and plan.
-        pool: the pool that holds them; None: a pool of their own.
+        pool: the pool to join; None: a new pool.
 
     Attributes:
         pool: the pool.
-        placement: their addresses in it.
-        allocated_bytes: growth of the pool for them (0 when it was large enough).
-        graphs: None if segments may be captured as CUDA graphs; otherwise why not.
+        placement: the addresses of the storages in the pool.
+        allocated_bytes: growth of the pool for these storages; 0 if it was large enough.
+        graphs: None if segments may be captured as CUDA graphs; otherwise the reason why not.
     """
 
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
@@ -120,21 +120,21 @@ class PlannedMemory:
 
     @property
     def chunks(self) -> Mapping[int, Chunk]:
-        """By storage the chunk with its var: those of outputs, and after :meth:`complete` all."""
+        """The chunks by storage: those of outputs, and all after :meth:`complete`."""
         return self.placement.chunks
 
     def complete(self) -> None:
-        """Make the chunks of all storages; a run is about to be pushed, so all memory is here."""
+        """Make the missing chunks of all storages; the caller has brought all blocks of the pool back."""
         self.pool.complete(self.placement)
 
     def entry(self, eid: int) -> NDArray:
-        """Return the array of a planned entry."""
+        """Return an array over the chunk of entry ``eid``, with the planned shape and dtype."""
         planned = self._planned
         storage = int(planned.memory.entry_storage[eid])
         return NDArray(self.chunks[storage], planned.shapes[eid], planned.dtypes[eid])
 
     def workspace(self, node: int) -> tuple[Chunk, int] | None:
-        """Return (chunk, bytes) of a node's workspace, or None when it has none."""
+        """Return the chunk and the number of bytes of a node's workspace, or None if it has none."""
         plan = self._planned.memory
         nbytes = int(plan.workspace_nbytes[node])
         if nbytes == 0:
@@ -142,9 +142,9 @@ class PlannedMemory:
         return self.chunks[int(plan.workspace_storage[node])], nbytes
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
-        """Return the function that makes the calls of node ``nid``: the result of ``make``, which reads addresses."""
+        """Return the function that makes the calls of node ``nid``: the result of ``make``, called now."""
         return make()
 
     def after(self, storage: int) -> list[Var]:
-        """Return vars of the storages whose memory a storage reuses: its first writer must wait for their readers."""
+        """Return the vars of the storages whose memory ``storage`` reuses; its first writer waits for their users."""
         return [self.chunks[r].var for r in self._planned.memory.after(storage)]

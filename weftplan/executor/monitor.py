@@ -1,7 +1,7 @@
-"""Views into an executor: runs node by node for a monitor, and ``debug_str``.
+"""Inspection of an executor: runs node by node with a monitor callback, and ``debug_str``.
 
-A monitor shows every array as its producer is pushed. It relies on the steps that its executor has prepared, and keeps
-the callback alone. It is used on the thread that runs the executor, and so is the callback.
+A monitored run pushes the prepared steps of its executor one by one. Both the pushes and the callback run on the thread
+that runs the executor.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NAMED = frozenset({
     "depth_to_space", "diag", "im2col", "log_softmax", "moments", "repeat", "reverse", "softmax", "space_to_depth",
     "squeeze", "tile",
 })  # fmt: skip
-"""Operators with one input that a monitor of MXNet 1.9.1 calls ``data``; that of all others is ``input0`` there."""
+"""Operators whose only input is ``data`` to a monitor of MXNet 1.9.1; for others MXNet says ``input0``."""
 
 
 def _input_names(op: Op, params: Params) -> tuple[str, ...]:
-    """Return the inputs as MXNet's monitor calls them, so that a script finds what its pattern names."""
+    """Return the names that MXNet's monitor gives to inputs; patterns of scripts match these names."""
     names = op.input_names(params)
     if op.backward_of is not None:
         return tuple(f"input{k}" for k in range(len(names)))
@@ -46,9 +46,10 @@ def _input_names(op: Op, params: Params) -> tuple[str, ...]:
 
 
 def _output_names(op: Op, params: Params) -> tuple[str, ...]:
-    """Return the outputs likewise: gradients are numbered by the forward inputs, if there are several.
+    """Return the names that MXNet's monitor gives to outputs.
 
-    MXNet's backward nodes have an output for each of them, those without a gradient included.
+    A backward node of an operator with several inputs has the names ``output<k>``, where ``k`` numbers all forward
+    inputs, also those without a gradient.
     """
     if op.backward_of is None or not registry.contains(op.backward_of):
         return op.output_names(params)
@@ -60,7 +61,7 @@ def _output_names(op: Op, params: Params) -> tuple[str, ...]:
 
 
 def warn_of_joined(nodes: Iterable[Node]) -> None:
-    """Say once what a monitor of these nodes cannot show."""
+    """Warn about fused nodes, whose outputs a monitor cannot show."""
     names = hidden_members(nodes)
     if names:
         warnings.warn(
@@ -72,9 +73,9 @@ def warn_of_joined(nodes: Iterable[Node]) -> None:
 
 
 class Monitored:
-    """Pushes steps one by one and calls back with names and arrays.
+    """A monitor, which pushes steps one by one and calls a function with the names and arrays of their outputs.
 
-    The callback runs on the pushing thread, right after the push; reading the array waits for it.
+    The callback runs on the pushing thread, right after the push; reading the array waits for its value.
     """
 
     def __init__(self, callback: Callable[[str, NDArray], None], monitor_all: bool, graph: Graph) -> None:
@@ -83,7 +84,7 @@ class Monitored:
         self._all = monitor_all
 
     def push(self, steps: Sequence[Step], run: RunState) -> None:
-        """Push ``steps`` for one run."""
+        """Push ``steps`` for one run, each between the callbacks for its inputs and its outputs."""
         graph = self._graph
         for step in steps:
             node = step.node
@@ -105,10 +106,10 @@ class Monitored:
 
 
 def check_finite(name: str, array: NDArray) -> None:
-    """Wait for an array and raise an error if an element is no finite number: a callback for ``FLAGS_check_nan_inf``.
+    """Wait for an array and check that all elements are finite; the callback for ``FLAGS_check_nan_inf``.
 
     Raises:
-        MXNetError: with the name of the output, its shape, and how many elements are not finite.
+        MXNetError: an element of a floating-point array is NaN or infinite; the message gives name, shape and count.
     """
     values = array.asnumpy()
     if not is_float(values.dtype):
@@ -123,7 +124,7 @@ def check_finite(name: str, array: NDArray) -> None:
 
 
 def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, NDArray], None] | None:
-    """Return the callback with the check of ``FLAGS_check_nan_inf`` before it, if that is set."""
+    """Return ``callback``, or, if ``FLAGS_check_nan_inf`` is set, a function that calls :func:`check_finite` first."""
     if not config.get("FLAGS_check_nan_inf"):
         return callback
     if callback is None:
@@ -137,9 +138,10 @@ def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, N
 
 
 def debug_str(planned: PlannedGraph) -> str:
-    """Outputs, nodes in depth-first order, passes, then ``Total <MB> MB allocated`` and MXNet's constant second line.
+    """Return the outputs, nodes and passes of a graph, one on a line, and the total memory in MXNet's format.
 
-    Each pass that ran is listed with its changes and its switch. The megabytes are those of the plan, rounded down.
+    Each pass that ran is listed with its changes and its switch. ``Total <n> MB allocated`` is the peak of the plan in
+    MiB, rounded down; the last line is a constant of MXNet.
     """
     graph = planned.graph
 
@@ -148,7 +150,7 @@ def debug_str(planned: PlannedGraph) -> str:
         return f"{graph.names[maker]}({eid - graph.row[maker]})"
 
     def read(nid: int) -> list[str]:
-        """Return the texts of a node's inputs."""
+        """Return the inputs of a node as text: their names, and versions of variables."""
         versions = [
             f" version={graph.version(nid, slot)}" if graph.is_variable[graph.entry_node[eid]] else ""
             for slot, eid in enumerate(graph.inputs[nid])

@@ -1,4 +1,4 @@
-"""The arrays that ``simple_bind`` and ``reshape`` make, share and keep."""
+"""Allocate, share and reshape the arrays of ``simple_bind`` and ``reshape``."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ ArrayFacts: TypeAlias = tuple[tuple[int, ...], DType, Context]
 
 
 class HasGradients(Protocol):
-    """An executor whose gradients another executor shares."""
+    """An object with gradient arrays to share: an executor."""
 
     @property
     def grad_dict(self) -> dict[str, NDArray | None]:
-        """Its gradients by argument name."""
+        """Gradients by argument name; None for an unwanted gradient."""
 
 
 Groups = Mapping[str, Context] | None
-_AT_ONCE = 1 << 16
-"""Most bytes that the calling thread fills: to push an operation takes as long as to fill that number."""
-_TOGETHER = 1 << 22
-"""From this number of bytes on, an array is filled by an operation of its own, so that several workers take part."""
+"""Contexts by ``ctx_group`` attribute."""
+_INLINE_BYTES = 1 << 16
+"""Maximum bytes of an array that the calling thread fills itself: to push an operation would take as long."""
+_BATCH_BYTES = 1 << 22
+"""One operation fills several arrays until their bytes reach this number, so that several workers share the work."""
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
-    """Contexts of the variables whose ``ctx_group`` says one; raises BindError for a group that has none."""
+    """Return the contexts of the variables with a ``ctx_group``; raise BindError if ``group2ctx`` lacks a group."""
     if not group2ctx:
         return {}
     places = {}
@@ -63,27 +64,27 @@ def arrays_like(
     shared_exec: HasGradients | None,
     shared_buffer: dict[str, NDArray] | None,
 ) -> tuple[list[NDArray], list[NDArray | None], list[NDArray]]:
-    """Return (arguments, gradients, auxiliary states), filled with zeros unless they are shared.
+    """Return the arrays of arguments, gradients and auxiliary states; new arrays are filled with zeros.
 
     Args:
         wanted: shape, dtype and context of each variable.
         names, aux_names: the arguments and the states, in order.
         reqs: the grad_req of each argument.
-        shared: for each array that is another executor's, its table.
-        shared_exec: that executor, or None.
-        shared_buffer: arrays to cut the other arguments from, or None.
+        shared: for each variable whose array is shared, the arrays of ``shared_exec`` by name.
+        shared_exec: the executor whose arrays are shared, or None.
+        shared_buffer: arrays to cut the other arguments and gradients from, or None.
     """
     args: list[NDArray] = []
     grads: list[NDArray | None] = []
-    # Filled when all are made: until then no worker is awake, which would compete with this thread.
+    # Filled after all have been made: a fill wakes workers, which would compete with this thread for the interpreter.
     unfilled: list[NDArray] = []
-    apart = shared_exec is not None or shared_buffer is not None
-    beside: dict[str, NDArray] = {}
+    shares = shared_exec is not None or shared_buffer is not None
+    contiguous: dict[str, NDArray] = {}
     small: dict[str, NDArray] = {}
-    if not apart:
-        beside = gradients_beside({name: wanted[name] for name in names if reqs[name] != "null"})
-        small = _small_beside({name: wanted[name] for name in (*names, *aux_names)})
-    unfilled += beside.values()
+    if not shares:
+        contiguous = contiguous_gradients({name: wanted[name] for name in names if reqs[name] != "null"})
+        small = _contiguous_small({name: wanted[name] for name in (*names, *aux_names)})
+    unfilled += contiguous.values()
 
     def zero(shape: tuple[int, ...], place: Context, dtype: DType) -> NDArray:
         unfilled.append(_new(shape, place, dtype))
@@ -96,7 +97,7 @@ def arrays_like(
 
     for name in names:
         shape, dtype, place = wanted[name]
-        grad = beside.get(name)
+        grad = contiguous.get(name)
         if name in shared:
             args.append(shared_array(shared[name], name, shape, dtype))
             if reqs[name] != "null":
@@ -119,7 +120,12 @@ def arrays_like(
 
 
 def shared_array(table: Mapping[str, NDArray | None], name: str, shape: tuple[int, ...], dtype: DType) -> NDArray:
-    """Return the array ``name`` of the executor that shares it; raise BindError or ShapeError if it does not fit."""
+    """Return the array ``name`` of ``table``, the arrays of another executor.
+
+    Raises:
+        BindError: the table lacks the name.
+        ShapeError: the shape or dtype of the array differs.
+    """
     array = table.get(name)
     if array is None:
         hint = did_you_mean(name, table)
@@ -130,11 +136,11 @@ def shared_array(table: Mapping[str, NDArray | None], name: str, shape: tuple[in
 
 
 def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: DType, ctx: Context) -> NDArray:
-    """Return an array cut from ``pool[name]``, which is made if it is missing and grows if it is too small.
+    """Return an array cut from ``pool[name]``, which is added if it is missing and grows if it is too small.
 
-    Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
-    depend on the order of the requests. An array that the caller put there cannot grow, and no array changes its dtype
-    or context: it is replaced, with a warning.
+    Earlier arrays on a chunk that grows stay valid and keep their values. So the total bytes of the pool do not depend
+    on the order of the requests. An array that the caller put into the pool cannot grow. If it is too small, or if
+    dtype or context differ, ``pool[name]`` is replaced by a new array, with a warning.
     """
     have = pool.get(name)
     size = int(np.prod(shape, dtype=np.int64))
@@ -157,12 +163,16 @@ def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], 
 
 
 def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """Return the first bytes of ``array`` under another shape, sharing memory and var."""
+    """Return an array of another shape over the first bytes of ``array``; both share memory and var."""
     return NDArray(array.chunk, shape, array.dtype, array.offset)
 
 
 def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: bool) -> NDArray:
-    """Return ``array`` under another shape, or a larger array; raise ShapeError if that is needed and not allowed."""
+    """Return ``array``, a view of its first elements if ``shape`` is smaller, or zeros if ``shape`` is larger.
+
+    Raises:
+        ShapeError: ``shape`` is larger, and ``allow_up_sizing`` is False.
+    """
     if tuple(array.shape) == shape:
         return array
     if int(np.prod(shape, dtype=np.int64)) <= array.size:
@@ -175,9 +185,9 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
 
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:
-    """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises.
+    """Return zeros whose memory is allocated by this call, so that a bind raises an error if it lacks memory.
 
-    Shape and dtype are those of a plan, or of an array: they are not checked again.
+    The fill may be pushed. Shape and dtype are not checked, as they come from a plan or an array.
     """
     array = _new(shape, ctx, dtype)
     _fill([array])
@@ -185,17 +195,17 @@ def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray
 
 
 def _new(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:
-    """As :func:`new_zeros`, not filled yet."""
+    """Return an array with allocated but uninitialized memory."""
     kind = np.dtype(dtype)
     return NDArray.over(ARRAY_CHUNK.get()(ctx, math.prod(shape) * kind.itemsize), shape, kind)
 
 
 def _fill(arrays: Sequence[NDArray]) -> None:
-    """Fill new arrays with zeros: small arrays inline, the others in operations, several arrays in each."""
+    """Fill new arrays with zeros: small arrays inline, larger arrays by pushed operations of about ``_BATCH_BYTES``."""
     large: list[NDArray] = []
     for array in arrays:
-        if _is_at_once(array.chunk, array.chunk.nbytes):
-            array.chunk.raw.fill(0)  # no other thread knows the array yet, and its memory does not move
+        if _is_filled_inline(array.chunk, array.chunk.nbytes):
+            array.chunk.raw.fill(0)  # without the engine: no other thread has the array yet, and its memory stays
         else:
             large.append(array)
     groups: dict[Context, list[Chunk]] = {}
@@ -205,13 +215,14 @@ def _fill(arrays: Sequence[NDArray]) -> None:
             continue
         group = groups.setdefault(array.context, [])
         group.append(array.chunk)
-        if sum(chunk.nbytes for chunk in group) >= _TOGETHER:
+        if sum(chunk.nbytes for chunk in group) >= _BATCH_BYTES:
             _push_fill(groups.pop(array.context))
     for group in groups.values():
         _push_fill(group)
 
 
 def _push_fill(group: list[Chunk]) -> None:
+    """Push one operation that fills all chunks of ``group``, which are on one context, with zeros."""
     parts = [chunk.raw for chunk in group]
 
     def fill() -> None:
@@ -221,29 +232,31 @@ def _push_fill(group: list[Chunk]) -> None:
     push(fill, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
 
 
-def gradients_beside(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
-    """Return memory, not filled yet, for gradients of (shape, dtype, context): contiguous for each context and dtype,
-    the last gradient first.
+def contiguous_gradients(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
+    """Return uninitialized arrays for gradients, contiguous for each context and dtype, the last gradient first.
 
-    Backward ends with the gradients of the last arguments first, and a store exchanges them in this order, several as
-    one: they are then one range of memory already. Each has a var of its own. Those that cannot be parts of a whole, on
-    a device or where memory may move, are left out, and so is one that has no neighbour.
+    Backward completes the gradients of the last arguments first. A store exchanges gradients in this order and in
+    batches, and a batch of contiguous gradients needs no copy. Each array has its own var. The result lacks arrays that
+    are not on a CPU or whose memory may move, and an array that is alone in its context and dtype.
     """
-    return _beside(dict(reversed(wanted.items())))[1]
+    return _contiguous(dict(reversed(wanted.items())))[1]
 
 
-def _small_beside(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
-    """Return contiguous zeros for small arrays of (shape, dtype, context): a network has hundreds of gammas, biases and
-    means, and few of them fill a page. :func:`gradients_beside` says which arrays are left out."""
-    few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _AT_ONCE}
-    wholes, arrays = _beside(few)
+def _contiguous_small(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
+    """Return contiguous arrays of zeros for the arrays of at most ``_INLINE_BYTES``.
+
+    A network has hundreds of gammas, biases and means, most of them smaller than a page. The result lacks the same
+    arrays as that of :func:`contiguous_gradients`.
+    """
+    few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _INLINE_BYTES}
+    wholes, arrays = _contiguous(few)
     for whole in wholes:
-        whole.raw.fill(0)  # no other thread knows the arrays yet
+        whole.raw.fill(0)  # without the engine: no other thread has the arrays yet
     return arrays
 
 
-def _beside(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
-    """Return (chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
+def _contiguous(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
+    """Return one chunk for each context and dtype, and by name the arrays that it is cut into, in the order given."""
     groups: dict[tuple[Context, DType], list[str]] = {}
     last, group = None, []
     for name, (_, dtype, place) in wanted.items():
@@ -256,7 +269,7 @@ def _beside(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArr
     arrays: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
-        if len(names) < 2 or not sum(sizes) or not _plain(place):
+        if len(names) < 2 or not sum(sizes) or not _has_plain_chunks(place):
             continue
         whole = Chunk(place, sum(sizes))
         wholes.append(whole)
@@ -265,18 +278,19 @@ def _beside(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArr
     return wholes, arrays
 
 
-def _plain(place: Context) -> bool:
-    """Return whether memory of arrays never moves; an array is made for the answer only if the class leaves it open."""
+def _has_plain_chunks(place: Context) -> bool:
+    """Return whether arrays on ``place`` have plain chunks, whose memory never moves."""
+    # The chunk factory may choose a class by context, so a chunk of one byte is made to see it.
     return ARRAY_CHUNK.value is Chunk or type(ARRAY_CHUNK.get()(place, 1)) is Chunk
 
 
 def writes_of_zeros(array: NDArray) -> int:
-    """Return how many writes its var has counted when :func:`new_zeros` has made it: none if it was filled inline."""
-    return 0 if _is_at_once(array.chunk, array.nbytes) else 1
+    """Return the version of the var of an array that :func:`new_zeros` has made: 0 if it was filled inline, else 1."""
+    return 0 if _is_filled_inline(array.chunk, array.nbytes) else 1
 
 
-def _is_at_once(chunk: Chunk, nbytes: int) -> bool:
-    """Return whether the calling thread fills a new array of ``nbytes`` bytes."""
-    if nbytes > _AT_ONCE or type(chunk) is not Chunk:
+def _is_filled_inline(chunk: Chunk, nbytes: int) -> bool:
+    """Return whether the calling thread itself fills a new array of ``nbytes`` bytes on ``chunk``."""
+    if nbytes > _INLINE_BYTES or type(chunk) is not Chunk:
         return False
     return chunk.context.device_type == "cpu" or not device.get(chunk.context).asynchronous

@@ -1,17 +1,18 @@
-"""The plan cache: a second bind for the same shapes and settings plans nothing, in this process or in a later one.
+"""The plan cache: a bind for the same shapes and settings reuses the plan of an earlier bind, also across processes.
 
-A plan depends on the graph, on the caller's arguments, on the settings, and on the implementations of operators. All of
-this is compared by value, so a cached plan equals what planning would give. Symbols with operators of the user's own
-(``Custom``), whose inference may answer differently each time, are planned at every bind.
+A plan depends on the graph, on the caller's arguments, on the settings, and on the implementations of operators. The
+cache compares all of them by value. Symbols with user-defined operators (``Custom``) are planned at every bind, because
+their inference may give other results each time.
 
-In a process plans hang on their symbol and go with it. Planned graphs never change, so several executors may share one;
-threads that bind one symbol concurrently may plan it twice.
+Within a process, plans are stored in an attribute of their symbol. Planned graphs never change, so several executors
+may share one. Threads that bind one symbol concurrently may plan it twice.
 
-In files, the name is the hash of everything that a plan depends on, versions and the state of this package's own files
-included, so no file is ever out of date. A file holds numbers and names
-(:mod:`weftplan.planner.symbolic.stored_plans`), nothing that is run; :mod:`weftplan.support.user_cache` says why its
-content can be trusted. Graphs with operators that are not the library's own, and plans for a GPU, which depend on
-libraries and a device that nothing here looks at, have no file. Any thread and process may read and keep at any time.
+For later processes, a plan is stored in a file. The file's name is the hash of everything that the plan depends on,
+including versions and the package's own source files, so a file never becomes out of date. It contains numbers and
+names (:mod:`weftplan.planner.symbolic.stored_plans`), no code; :mod:`weftplan.support.user_cache` checks that its
+content can be trusted. There are no files for graphs with operators from outside the package, and for plans for a GPU,
+which depend on libraries and a device that the hash does not cover. Any thread and process may read and write files at
+any time.
 """
 
 from __future__ import annotations
@@ -39,25 +40,24 @@ from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
 MOST = 4
-"""Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""
+"""Maximum number of plans in memory for one symbol: enough for training with validation, or for a few buckets."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A graph as it was when it was planned, and its plans."""
+class _CachedPlans:
+    """The cached plans of one state of a symbol."""
 
     graph: list[Any]
+    """The description of the symbol's graph."""
     plans: list[tuple[Hashable, PlannedGraph]] = field(default_factory=list)
-    """Plans with everything else that they depend on; the plan used last is at the end. The list is never changed,
-    but replaced. To compare its few items takes less time than to make a hash of such a key."""
+    """Keys and plans, the plan used last at the end. A list, because comparing a few keys is faster than hashing one.
+    Threads replace the list and never change it in place, so a reader needs no lock."""
 
 
 def _description(nodes: list[Node], entries: Sequence[Entry]) -> list[object]:
-    """Everything that a plan reads of nodes; equal descriptions are of the same nodes in the same state.
-
-    Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too). One
-    list, not one for each node: Python's collector looks at every object that stays.
-    """
+    """Return a list of all facts of nodes that a plan depends on. Equal lists describe the same nodes in one state."""
+    # Parsed parameters are never changed in place, so their identity is compared. The list also contains the dictionary
+    # itself, so that no other object gets its identity. One flat list is fast for Python's garbage collector.
     facts: list[Any] = []
     for node in nodes:
         inputs, deps = node.inputs, node.control_deps
@@ -70,7 +70,7 @@ def _description(nodes: list[Node], entries: Sequence[Entry]) -> list[object]:
 
 
 def _flat(table: Mapping[str, Hashable]) -> tuple[Hashable, ...]:
-    """Return a table as keys and values, without an object for each item."""
+    """Return the keys and the values of a table as two tuples, which is faster than a tuple for each item."""
     return tuple(table), tuple(table.values())
 
 
@@ -83,14 +83,17 @@ def planned_once(
     *,
     order: Order | None = None,
 ) -> PlannedGraph:
-    """Return ``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment: in
-    this process, or in an earlier one.
+    """Return the cached plan for this symbol, these arguments and the settings, or call ``plan`` and cache its result.
+
+    Symbols with user-defined operators are not cached.
 
     Args:
-        options: how to plan.
+        symbol: the graph.
+        options: plan options.
         facts: facts of variables from the caller (shapes, dtypes, …), by kind and name.
         more: everything else that the plan depends on.
-        order: the depth-first order of the symbol, when the caller has it.
+        plan: plans the graph, given its depth-first order.
+        order: the depth-first order of the symbol; None: it is computed.
     """
     if order is None:
         order = depth_first_order(entry[0] for entry in symbol.entries)
@@ -98,68 +101,75 @@ def planned_once(
     for node in nodes:
         if node.op is not None and node.op.single:
             return plan(order)
-    kept, described = symbol.kept, _description(nodes, symbol.entries)
-    if kept is None or kept.graph != described:
-        kept = symbol.kept = _Kept(described)
+    cached, described = symbol.kept, _description(nodes, symbol.entries)
+    if cached is None or cached.graph != described:
+        cached = symbol.kept = _CachedPlans(described)
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
     provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
     key = options, question, provided
-    plans: list[tuple[Hashable, PlannedGraph]] = kept.plans
-    result = next((planned for asked, planned in plans if asked == key), None)
+    plans: list[tuple[Hashable, PlannedGraph]] = cached.plans
+    result = next((planned for known, planned in plans if known == key), None)
     if result is None:
         file = PlanFile(symbol, order, options, question, provided)
         result = file.load()
         if result is None:
             result = plan(order)
             file.keep(result)
-    others = [pair for pair in kept.plans if pair[1] is not result]  # other threads may have added some
-    kept.plans = [*others[-MOST + 1 :], (key, result)]
+    others = [pair for pair in cached.plans if pair[1] is not result]  # read again: other threads may have added plans
+    cached.plans = [*others[-MOST + 1 :], (key, result)]
     return result
 
 
 _FORMAT = 2
-"""Version of ``marshal``: the last version in which equal values have equal bytes, whatever objects they share."""
+"""Format version of ``marshal``: the last in which equal values have equal bytes, even if they share objects."""
 
 
 class PlanFile:
-    """The file of one plan, which may not exist yet."""
+    """The file in the cache folder for one plan; it may not exist yet."""
 
     def __init__(
         self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable, provided: Hashable
     ) -> None:
         """
         Args:
-            question: everything that a plan of the symbol depends on, but options; equal questions have equal texts.
-            provided: equal as long as the same implementations of operators are provided.
+            symbol: the graph.
+            order: its depth-first order.
+            options: plan options.
+            question: everything else from the caller that the plan depends on; equal values have the same ``repr``.
+            provided: the implementations of operators that are provided.
         """
         self._order, self._options = order, options
-        self._place = user_cache.folder("plans") if _CODE and config.get("WEFTPLAN_PLAN_CACHE") else None
+        self._folder = user_cache.folder("plans") if _CODE and config.get("WEFTPLAN_PLAN_CACHE") else None
         self._name = ""
-        if self._place is not None:
+        if self._folder is not None:
             try:
                 graph = stored_plans.described(order, symbol.entries)
             except stored_plans.NotPlainError:
-                self._place = None
+                self._folder = None
             else:
                 digest = hashlib.sha256(marshal.dumps(graph, _FORMAT))
                 digest.update(repr((_CODE, options, question)).encode())
-                digest.update(_surroundings(provided))
+                digest.update(_process_state(provided))
                 self._name = digest.hexdigest()
 
     def load(self) -> PlannedGraph | None:
-        """The plan that is kept, if there is one."""
-        data = None if self._place is None else user_cache.load(self._place, self._name)
+        """Return the stored plan, or None if there is none that is valid for this machine's compiler."""
+        data = None if self._folder is None else user_cache.load(self._folder, self._name)
         if data is None:
             return None
         compiler, content = marshal.loads(data)
         if compiler and compiler != repr(host()):
-            return None  # the choice of kernels is that of another compiler, or of none
+            return None  # kernels were chosen with another compiler, or without one
         return stored_plans.loaded(content, self._order[0])
 
     def keep(self, planned: PlannedGraph) -> None:
-        """Keep a plan for later processes, if that is possible."""
-        # A search that was ended early may have missed a better plan.
-        if self._place is None or stopping.asked():
+        """Store a plan for later processes.
+
+        Do nothing if files are switched off, if the plan runs on a device or has operators from outside the package, or
+        if its search was stopped early.
+        """
+        # A search that was stopped early may have missed a better plan.
+        if self._folder is None or stopping.asked():
             return
         if not all(context.is_host for context in {id(one): one for one in planned.devices}.values()):
             return
@@ -167,14 +177,18 @@ class PlanFile:
             content = stored_plans.dumped(planned, self._order)
         except stored_plans.NotPlainError:
             return
-        asked = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
-        kept = marshal.dumps((repr(host()) if asked else "", content), _FORMAT)
-        user_cache.keep(self._place, self._name, kept)
+        compiled = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
+        data = marshal.dumps((repr(host()) if compiled else "", content), _FORMAT)
+        user_cache.keep(self._folder, self._name, data)
 
 
 @lru_cache(maxsize=1)
-def _surroundings(_provided: Hashable) -> bytes:
-    """Return everything that planning reads of this process apart from settings."""
+def _process_state(_provided: Hashable) -> bytes:
+    """Return the implementations of operators and the versions that plans depend on, as bytes.
+
+    Args:
+        _provided: the key of the cache of this function.
+    """
     offered = []
     for where in ("host", "sim"):
         for op, way in implementations.provided(where).items():
@@ -186,7 +200,7 @@ def _surroundings(_provided: Hashable) -> bytes:
 
 
 def _state_of_code() -> str:
-    """Return a key of the state of the code that plans; empty if there are no files to look at."""
+    """Return a hash of paths, sizes and times of the source files that planning uses; empty if there are no files."""
     package = Path(__file__).parents[1]
     files = [
         os.path.join(at, name)
@@ -199,4 +213,4 @@ def _state_of_code() -> str:
     return user_cache.key(*(f"{path} {state.st_mtime_ns} {state.st_size}" for path, state in states)) if states else ""
 
 
-_CODE = _state_of_code()  # as it is when it is loaded
+_CODE = _state_of_code()  # at import, when the files are those that run

@@ -1,18 +1,14 @@
-"""Memory that executors share: one block per device, as large as the largest of them needs.
+"""Pools of planned memory: one block per device, which executors share and which is as large as the largest needs.
 
-Executors that never need their memory at once (reshape, bucketing) share a :class:`SlabPool`. Each lays its slabs one
-after another from the start of the block. The pool holds the most that any of its executors has needed, in whatever
-order they were bound: when a larger one joins, the block is replaced and the others move, contents and all.
+Executors that do not need their memory at the same time (reshape, bucketing) share a :class:`SlabPool`. Each places its
+slabs one after another from the start of the block. If a larger executor joins, the pool replaces the block by a larger
+block and moves the contents. So its size does not depend on the order of the binds.
 
-A move happens on the thread that binds, when no operation is pending on any var of the pool's executors (``_grow``).
-
+The move runs on the thread that binds, while no operation is pending on any var of the pool's executors (``_join``).
 All executors of a pool must be used by one thread at a time.
 
-All operations of an executor *read* the pool's var; a run after another executor's, or with a plan whose storages
-overlap in address, first *writes* it (see ``Executor.forward``), so the engine keeps runs apart without
-blocking the caller. Users' operations read arrays of an executor (its outputs, arrays that a monitor saw) without
-knowing the pool: a run that takes the memory over from another executor therefore also writes the vars of the storages
-of that executor (``take_over``).
+The engine orders the runs on a pool by the pool's var: all operations of an executor read it, and a run that reuses
+memory of an earlier run writes it first (``Executor._fence``).
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
 from weftplan.engine.var import Var
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
-from weftplan.executor.idle import Idleness, in_turn
+from weftplan.executor.idle import Idleness, hold_all_devices
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.memory.chunk import MovableChunk, lost
 from weftplan.storage import offload
@@ -38,9 +34,9 @@ class Placement:
     """The addresses of the storages of one executor in the blocks of a pool.
 
     Attributes:
-        chunks: by storage, its bytes and its var; at first only of those that are looked at before the first run.
-        needs: bytes from the start of the block, per device.
-        targets: those contexts that are offload targets.
+        chunks: chunk by storage; until the first run only the eager chunks.
+        needs: by device, the bytes that the executor needs from the start of the block.
+        targets: the offload target of each context that is one.
     """
 
     __slots__ = ("__weakref__", "_eager", "_slabs", "_storages", "chunks", "needs", "targets")
@@ -54,12 +50,13 @@ class Placement:
         *,
         eager: Iterable[int] = (),
     ) -> None:
-        """Nothing is looked at yet but what is needed.
-
+        """
         Args:
-            slabs: device of each slab, and its offset in the block.
-            storages: three arrays: the slab of each storage, its offset there, its bytes.
-            eager: storages that have a chunk from the start.
+            slabs: for each slab, its device and its offset in the block.
+            storages: three arrays: the slab of each storage, its offset in the slab, and its bytes.
+            needs: see the attribute.
+            targets: see the attribute.
+            eager: storages that get a chunk when the placement joins a pool, because callers see their arrays.
         """
         self._slabs = slabs
         self._storages = storages
@@ -69,7 +66,7 @@ class Placement:
         self.chunks: dict[int, MovableChunk] = {}
 
     def _where(self, storages: list[int]) -> list[tuple[Context, int, int]]:
-        """Device, offset in the block and bytes of each of these storages."""
+        """Return (device, offset in the block, bytes) of each of ``storages``."""
         if not storages:
             return []
         columns = [column[storages].tolist() for column in self._storages]
@@ -77,7 +74,7 @@ class Placement:
         return [(ctx, start + offset, size) for ctx, start, offset, size in places]
 
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
-        """Point the chunks at the blocks of these devices; the first time some are made, which takes all blocks."""
+        """Move the chunks to new blocks. The first call makes the eager chunks, and needs the blocks of all devices."""
         if not self.chunks:
             self.make(self._eager, blocks)
             return
@@ -87,9 +84,9 @@ class Placement:
                 chunk.move(block.cut([(at, size)])[0], block)
 
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
-        """Make the chunks of these storages in the blocks of all devices."""
+        """Make the chunks of ``storages``, given the blocks of all devices."""
         places = [*zip(storages, self._where(storages), strict=True)]
-        chunks_by_storage = dict(self.chunks)  # other threads may be looking at those that there are
+        chunks_by_storage = dict(self.chunks)  # a new table, as other threads may iterate over the old table
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
             parts = block.cut([(at, size) for _, at, size in mine])
@@ -97,66 +94,69 @@ class Placement:
             chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
         self.chunks = chunks_by_storage
 
-    def rest(self) -> list[int]:
-        """The storages that have no chunk yet."""
+    def missing(self) -> list[int]:
+        """Return the storages that have no chunk yet."""
         count = len(self._storages[0]) if self._storages else 0
         return [k for k in range(count) if k not in self.chunks]
 
     def leave(self, ctx: Context) -> None:
-        """The storages on ``ctx`` have no memory any more."""
+        """Take the memory away from the chunks on ``ctx``."""
         for chunk in self.chunks.values():
             if chunk.context == ctx:
                 chunk.leave()
 
 
 class SlabPool:
-    """Blocks that executors share, and the var that keeps their runs apart. It lives as long as its executors."""
+    """The blocks that executors share, one per device, and the var that orders their runs."""
 
     def __init__(self) -> None:
         self._engine = engine.get()
-        # Runs are kept apart by it and hand on no values, so what one operation of a run fails at is not the others'.
+        # An order, which carries no failures: a failed operation must not fail all later operations of the pool.
         self.var = self._engine.new_order("slab pool")
         self._blocks: dict[Context, PoolMemory] = {}
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
-        """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
+        """The offloaded blocks; ``with pool.idleness`` brings them back and keeps all blocks in memory."""
         self._room: offload.Reservation | None = None
-        """Bytes of offload targets that its plans use."""
+        """The bytes of offload targets that are reserved for the plans of the pool."""
         weakref.finalize(self, self.idleness.close).atexit = False
         self._owner: Placement | None = None
-        """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
+        """The placement of the last run, whose values are in memory. A strong reference, because its arrays may be read
+        after its executor has been deleted."""
 
     @property
     def nbytes(self) -> dict[Context, int]:
-        """Bytes held, per device, here or in a target."""
-        return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
+        """Bytes of the block on each device, in memory or offloaded."""
+        return {**{ctx: block.nbytes for ctx, block in list(self._blocks.items())}, **self.idleness.away}
 
     def idle(self, variables: list[Var]) -> bool:
-        """Return whether no operation on these vars of the pool's engine is pending on the host."""
+        """Return whether no operation on ``variables`` is pending on the host; False if the engine cannot tell now."""
         try:
             return self._engine.idle(variables)
-        except EngineError:  # in the middle of the engine's work
+        except EngineError:  # this thread is inside the engine, for example in a destructor
             return False
 
     def owned_by(self, placement: Placement) -> bool:
-        """Return whether the last run in this memory was that of ``placement``'s executor."""
+        """Return whether the last run on this pool was a run of ``placement``'s executor."""
         return self._owner is placement
 
     def take_over(self, placement: Placement) -> list[MovableChunk]:
-        """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
-        # The run writes the vars of these storages, too. Without that:
+        """Make ``placement`` the owner; return the chunks of the previous owner, empty before the first run."""
+        # The fence of the run writes the vars of these chunks, too. Without that:
         # 1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
-        # 2. executor B, which shares A's memory, runs, and writes over that output;
+        # 2. executor B, which shares A's memory, runs, and overwrites that output;
         # 3. the copy starts, and reads B's values.
+        # The copy does not read the pool's var, because users' operations do not know the pool.
         before, self._owner = self._owner, placement
         return [] if before is None else list(before.chunks.values())
 
     def join(self, placement: Placement) -> int:
-        """Make room for ``placement`` and give it its first chunks; return by how many bytes the pool has grown.
+        """Make room for ``placement`` and make its eager chunks; return by how many bytes the pool has grown.
 
         Raises:
-            OutOfMemoryError: no room; every executor of the pool goes on as before.
-            WaitInWorkerError: the pool must grow, and this is called inside an engine operation.
+            OutOfMemoryError: no room for a larger block. The pool keeps its old blocks and their contents, unless an
+                old block was freed for the attempt and cannot be allocated again.
+            WaitInWorkerError: a block must be replaced, and the caller is inside an engine operation.
             BindError: the pool belongs to another engine.
         """
         if self._engine is not engine.get():
@@ -164,15 +164,15 @@ class SlabPool:
                 f"shared_exec was bound under {self._engine!r}, the current engine is {engine.get()!r}; bind "
                 f"without shared_exec, or under the same engine"
             )
-        with in_turn(), self.idleness:
+        with hold_all_devices(), self.idleness:
             return self._join(placement)
 
     def _join(self, placement: Placement) -> int:
-        """As ``join``, with all blocks here."""
+        """Do the work of :meth:`join`, with all blocks in memory."""
         self._members = [ref for ref in self._members if ref() is not None]
         others = self._placements()
         before = self.nbytes
-        # A block that is missing although others need it was lost when memory ran out: all of them get it back.
+        # If another executor needs a block that is missing, it was lost when memory ran out. A new block serves both.
         short = {
             ctx: max(nbytes, *(member.needs.get(ctx, 0) for member in others), 0)
             for ctx, nbytes in placement.needs.items()
@@ -189,32 +189,32 @@ class SlabPool:
             self._grow(ctx, nbytes)
         fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
-        self._take_in(placement.chunks.values())
+        self._set_bring_back(placement.chunks.values())
         self._members.append(weakref.ref(placement))
         return fresh
 
     def complete(self, placement: Placement) -> None:
-        """Make the chunks of ``placement`` that are missing; offloaded blocks have been brought back.
+        """Make the missing chunks of ``placement``; the caller has brought all blocks back.
 
         Raises:
             OutOfMemoryError: a block was lost when memory ran out.
         """
-        storages = placement.rest()
+        storages = placement.missing()
         if not storages:
             return
         if not self._blocks.keys() >= placement.needs.keys():
             raise lost(self)
         placement.make(storages, self._blocks)
-        self._take_in(placement.chunks[k] for k in storages)
+        self._set_bring_back(placement.chunks[k] for k in storages)
 
-    def _take_in(self, chunks: Iterable[MovableChunk]) -> None:
-        """New chunks ask the pool for bytes that are away."""
+    def _set_bring_back(self, chunks: Iterable[MovableChunk]) -> None:
+        """Let new chunks bring their block back if they are used while it is offloaded."""
         back = weakref.WeakMethod(self.idleness.bring_back)
         for chunk in chunks:
             chunk.returned_by(back)
 
     def _placements(self) -> list[Placement]:
-        """Return the placements that may still be in use."""
+        """Return the placements of existing executors, and the owner."""
         living = [member for member in (ref() for ref in self._members) if member is not None]
         if self._owner is not None and self._owner not in living:
             living.append(self._owner)
@@ -225,18 +225,21 @@ class SlabPool:
         settle([self.var, *(chunk.var for member in self._placements() for chunk in member.chunks.values())])
 
     def _grow(self, ctx: Context, nbytes: int) -> None:
-        """Make the block on ``ctx`` one of ``nbytes``; nothing is pending."""
+        """Allocate the block on ``ctx``, or replace it by one of ``nbytes`` bytes that has the owner's contents.
+
+        Invariant: no operation is pending on a block that is replaced, as ``_join`` has waited for all.
+        """
         if ctx not in self._blocks:
             self._install(ctx, PoolMemory(ctx, nbytes))
             return
         before = self.nbytes[ctx]
         kept = None
         if self._owner is not None:
-            # The results of the last run move, too: its outputs may still be read, or its backward part run.
+            # Keep the results of the last run: a caller may read its outputs or run its backward part.
             try:
                 new = PoolMemory(ctx, nbytes)
             except OutOfMemoryError:
-                # No room for both at once: the contents wait on the host.
+                # No room for both blocks: copy the contents to the host meanwhile.
                 kept = np.empty(before, np.uint8)
                 copy_bytes(ctx, kept, self._blocks[ctx].raw)
             else:
@@ -252,40 +255,46 @@ class SlabPool:
         self._refill(ctx, new, kept)
 
     def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], kept: RawArray | None) -> None:
-        """After a failure: the old block, if an exported array keeps it, or one like it."""
+        """After a failed allocation, install the old block, if exported arrays keep it alive, or a block of its size.
+
+        Raises:
+            OutOfMemoryError: the pool now has no block on ``ctx``, and its values are lost.
+        """
         try:
             self._refill(ctx, old() or PoolMemory(ctx, nbytes), kept)
         except OutOfMemoryError:
-            self._owner = None  # its values are lost; the next executor that joins brings the block back
+            self._owner = None  # the next executor that joins allocates the block again
             raise
 
     def _refill(self, ctx: Context, block: PoolMemory, kept: RawArray | None) -> None:
+        """Copy the contents ``kept`` (None: none) into ``block``, and install it."""
         if kept is not None:
             copy_bytes(ctx, block.raw[: kept.nbytes], kept)
         self._install(ctx, block)
 
     def _install(self, ctx: Context, block: PoolMemory) -> None:
-        """Let the storages of all executors on ``ctx`` lie in ``block`` from now on."""
+        """Make ``block`` the block on ``ctx``, and move the chunks of all placements into it."""
         self._blocks[ctx] = block
-        # Prepared calls hold views of the old bytes: a chunk that moves drops them, and the next run makes new views.
+        # A chunk that moves makes its executors drop their prepared calls, which have views of the old bytes.
         for member in self._placements():
             member.put({ctx: block})
 
     def _vacate(self, ctx: Context) -> None:
-        """The storages on ``ctx`` have no memory until the next :meth:`_install`."""
+        """Remove the block on ``ctx``; the chunks there have no memory until the next :meth:`_install`."""
         del self._blocks[ctx]
         for member in self._placements():
             member.leave(ctx)
 
     def _give_back(self, ctx: Context, leave: Callable[[], object]) -> weakref.ref[PoolMemory]:
-        """Call ``leave``, after which no storage lies in the block on ``ctx``, and give that block back to storage.
+        """Free the block on ``ctx`` after a call of ``leave``, which moves all chunks out of it.
 
-        Where an exported array holds it, it goes back with that; the result says so.
+        An exported array keeps the block alive, and frees it at its own end. The returned weak reference is dead unless
+        there is such an array.
         """
         held, chunk = weakref.ref(self._blocks[ctx]), self._blocks[ctx].chunk
         leave()
         if held() is not None:
-            # Chunks of executors that are gone may hold it too, until the engine has deleted their vars.
+            # Chunks of deleted executors also refer to the block until the engine has deleted their vars.
             finish_deletes(ctx)
         if held() is None:
             chunk.close()

@@ -1,4 +1,4 @@
-"""Memory under chunks that move: one allocation, and how it is waited for, filled and replaced."""
+"""Allocations under movable chunks: wait for their users, copy their contents, and enlarge them."""
 
 from __future__ import annotations
 
@@ -21,48 +21,51 @@ from weftplan.support.array_types import DTypeLike, RawArray
 
 
 class PoolMemory:
-    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block
-    without references can be closed inline."""
+    """A block: one allocation, which pools cut into movable chunks.
+
+    Chunks and the arrays that are exported from them refer to the block, not to its allocation. So a block without
+    references can be freed immediately.
+    """
 
     __slots__ = ("__weakref__", "chunk", "counted")
 
     def __init__(self, ctx: Context, nbytes: int) -> None:
         self.chunk = Chunk(ctx, nbytes, name="planned")
         self.counted = spilling.active()
-        """Whether views of a result of :meth:`cut` refer to it, so that a count tells whether any view is alive."""
+        """Whether all views of a part refer to that part, so that its reference count shows whether a view exists."""
 
     def cut(self, ranges: Iterable[tuple[int, int]]) -> list[RawArray]:
-        """Return the ranges of the bytes, each given as (offset, bytes)."""
+        """Return the parts of the block with the given (offset, bytes), as arrays of uint8."""
         raw = self.raw
         parts = [raw[offset : offset + nbytes] for offset, nbytes in ranges]
         return [spilling.counted(part) for part in parts] if self.counted else parts
 
     @property
     def raw(self) -> RawArray:
-        """Its bytes."""
+        """All bytes of the block, as an array of uint8."""
         raw: RawArray = self.chunk.raw
         return raw
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """Number of bytes of the block."""
         return self.chunk.nbytes
 
 
 def settle(vars_: Iterable[Var]) -> None:
-    """Block until no operation on these vars is pending, failed operations included; raise no failure.
+    """Block until no operation on ``vars_`` is pending. Failures of these operations are not raised.
 
     Raises:
         WaitInWorkerError: called inside an engine operation.
     """
     done = Chunk(cpu(0), 0, name="settled")
-    # The property of deletes: it runs whatever has failed, and leaves failures on the vars as they are.
+    # Like a delete, this operation runs even if a var has failed, and leaves the failure on the var.
     push(nothing, (), [done.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
     done.engine.wait_for_var(done.var)
 
 
 def finish_deletes(ctx: Context) -> None:
-    """Let the engine delete the vars of dead chunks, and with them the references to blocks on ``ctx``."""
+    """Wait until the engine has deleted the vars of dead chunks, which refer to blocks on ``ctx``."""
     drain(everything=True)
     done = Chunk(cpu(0), 0, name="drained")
     push(nothing, (), (done.var,), ctx, name="drain")
@@ -70,7 +73,7 @@ def finish_deletes(ctx: Context) -> None:
 
 
 def copy_bytes(ctx: Context, target: RawArray, source: RawArray) -> None:
-    """Copy bytes between the device and itself or the host, and wait for that."""
+    """Copy bytes within the memory of ``ctx``, or between it and the host, and wait for the copy."""
     done = Chunk(cpu(0), 0, name="moved")
     engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move memory")
     done.engine.wait_for_var(done.var)
@@ -85,10 +88,10 @@ def growable(ctx: Context, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
 
 
 def grow(chunk: MovableChunk, nbytes: int) -> None:
-    """Give a chunk ``nbytes`` bytes, more than it has: its old bytes first, then zeros. Arrays on it stay valid.
+    """Enlarge a chunk to ``nbytes`` bytes, filling the new bytes with zeros. Arrays on the chunk stay valid.
 
     Raises:
-        OutOfMemoryError: no room next to the old bytes; nothing has changed.
+        OutOfMemoryError: no room for a second allocation; the chunk is unchanged.
         WaitInWorkerError: called inside an engine operation.
     """
     block, before = PoolMemory(chunk.context, nbytes), chunk.nbytes

@@ -1,8 +1,8 @@
-"""From planned nodes to prepared calls.
+"""Prepare a call for each planned node.
 
-Everything that does not change from run to run is settled at bind: arrays at their planned addresses, the kernel, its
-context and workspace. A run then only calls. A :class:`Step` is one node; it is executed by one thread at a time,
-because it writes vars of its own outputs, so its call and context may be kept and used again.
+Before the first run, a call is bound to everything that does not change between runs: the kernel, arrays at their
+planned addresses, and the workspace. A :class:`Step` is one node with its call. The engine never runs a step on two
+threads at a time, because the step writes the vars of its outputs. So runs reuse its call without a lock.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from weftplan.symbol.node import Node
 
 @dataclass(slots=True)
 class Step:
-    """One node, ready to run.
+    """One node with its prepared call.
 
     Attributes:
         node: the graph node.
         nid: its id in the indexed graph.
         context: its device.
-        bind: makes the call that does the work of a run; None when there is nothing to do (an identity in place). Runs
-            that differ in nothing but random keys may use one call again, as long as the node is not random.
-        reads, writes: engine vars, duplicates removed.
-        copies: a cross-device copy, which gets an engine operation of its own.
+        bind: returns the call for a run; None if the node has no work, as an in-place identity. If the node is not
+            random, all runs with the same ``is_train`` may share one call.
+        reads, writes: engine vars, without duplicates.
+        inputs: array of each input; None if the operator ignores it.
+        outputs: array of each output; None if it is not needed.
+        copies: the engine property of a cross-device copy, which needs a separate engine operation; otherwise None.
     """
 
     node: Node
@@ -58,13 +60,13 @@ class Step:
 
 
 class StepBuilder:
-    """Makes the steps of one executor.
+    """Builds the steps of one executor.
 
     Args:
         planned: graph and plan.
-        memory: the chunks of the planned storages.
-        external: arrays of entries that the plan does not place (arguments, auxiliary states, gradients, head
-        gradients).
+        memory: the memory of the planned storages.
+        external: arrays by entry id that the plan does not place: arguments, auxiliary states, gradients and head
+            gradients.
     """
 
     def __init__(self, planned: PlannedGraph, memory: PlannedMemory, external: dict[int, NDArray]) -> None:
@@ -76,14 +78,14 @@ class StepBuilder:
         self._ranks = random_ranks(planned)
 
     def entry(self, eid: int) -> NDArray:
-        """Return the array of an entry, planned or given."""
+        """Return the array of an entry: an external array, or an array in planned memory."""
         array = self._entries.get(eid)
         if array is None:
             array = self._entries[eid] = self._memory.entry(eid)
         return array
 
     def build(self, nid: int) -> Step:
-        """The step of node ``nid``; call in execution order (first writers of a storage are noticed that way)."""
+        """Return the step of node ``nid``. Call this in execution order, as it tracks the first writers of storages."""
         planned = self._planned
         graph = planned.graph
         node = graph.nodes[nid]
@@ -101,9 +103,11 @@ class StepBuilder:
         writes += [inputs[i].var for i in op.mutated(node.params) if inputs[i] is not None]  # type: ignore[union-attr]
         if workspace is not None:
             writes.append(workspace[0].var)
-        idle = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))
-        if not idle:
-            # Invariant: the first writer of a storage runs. It alone makes later writers wait for earlier users.
+        without_work = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))
+        if not without_work:
+            # The first writer of a storage also writes the vars of the storages whose addresses it reuses, and so waits
+            # for their users. Later writers wait for the first writer. So a node that does not run must not count as
+            # the first writer.
             for eid, request in zip(out_ids, requests, strict=True):
                 if request != Req.NULL and eid not in self._external:
                     writes += self._reused(int(planned.memory.entry_storage[eid]))
@@ -112,24 +116,24 @@ class StepBuilder:
         read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
         context = planned.devices[nid]
         step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
-        if idle:
+        if without_work:
             return step
         if op.name == "_CrossDeviceCopy":
             if outputs[0] is None:
-                return step  # its reader wants the shape alone
+                return step  # the reader of the copy needs the shape alone
             assert inputs[0] is not None
             step.copies, step.context = route(inputs[0].context, outputs[0].context)
             bind = step.bind = self._memory.bound(nid, partial(_copy_call, inputs[0], outputs[0]))
-            if node.attrs.get(SPILL_MARK) == "out":  # results are sent to the host for the backward part alone
+            if node.attrs.get(SPILL_MARK) == "out":  # an offload of a result that only the backward part reads
                 step.bind = lambda run: bind(run) if run.is_train else nothing
             return step
         step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
 
     def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
-        """Return a function that binds the kernel of a step to a run.
+        """Return a function that returns the call of a step's kernel for a run.
 
-        Accumulated outputs are computed in workspace, then added.
+        An output with the request ADD is computed in the workspace and then added to its array.
         """
         planned, nid, node, op = self._planned, step.nid, step.node, step.node.op
         assert op is not None
@@ -138,7 +142,7 @@ class StepBuilder:
         scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
         added: list[tuple[Any, Any]] = []
         if Req.ADD in requests:
-            # The tail of the workspace holds the sums' terms: the planner counted aligned(nbytes) for each.
+            # The terms to add lie at the end of the workspace; the planner has reserved aligned(nbytes) for each.
             end = scratch.size
             for k, request in enumerate(requests):
                 if request == Req.ADD:
@@ -175,14 +179,17 @@ class StepBuilder:
         return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
 
     def seconds(self, step: Step) -> float:
-        """How long a step takes, by the planner's model."""
+        """Return the seconds that a step takes by the planner's model; 0 without work and for cross-device copies."""
         if step.bind is None or step.copies is not None:
             return 0.0
         modelled, place = seconds_of(self._planned, step.nid), device.get(step.context)
         return place.cost.kernel(modelled) if isinstance(place, SimDevice) else modelled + ACCELERATOR.call
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
-        """Return the function that runs a node's call on its device, told how long it is; None: call it."""
+        """Return the device's function that launches a node's call; None if the device runs calls directly.
+
+        A simulated device also gets the modelled duration of the call.
+        """
         place = device.get(self._planned.devices[nid])
         if not place.asynchronous:
             return None
@@ -191,7 +198,7 @@ class StepBuilder:
         return place.launch
 
     def _reused(self, storage: int) -> list[Var]:
-        """Return the vars that the first writer of a storage waits for; none after that."""
+        """Return the vars that the first writer of ``storage`` must write; empty for later writers."""
         if storage < 0 or storage in self._written:
             return []
         self._written.add(storage)
@@ -199,7 +206,7 @@ class StepBuilder:
 
 
 def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], planned: PlannedGraph) -> bool:
-    """True for an identity whose output is its input's memory: the bytes are there already."""
+    """Return whether a node is an identity whose output shares its input's memory and dtype, so that nothing runs."""
     if len(out_ids) != 1 or planned.requests[out_ids[0]] != Req.INPLACE:
         return False
     taken = int(planned.memory.entry_inplace[out_ids[0]])
@@ -209,13 +216,13 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
 
 
 def _copy_call(source: NDArray, target: NDArray) -> Bind:
-    """Return a function that makes a copy between contexts."""
+    """Return a function that returns the call that copies ``source`` to ``target`` between contexts."""
     call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
     return lambda run: call
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
-    """Return (nodes whose results are copied to another device, first readers of such copies)."""
+    """Return the nodes whose results are copied to another device, and the first readers of these copies."""
     graph = planned.graph
     makers: set[int] = set()
     readers: set[int] = set()
@@ -234,10 +241,10 @@ def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
-    """Return a number for every random node: its place among the random nodes of the forward graph.
+    """Return for every random node its position among the random nodes of the forward graph.
 
-    A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
-    depend on other networks of the process), nor do nodes that a pass merges (random nodes never are).
+    A recomputed node has the position of its original, so it draws the same values. Positions, not names, select the
+    values, because default names depend on other networks in the process. Passes never merge random nodes.
     """
     draws = [node for node in planned.graph.nodes if node.op is not None and node.op.random]
     ranks = {node: rank for rank, node in enumerate(one for one in draws if one.mirror_of is None)}

@@ -1,7 +1,7 @@
-"""Checks before a run: values that callers hand to it, and whether a backward run may follow.
+"""Checks before a run: the caller's values for bound arrays, and whether the backward part can run.
 
-Values are checked before anything changes, then copied into bound arrays. The checks keep nothing; they are called on
-the thread that calls the executor, before it pushes.
+All values of a call are checked before any is copied into a bound array. The checks run on the calling thread, and
+store nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ from weftplan.support.array_types import RawArray
 
 T = TypeVar("T")
 ArrayValue: TypeAlias = NDArray | RawArray | np.generic
-"""A value for a bound array, once it has been checked."""
+"""A checked value for a bound array."""
 
 
 def as_array(value: object, target: NDArray, what: str) -> ArrayValue:
-    """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
+    """Return ``value`` as an NDArray or a NumPy array, after checking that it fits ``target``.
+
+    Args:
+        value: an array, or an object with ``__array__``.
+        target: the bound array.
+        what: the subject of error messages.
+
+    Raises:
+        DTypeError: ``value`` is not an array of numbers.
+        ShapeError: its shape differs from the target's.
+    """
     if not isinstance(value, (NDArray, np.ndarray, np.generic)):
         if not hasattr(value, "__array__"):
             raise DTypeError(
@@ -42,7 +52,7 @@ def as_array(value: object, target: NDArray, what: str) -> ArrayValue:
 
 
 def check_switch(is_train: object) -> None:
-    """Raises BindError for an array in the place of ``is_train``: inputs are given by name."""
+    """Raise BindError if ``is_train`` is an array: inputs of ``forward`` are passed by name."""
     if hasattr(is_train, "__array__") and np.ndim(is_train):
         raise BindError(
             f"forward: is_train must be True or False, got an {type(is_train).__name__} of shape "
@@ -51,7 +61,7 @@ def check_switch(is_train: object) -> None:
 
 
 def copy_in(value: ArrayValue, target: NDArray) -> None:
-    """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
+    """Copy ``value`` into ``target``, cast to its dtype; asynchronously if ``value`` is an NDArray."""
     if not isinstance(value, NDArray):
         target[:] = value
         return
@@ -59,7 +69,12 @@ def copy_in(value: ArrayValue, target: NDArray) -> None:
 
 
 def unset(executor: Any, valued: Collection[str]) -> list[str]:
-    """Return parameters that are as ``simple_bind`` has made them, those in ``valued`` and labels left out."""
+    """Return the names of parameters that ``simple_bind`` made and that no operation has written since.
+
+    Args:
+        executor: the executor; this function waits for its parameters.
+        valued: names to leave out. Names that end in ``label`` are left out, too.
+    """
     tables = (executor.arg_dict, executor.aux_dict)
     arrays = {name: array for table in tables for name, array in table.items() if name in executor._inferred}
     names = []
@@ -72,13 +87,15 @@ def unset(executor: Any, valued: Collection[str]) -> list[str]:
 
 
 def output_gradients(out_grads: object, names: Sequence[str]) -> list[object]:
-    """Return ``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where
-    missing.
+    """Return the output gradients in the order of ``names``, with None for missing gradients.
 
-    A list may end before the outputs do, as in MXNet.
+    Args:
+        out_grads: an array, a list, a dictionary by output name, or None. A list may be shorter than ``names``, as in
+            MXNet.
+        names: the names of the outputs.
 
     Raises:
-        BindError: none of these, unknown names, or more gradients than outputs.
+        BindError: ``out_grads`` has another type, an unknown name, or more gradients than there are outputs.
     """
     count = len(names)
     if out_grads is None:
@@ -100,11 +117,16 @@ def output_gradients(out_grads: object, names: Sequence[str]) -> list[object]:
 def head_values(
     out_grads: object, names: Sequence[str], heads: Sequence[NDArray | None]
 ) -> list[tuple[ArrayValue, NDArray]]:
-    """Return (value, target) for each output whose gradient is needed; ``heads`` is None for the others.
+    """Return (value, target array) for each output whose gradient is needed.
+
+    Args:
+        out_grads: see :func:`output_gradients`.
+        names: the names of the outputs.
+        heads: the target array of each output; None if its gradient is not needed.
 
     Raises:
-        MXNetError: one that is needed is missing.
-        BindError, ShapeError, DTypeError: as :func:`output_gradients` and :func:`as_array`.
+        MXNetError: a needed gradient is missing.
+        BindError, ShapeError, DTypeError: see :func:`output_gradients` and :func:`as_array`.
     """
     pairs = []
     for name, head, value in zip(names, heads, output_gradients(out_grads, names), strict=True):
@@ -122,15 +144,15 @@ def head_values(
 def parameter_values(
     tables: Iterable[tuple[Mapping[str, object], Mapping[str, NDArray], str]], *, allow_extra: bool
 ) -> list[tuple[ArrayValue, NDArray]]:
-    """Return (value, target) of parameters given by name.
+    """Return (value, bound array) of each parameter that has a value.
 
     Args:
-        tables: (values, bound arrays, what they are called in errors).
-        allow_extra: pass over names that are not bound.
+        tables: (values by name, bound arrays by name, kind of parameter in error messages: ``arg`` or ``aux``).
+        allow_extra: whether to ignore values with unknown names.
 
     Raises:
-        BindError: an unknown name.
-        ShapeError, DTypeError: as :func:`as_array`.
+        BindError: an unknown name, unless ``allow_extra``; or values that are not in a dictionary.
+        ShapeError, DTypeError: see :func:`as_array`.
     """
     pairs = []
     for values, table, what in tables:
@@ -156,9 +178,13 @@ def parameter_values(
 
 
 def check_shapes(facts: Iterable[tuple[str, Sequence[int], Sequence[int] | None]], verb: str) -> None:
-    """Raise ShapeError that lists all (name, bound shape, given shape) of several that differ; None differs from none.
+    """Raise a ShapeError that lists all parameters of wrong shape if there are at least two.
 
-    A single one is left to :func:`as_array`, which says more of it.
+    A single wrong shape is left to :func:`as_array`, whose error says more.
+
+    Args:
+        facts: (name, bound shape, shape of the value) of each parameter; None, the shape of no array, is not wrong.
+        verb: beginning of the message.
     """
     wrong = [
         f"{name!r} was bound with shape {tuple(bound)}, got {tuple(shape)}"
@@ -170,11 +196,11 @@ def check_shapes(facts: Iterable[tuple[str, Sequence[int], Sequence[int] | None]
 
 
 _Range = tuple[int, int, int]
-"""(slab, first byte, end)."""
+"""Range of bytes: (slab, first byte, byte after the last)."""
 
 
 def needs_training(forward: Iterable[Step]) -> str:
-    """Return why the backward part cannot follow a forward run outside training, in words; empty if it can."""
+    """Return the reason why backward cannot run after ``forward(is_train=False)``; empty if it can."""
     for step in forward:
         op = step.node.op
         assert op is not None
@@ -186,7 +212,7 @@ def needs_training(forward: Iterable[Step]) -> str:
 
 
 def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
-    """Return whether ``backward`` reads results of the forward part; else it may run without it."""
+    """Return whether the steps ``backward`` read results of forward; if not, they can run without a forward."""
     graph = planned.graph
     own = {step.nid for step in backward}
     return any(
@@ -197,7 +223,7 @@ def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
 
 
 def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
-    """Return whether ``backward`` may run twice after one forward: it overwrites no result of forward that it reads.
+    """Return whether backward may run repeatedly after one forward, because it overwrites no result that it reads.
 
     Args:
         planned: graph and plan.
@@ -214,7 +240,7 @@ def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
             if array is not None and e not in own
         )
         if step.bind is None:
-            continue  # an identity in place: the bytes stay what they are
+            continue  # an in-place identity writes nothing
         outputs = range(graph.row[step.nid], graph.row[step.nid + 1])
         written.update(
             int(plan.entry_storage[e]) for e, array in zip(outputs, step.outputs, strict=True) if array is not None
@@ -226,14 +252,14 @@ def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
         starts, sizes = plan.storage_offset, plan.storage_nbytes
         return [(int(plan.storage_slab[s]), int(starts[s]), int(starts[s] + sizes[s])) for s in sized]
 
-    return not _meet(ranges({int(plan.entry_storage[e]) for e in read}), ranges(written))
+    return not _overlap(ranges({int(plan.entry_storage[e]) for e in read}), ranges(written))
 
 
-def _meet(kept: Sequence[_Range], changed: Sequence[_Range]) -> bool:
+def _overlap(kept: Sequence[_Range], changed: Sequence[_Range]) -> bool:
     """Return whether a range of one list overlaps a range of the other."""
     for slab in {r[0] for r in kept} & {r[0] for r in changed}:
         mine = [r for r in kept if r[0] == slab]
-        # Marks per byte boundary: sums of both lists that are above 0 at once.
+        # Between two boundaries, count the ranges of each list that cover the bytes; both counts above 0 is an overlap.
         points = np.unique([bound for r in (*mine, *(c for c in changed if c[0] == slab)) for bound in r[1:]])
         cover = np.zeros((2, len(points)), dtype=np.int64)
         for row, ranges in enumerate((mine, [c for c in changed if c[0] == slab])):

@@ -1,17 +1,20 @@
-"""Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
+"""Bulk segments: consecutive steps pushed as one engine operation, to save the cost of an operation per step.
 
-A segment ends at a cross-device copy, at a change of context, at the node limit, and when gradients that the caller
-waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
-more operation takes longer than their exchange. A result that is copied to the host ends a segment, and the first
-reader of a copy back begins a segment: the copies run concurrently with all other segments. On a device with several
-compute streams it overlaps branches of the graph, which are segments of their own: a segment runs on one stream, so
-:func:`chains` regroups steps before they are cut.
+A segment ends at a cross-device copy, at a change of context, and at the node limit. Three more rules let work overlap:
 
-    a step joins the chain whose last step it needs, if it waits for nothing that the chain does not wait for anyway
-    any other step begins a chain; a chain ends after each of its steps that such a step needs
+* A segment ends when ``WORTH_TELLING`` bytes of gradients are ready, so that their exchange overlaps the rest of
+  backward.
+* A segment ends after a step whose result is copied to another device, and begins at the first reader of a copy, so
+  that copies overlap computation.
+* A segment runs on one stream. On a device with several compute streams, branches of the graph become separate
+  segments, so that they overlap. :func:`chains` groups the steps of each branch before they are cut into segments:
 
-So no step waits longer than in a segment of its own, but for chains too short to be worth an operation. Each chain
-follows all chains that it needs.
+  1. A step joins the chain whose last step it needs, if it waits for no step that the chain does not wait for.
+  2. Any other step begins a chain. If it needs a step of another chain directly, that chain is cut after this step.
+  3. A chain that is too short to be worth an operation is merged with a neighbour.
+
+  So, except for merged chains, no step starts later than it would in a separate segment. Each chain comes after all
+  chains that it needs.
 """
 
 from __future__ import annotations
@@ -33,25 +36,24 @@ from weftplan.executor.prepared_calls import Step
 from weftplan.ndarray.copying import passing
 
 WORTH_TELLING = 1 << 16
-"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation; memory moves several
-times as many bytes meanwhile. Training steps on two cores with the store ``local``, medians of ratios to this value: an
-MLP takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet has 55 backward
-segments with 1 byte and 12 with this, and takes 1.008 with 1 byte, 0.985 with 256 KiB and 1.027 with 1 MiB, no more
-apart than two runs of one value; an LSTM shows no difference."""
+"""Bytes of gradients that end a segment. An engine operation takes about 20 microseconds, in which memory moves several
+times that number of bytes. Time of a training step on two cores with the store ``local``, relative to this value: an
+MLP takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet takes 1.008 with
+1 byte (55 backward segments instead of 12), 0.985 with 256 KiB and 1.027 with 1 MiB, which is within the noise; an LSTM
+shows no difference."""
 LONG_NS = 500_000
-"""A run of a segment that takes more nanoseconds is long, compared with the 60 microseconds of :meth:`Engine.give_way`.
-A training step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores if no segment is
-long; between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
+"""Nanoseconds above which a run of a segment is long, so that :meth:`Engine.give_way` (60 microseconds) is worth it.
+If no segment counts as long, a training step of an MLP takes 1.4 % more on two cores. Its forward part takes about a
+millisecond. Between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
 
 
 class Replay:
-    """The work of one segment, in training or not, which may become a CUDA graph (``MXNET_ENABLE_CUDA_GRAPHS``).
+    """The work of one segment in one mode, replayed as a CUDA graph if possible (``MXNET_ENABLE_CUDA_GRAPHS``).
 
-    The first run enqueues call by call, which compiles kernels and loads libraries; the second is captured; from the
-    third on, one launch does it all. The arguments of the calls are those of the capture, so a segment whose calls
-    differ from run to run is not captured, nor is one that makes the host wait or takes memory. When memory moves, the
-    executor makes its segments again, and with them their graphs. A segment is run by one thread at a time, as its vars
-    say; nothing here locks.
+    The first run enqueues each call, which compiles kernels and loads libraries. The second run is captured, and later
+    runs launch the captured graph. A graph repeats the arguments of the capture. So a segment cannot be captured if its
+    calls differ from run to run, make the host wait, or allocate memory. If memory moves, the executor makes new
+    segments and thus new graphs. There is no lock, because the engine runs a segment on one thread at a time.
     """
 
     def __init__(self, work: Callable[[], None], place: Any) -> None:
@@ -60,11 +62,11 @@ class Replay:
         self._warm = False
         self._graph: Any = None
         self.reason = ""
-        """Why there is no graph; empty while there may be one."""
+        """The reason why the capture failed; empty before a capture and after its success."""
 
     @property
     def state(self) -> str:
-        """The next run's action, and its reason, in words."""
+        """``captured``, ``to be captured``, ``not run yet``, or the reason why there is no graph."""
         if self._graph is not None:
             return "captured"
         return self.reason or ("to be captured" if self._warm else "not run yet")
@@ -87,7 +89,7 @@ class Replay:
 
 
 class _LastRun:
-    """How long the last run of a segment took."""
+    """The duration of the last run of a segment, 0 before the first."""
 
     __slots__ = ("ns",)
 
@@ -97,7 +99,7 @@ class _LastRun:
 
 
 class Segment:
-    """Steps that run one after the other in one engine operation."""
+    """Steps on one context that run one after the other in one engine operation."""
 
     __slots__ = (
         "_binds",
@@ -131,7 +133,7 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
         self._graphs = graphs
-        """None: the segment is captured as a CUDA graph if it can be; otherwise why not."""
+        """The reason why the segment is not captured as a CUDA graph; None: a :class:`Replay` tries to."""
         if graphs is None and self.random:
             self._graphs = "its random numbers differ from run to run"
         elif graphs is None and self.prop is not FnProperty.NORMAL:
@@ -143,33 +145,33 @@ class Segment:
 
     @property
     def graphs(self) -> dict[bool, str]:
-        """By ``is_train``: whether a CUDA graph stands for the segment, or why not."""
+        """By ``is_train``: the state of the segment's CUDA graph in words; see :attr:`Replay.state`."""
         if self._graphs is not None:
             return {True: self._graphs}
         return {is_train: replay.state for is_train, replay in self._replays.items()}
 
     @property
     def pushed(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether the segment has work; otherwise it is not pushed."""
         return bool(self._binds)
 
     @property
     def long(self) -> bool:
-        """Whether the last run took long compared with a change of thread."""
+        """Whether the last run took more than ``LONG_NS`` nanoseconds."""
         return self._last.ns > LONG_NS
 
     def write_too(self, more: Sequence[Var]) -> None:
-        """Let the segment write more vars; to be called before it is pushed."""
+        """Add vars that the segment writes; call this before the first push."""
         self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
 
     def _work(self, run: RunState) -> Callable[[], None]:
-        """Return the function of one engine operation."""
+        """Return a function that does all calls of ``run`` and measures their time."""
         calls = [bind(run) for bind in self._binds]
-        last = self._last  # not the segment itself, which has this function
+        last = self._last  # a reference to the segment would be a cycle
 
         def work() -> None:
             start = perf_counter_ns()
-            # Infinities and NaNs are results, not warnings, as everywhere in the field.
+            # Infinities and NaNs are results, without warnings, as in other frameworks.
             with np.errstate(all="ignore"):
                 for call in calls:
                     call()
@@ -178,7 +180,7 @@ class Segment:
         return work
 
     def push(self, run: RunState, priority: int = 0) -> None:
-        """Hand the segment to the engine for one run."""
+        """Push the segment for one run, unless it has no work."""
         if not self._binds:
             return
         current = engine.get()
@@ -186,7 +188,7 @@ class Segment:
             work = self._work(run)
             current.push(work, self.reads, self.writes, self.context, prop=self.prop, priority=priority, name=self.name)
             return
-        # Without random numbers a run differs in is_train alone: two stored operators serve all runs.
+        # Without random numbers runs differ in is_train alone, so two cached operators serve all runs.
         operator = self._operators.get(run.is_train)
         if operator is None:
             work = self._work(run)
@@ -199,8 +201,14 @@ class Segment:
 
 
 def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
-    """Return (whether steps are joined, most steps of a forward segment, of a backward one), as the environment says
-    now."""
+    """Return whether segments have several steps, and the most steps of a forward and of a backward segment.
+
+    The values are those of the environment. Without training there is no limit.
+
+    Args:
+        training: whether the graph has gradients.
+        steps: the number of steps of the graph.
+    """
     bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
     if not training:
         return bulk, steps + 1, steps + 1
@@ -223,21 +231,22 @@ def make_segments(
     """Cut ``steps`` (in execution order) into segments.
 
     Args:
+        steps: the steps to cut.
         limit: most steps of one segment.
         bulk: False: one segment per step.
         ends_after: ids of nodes that end a segment.
-        ready: bytes of gradients that are ready after a step; those of a segment end it when they are worth it.
+        ready: returns the bytes of gradients that a step completes; ``WORTH_TELLING`` bytes end a segment. None: none.
         begins_at: ids of nodes that begin a segment.
-        graphs: None: segments are captured as CUDA graphs if they can be; otherwise why not.
-        branches: seconds of a step, if branches of the graph are to be segments of their own; None: they need not.
+        graphs: the reason why segments are not captured as CUDA graphs; None: capture them if possible.
+        branches: returns the seconds of a step; branches of the graph then become separate segments. None: they do not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
-    untold = 0
+    ready_bytes = 0
 
     def flush() -> None:
-        nonlocal untold
-        untold = 0
+        nonlocal ready_bytes
+        ready_bytes = 0
         if pending:
             segments.append(Segment(pending, graphs=graphs))
             pending.clear()
@@ -248,16 +257,18 @@ def make_segments(
             if pending and (cut or step.context != pending[0].context or len(pending) >= limit):
                 flush()
             pending.append(step)
-            untold += 0 if ready is None else ready(step)
-            if not bulk or step.copies is not None or step.nid in ends_after or untold >= WORTH_TELLING:
+            ready_bytes += 0 if ready is None else ready(step)
+            if not bulk or step.copies is not None or step.nid in ends_after or ready_bytes >= WORTH_TELLING:
                 flush()
         flush()
     return segments
 
 
 def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
-    """Return whether all segments come after the first segment in any case, the var of their pool aside: then it can
-    write the vars of a fence, and no segment waits longer for that."""
+    """Return whether the first segment can write the vars of a fence without making any other segment wait longer.
+
+    That is so if every other segment waits for an earlier segment, and thus for the first, even without the pool's var.
+    """
     pushed = [segment for segment in segments if segment.pushed]
     if not pushed or pushed[0] is not segments[0] or pushed[0].prop is not FnProperty.NORMAL:
         return False
@@ -272,20 +283,20 @@ def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
 
 
 LEAST_S = 30e-6
-"""Modelled seconds below which a chain is not worth an operation of the engine, which takes some 20 microseconds."""
+"""Modelled seconds below which a chain is not worth a separate engine operation, which takes about 20 microseconds."""
 MOST = 4096
-"""Steps beyond which a graph is not looked at: the masks would take megabytes."""
+"""Maximum number of steps of a graph that is grouped into chains; the masks of more steps would take megabytes."""
 
 
 class Uses(Protocol):
-    """The vars that a step reads and writes."""
+    """An object with the vars that it reads and writes, such as a step or a segment."""
 
     reads: Any
     writes: Any
 
 
 class BranchStep(Uses, Protocol):
-    """A step, with its device; ``copies`` is None unless it is a copy between devices."""
+    """A step as :func:`chains` sees it: its vars, its device, and whether it is a cross-device copy."""
 
     context: Context
     copies: FnProperty | None
@@ -295,9 +306,11 @@ S = TypeVar("S", bound=BranchStep)
 
 
 def parents(items: Sequence[Uses]) -> list[set[int]]:
-    """Return for each item the earlier items with which it clashes by a var: the last writer, and for a write all
-    readers since. Items before these are left out."""
-    clashes: list[set[int]] = []
+    """Return for each item the numbers of the earlier items that it must follow directly.
+
+    For each of its vars these are the last writer and, if the item writes the var, all readers since that writer.
+    """
+    conflicts: list[set[int]] = []
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -311,12 +324,16 @@ def parents(items: Sequence[Uses]) -> list[set[int]]:
         for var in item.reads:
             readers.setdefault(id(var), []).append(number)
         mine.discard(number)
-        clashes.append(mine)
-    return clashes
+        conflicts.append(mine)
+    return conflicts
 
 
 def ancestors(above: Sequence[set[int]]) -> list[int]:
-    """Return for each item a mask of all items that come before it in any case."""
+    """Return for each item a bit mask of all items that it must follow, directly or through others.
+
+    Args:
+        above: the result of :func:`parents`.
+    """
     masks: list[int] = []
     for mine in above:
         mask = 0
@@ -327,25 +344,28 @@ def ancestors(above: Sequence[set[int]]) -> list[int]:
 
 
 def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
-    """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
+    """Group ``steps`` into chains for separate streams; the module's docstring has the rules.
 
     Args:
-        steps: each has ``reads``, ``writes``, ``context`` and ``copies``; a copy between devices is a chain of its own.
-        seconds: how long a step takes.
+        steps: steps in execution order; a cross-device copy becomes a separate chain.
+        seconds: returns the seconds that a step takes.
+
+    Returns:
+        The chains, each after all chains that it needs.
     """
     if not 1 < len(steps) <= MOST:
         return [list(steps)]
     above = parents(steps)
     masks = ancestors(above)
-    groups = _cut(_grouped(steps, above, masks), above, masks)
-    return [[steps[number] for number in group] for group in _joined(steps, groups, above, masks, seconds)]
+    groups = _cut_chains(_group(steps, above, masks), above, masks)
+    return [[steps[number] for number in group] for group in _merge_short(steps, groups, above, masks, seconds)]
 
 
-def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
-    """Return the longest chains, by number of their first step."""
+def _group(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+    """Return chains as lists of step numbers, as long as rule 1 allows, in the order of their first steps."""
     groups: list[list[int]] = []
     ending: dict[int, list[int]] = {}
-    """By last step its chain; a copy ends its chain for good."""
+    """By last step, the chain that may be continued; a copy cannot be continued."""
     for number, step in enumerate(steps):
         chain = None
         if step.copies is None:
@@ -353,7 +373,7 @@ def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequ
                 candidate = ending.get(last)
                 if candidate is None or steps[last].context != step.context:
                     continue
-                # The chain waits for these steps; every member needs the member before it.
+                # The step waits only for the chain's last step and for steps that this last step waits for, too.
                 if not masks[number] & ~(masks[last] | 1 << last):
                     chain = candidate
                     break
@@ -368,8 +388,8 @@ def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequ
     return groups
 
 
-def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
-    """Return the chains, cut after the steps for which first steps of other chains wait."""
+def _cut_chains(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+    """Return the chains, cut after each step that the first step of another chain directly waits for (rule 2)."""
     ends: set[int] = set()
     for first, *_ in groups:
         covered = 0
@@ -388,43 +408,43 @@ def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int
     return parts
 
 
-def _joined(
+def _merge_short(
     steps: Sequence[S],
     groups: list[list[int]],
     above: Sequence[set[int]],
     masks: Sequence[int],
     seconds: Callable[[S], float],
 ) -> list[list[int]]:
-    """Return the chains; those too short for an operation of their own are joined with a neighbour.
+    """Return the chains after merging those that are shorter than ``LEAST_S`` with a neighbour (rule 3).
 
-    No long chain may wait for more than before. So a short chain joins the next chain if all its users wait for that
-    chain, too, and the previous chain if it waits for nothing else.
+    No long chain may wait for more than before. So a short chain is merged with the next chain only if all its users
+    wait for that chain, too, and with the previous chain only if it waits for no other.
     """
     chain_of = {number: index for index, group in enumerate(groups) for number in group}
     waiting: list[set[int]] = [set() for _ in groups]
-    """Of each chain: first steps of others that wait for it."""
+    """For each chain, the first steps of other chains that wait for it."""
     for first, *_ in groups:
         for number in above[first]:
             waiting[chain_of[number]].add(first)
-    joined: list[list[int]] = []
+    merged: list[list[int]] = []
     lengths: list[float] = []
     users: list[set[int]] = []
     for group, waits in zip(groups, waiting, strict=True):
         length = sum(seconds(steps[number]) for number in group)
-        first, last, end = group[0], group[-1], joined[-1][-1] if joined else group[0]
+        first, last, end = group[0], group[-1], merged[-1][-1] if merged else group[0]
         copies = steps[end].copies is not None or steps[first].copies is not None
-        if joined and not copies and steps[end].context == steps[first].context:
+        if merged and not copies and steps[end].context == steps[first].context:
             others = users[-1] - {first}
             stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
-            members = sum(1 << number for number in (*joined[-1], *group))
-            covered = reduce(or_, [masks[number] for number in joined[-1]], members)
+            members = sum(1 << number for number in (*merged[-1], *group))
+            covered = reduce(or_, [masks[number] for number in merged[-1]], members)
             tail = length < LEAST_S and not masks[last] & ~covered
             if stem or tail:
-                joined[-1] += group
+                merged[-1] += group
                 lengths[-1] += length
                 users[-1] = others | waits
                 continue
-        joined.append(list(group))
+        merged.append(list(group))
         lengths.append(length)
         users.append(waits)
-    return joined
+    return merged

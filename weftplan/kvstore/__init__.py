@@ -1,6 +1,7 @@
-"""Key-value stores: sums of arrays over devices, updates on the store. ``mx.kv.create("device")``.
+"""Key-value stores: they sum gradients over devices or processes and update weights. ``mx.kv.create("device")``.
 
-``create`` chooses the store. A store may be used from any thread; its work is ordered by the vars of the arrays.
+:func:`create` returns a store by name. Any thread may use a store; the engine orders its operations by the arrays that
+they read and write.
 """
 
 from weftplan.kvstore.base import KVStoreBase, register

@@ -18,28 +18,29 @@ K = TypeVar("K", bound=int | str)
 Arrays = NDArray | list[NDArray] | list[list[NDArray]]
 Keys = int | str | Sequence[int] | Sequence[str]
 Values = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
-"""One array for a key, or one for each device; for several keys one of these for each."""
+"""For one key: an array, or a list with an array for each device. For a list of keys: a list of either."""
 
 
 class KVStoreBase:
-    """The interface of every store. Keys are ints or strs; values are NDArrays, one per device.
+    """The interface of every store. Keys are ints or strs; values are NDArrays, one for each device.
 
-    Every data operation is asynchronous and ordered by the engine: a pull after a push sees it, without a barrier.
+    Data operations are asynchronous, and the engine orders them: a pull that follows a push sees its result, without a
+    barrier.
     """
 
     OPTIMIZER: ClassVar[str] = "optimizer"
 
     @staticmethod
     def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
-        """Return the function :func:`register`, where MXNet has it."""
+        """Register a plug-in store class; MXNet's name for the function :func:`register`."""
         return register(klass)
 
     def init(self, key: Keys, value: Values) -> None:
-        """Store a copy of each value under its key, once."""
+        """Store a copy of each value as the initial value of its key."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sum the values of each key and hand the sum to the updater, or store it when there is none.
+        """Sum the values of each key; pass the sum to the updater, or store it if there is no updater.
 
         Args:
             key: key, or a list of keys.
@@ -60,7 +61,7 @@ class KVStoreBase:
         raise NotImplementedError
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        """Give every ``out`` the initial value of ``key``.
+        """Set the initial value of each key, and copy it to every ``out``.
 
         Args:
             key: key, or a list of keys.
@@ -71,12 +72,12 @@ class KVStoreBase:
         raise NotImplementedError
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
-        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None).
+        """Do :meth:`push`, then :meth:`pull` into ``out``.
 
         Args:
             key: key, or a list of keys.
             value: array, list of arrays (one for each device), or a list of these for a list of keys.
-            out: arrays that take the sum, in the form of ``value``; None: the values.
+            out: arrays to fill, in the form of ``value``; None: the arrays of ``value``.
             priority: operations with a higher priority run first.
         """
         raise NotImplementedError
@@ -84,32 +85,32 @@ class KVStoreBase:
     def prepare(
         self, key: Keys, value: Values, out: Values | None = None, ready: Sequence[int | str] | None = None
     ) -> Callable[[], None]:
-        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called.
+        """Return a function that does :meth:`pushpull` with these arrays each time it is called.
 
         Args:
             key: a key, or a list of keys.
             value: arrays to push, as for :meth:`push`.
-            out: arrays to write, as for :meth:`pull`; None: the pushed arrays.
-            ready: the keys in the order in which their values will be there; None: the last key first.
+            out: arrays to fill, as for :meth:`pull`; None: the pushed arrays.
+            ready: the keys in the order of their values' readiness; None: the last key first.
         """
         return partial(self.pushpull, key, value, out)
 
     def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
-        """Return the keys of one call in the groups that are exchanged as one, in the order of exchange.
+        """Return the buckets of a call: groups of keys that are exchanged together, in the order of exchange.
 
         Args:
-            keys: of the call.
+            keys: keys of the call.
             ready: as for :meth:`prepare`.
         """
         return [keys]
 
     def set_optimizer(self, optimizer: object) -> None:
-        """Let the store apply ``optimizer`` to every push."""
+        """Make the store apply ``optimizer`` to each pushed sum."""
         raise NotImplementedError
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """Return whether the store can do ``capability`` (``KVStoreBase.OPTIMIZER``)."""
+        """Return whether the store has a capability: ``KVStoreBase.OPTIMIZER`` means updates on the store."""
         raise NotImplementedError
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -123,24 +124,24 @@ class KVStoreBase:
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """Return the bytes that the store will hold, by purpose, after every array was pushed from all contexts.
+        """Return the bytes of the store's buffers by purpose, once every key was pushed from all contexts.
 
         Args:
             arrays: (elements, bytes) of each key.
-            contexts: context of each array of a key.
-            updates: an optimizer will run on the store; its states are not counted.
+            contexts: contexts of the arrays pushed for each key.
+            updates: True if an optimizer will run on the store; the bytes of its states are not included.
         """
         del arrays, contexts, updates
         return {}
 
     def updated_here(self, number: int, elements: int) -> int:
-        """Of how many elements of the key of that number this process keeps the optimizer's states."""
+        """Return the number of elements of key ``number`` whose optimizer state is in this process: here, all."""
         del number
         return elements
 
     @property
     def type(self) -> str:
-        """The name it was created by, in lower case."""
+        """The name of the store, as passed to ``create``, in lower case."""
         raise NotImplementedError
 
     @property
@@ -158,7 +159,10 @@ _REGISTERED: dict[str, type[KVStoreBase]] = {}
 
 
 def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
-    """Class decorator: make ``create(klass.__name__.lower())`` give an instance; registering again warns."""
+    """Decorate a store class so that ``create(klass.__name__.lower())`` returns an instance.
+
+    Replacing a registered class warns.
+    """
     name = klass.__name__.lower()
     if name in _REGISTERED:
         warnings.warn(f"kvstore {name!r} is registered again: {klass!r} replaces {_REGISTERED[name]!r}", stacklevel=2)

@@ -1,8 +1,8 @@
-"""Gradient buckets: their contents, and the ranges that each participant sums.
+"""Division of gradients into buckets, and of a bucket's elements among participants.
 
-The rule of FLAGS_fuse_parameter_groups_size and _memory_size, as Paddle documents the two flags: they limit a group's
-number of gradients and its size in MiB. A gradient that is larger than the limit has a group of its own. A group has
-one dtype, since its gradients are concatenated.
+Two flags limit a bucket, as documented by Paddle: FLAGS_fuse_parameter_groups_size its number of gradients, and
+FLAGS_fuse_parameter_memory_size its size in MiB. A gradient above the size limit has its own bucket. All gradients of a
+bucket have one dtype.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from weftplan.support.array_types import DType
 Item = TypeVar("Item")
 
 SMALL = 16
-"""Small gradients have together at most this part of the bytes of the gradient after them."""
+"""Items before a large item are small if they have together at most 1 / ``SMALL`` of its bytes."""
 
 
 @dataclass(frozen=True)
 class BucketRule:
-    """When a group of gradients is full.
+    """Limits of a bucket.
 
     Attributes:
-        count: gradients of a group at most; -1 is no limit.
-        nbytes: bytes of a group at most, unless it has one gradient only; None is no limit.
+        count: maximum number of gradients; -1 is no limit.
+        nbytes: maximum number of bytes, except for a single larger gradient; None is no limit.
     """
 
     count: int
@@ -35,10 +35,10 @@ class BucketRule:
 
     @classmethod
     def from_environment(cls) -> BucketRule:
-        """Return the rule that the two flags set now.
+        """Return the rule that the two flags set.
 
         Raises:
-            ConfigError: the number of gradients is 0.
+            ConfigError: FLAGS_fuse_parameter_groups_size is 0.
         """
         count = int(config.get("FLAGS_fuse_parameter_groups_size"))
         if count == 0:
@@ -47,14 +47,14 @@ class BucketRule:
         return cls(count, int(mebibytes * 2**20) if mebibytes >= 0 else None)
 
     def cut(self, items: Sequence[tuple[Item, int, DType]]) -> list[list[Item]]:
-        """Cut consecutive items into groups.
+        """Divide items into buckets of consecutive items.
 
-        Where the limit of bytes ends a group, small items at its end move on to the next group with the large item that
-        did not fit: usually they are the bias of the same layer, and become ready no earlier. The large items before
-        them would wait for them.
+        If the byte limit ends a bucket before a large item, small items (:data:`SMALL`) at the bucket's end move to the
+        next bucket, with the large item. They are usually the bias of the same layer, which becomes ready together with
+        the weight; the earlier items of the bucket then need not wait for them.
 
         Args:
-            items: (item, its bytes, its dtype).
+            items: (item, its bytes, its dtype) in the order of exchange.
 
         >>> import numpy as np
         >>> four = np.dtype("f4")
@@ -83,7 +83,7 @@ class BucketRule:
 
 
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:
-    """Return (first, end) of the elements that participant ``place`` of ``count`` sums for all.
+    """Return (first, end) of the part of ``size`` elements that participant ``place`` of ``count`` sums for all.
 
     >>> [even_range(10, 3, place) for place in range(3)]
     [(0, 3), (3, 6), (6, 10)]

@@ -1,7 +1,7 @@
-"""Gradient compression to one or two bits an element, with residuals: ``set_gradient_compression``.
+"""Gradient compression to one or two bits per element, with residuals: ``set_gradient_compression``.
 
-The rule is that of MXNet's ``2bit`` (1.9.1) and ``1bit`` (2.0), after Seide et al., "1-bit stochastic gradient
-descent", 2014: a gradient is added to the *residual* of its place, and the sent value is subtracted from the residual.
+The rules are those of MXNet's ``2bit`` (1.9.1) and ``1bit`` (2.0), after Seide et al., "1-bit stochastic gradient
+descent", 2014. Each pushed array has a *residual*: a gradient is added to it, and the sent value is subtracted.
 ``2bit`` sends +threshold, -threshold or 0:
 
     residual += gradient
@@ -9,15 +9,15 @@ descent", 2014: a gradient is added to the *residual* of its place, and the sent
     residual <= -threshold:  send code 10, meaning -threshold;  residual += threshold
     else:                    send code 00, meaning 0
 
-Four codes make a byte, the first in its two highest bits. With ``1bit`` it is always 1 or -1:
+A byte has four codes, the first in the two highest bits. ``1bit`` sends 1 or -1:
 
     residual += gradient
     residual >  threshold:  send code 1, meaning  1;  residual -= 1
     else:                   send code 0, meaning -1;  residual += 1
 
-Eight codes make a byte, the first in its highest bit. Large arrays on the host use compiled loops if llvmlite is
-installed (:mod:`weftplan.ops.compiled.exchange.codec`), which several threads share; else NumPy works in blocks that
-stay in a core's cache. The bits are the same.
+A byte has eight codes, the first in the highest bit. If llvmlite is installed, large arrays on the host use compiled
+loops on several threads (:mod:`weftplan.ops.compiled.exchange.codec`); otherwise NumPy works in blocks that stay in a
+core's cache. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.reduce import BLOCK_BYTES
+from weftplan.kvstore.fixed_order_sums import BLOCK_BYTES
 from weftplan.ops.compiled.exchange import codec
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import share_out
 
 DTYPE = np.dtype(np.float32)
-"""The only dtype that is compressed, as in MXNet."""
+"""The only dtype that can be compressed, as in MXNet."""
 
 _BLOCK = 1 << 16
-"""Elements of a block, a multiple of eight."""
+"""Elements per block: a multiple of eight, so that a block begins at a whole byte."""
 
 _PER_BYTE = {"2bit": 4, "1bit": 8}
-"""Elements that share a byte."""
+"""Elements per byte."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How gradients travel.
+    """The settings of gradient compression, and the functions that encode and decode arrays.
 
     Attributes:
-        threshold: above 0, rounded to float32. With ``2bit`` what an element that is sent stands for; with ``1bit``
-            the least residual that is sent as 1.
+        threshold: number above 0, rounded to float32. ``2bit`` sends the threshold, its negative or 0; ``1bit`` sends 1
+            for residuals above the threshold, else -1.
         kind: ``"2bit"`` or ``"1bit"``.
     """
 
@@ -60,11 +60,13 @@ class Compression:
 
     @classmethod
     def from_params(cls, params: object) -> Compression:
-        """Read MXNet's dictionary: ``{"type": "2bit", "threshold": 0.5}``; the threshold is optional.
+        """Return the compression set by a dictionary such as ``{"type": "2bit", "threshold": 0.5}``.
+
+        The threshold is optional, with default 0.5.
 
         Raises:
-            KVStoreError: not a dictionary, a missing or unknown type, an unknown entry, or a threshold that is not a
-                finite number above 0.
+            KVStoreError: ``params`` is not a dictionary, the type is missing or unknown, an entry is unknown, or the
+                threshold is not a finite number above 0.
         """
         example = "such as {'type': '2bit', 'threshold': 0.5}"
         if not isinstance(params, Mapping):
@@ -88,7 +90,7 @@ class Compression:
         return cls(threshold, kind)
 
     def packed_size(self, size: int) -> int:
-        """Return the bytes that ``size`` elements become."""
+        """Return the bytes of ``size`` compressed elements."""
         return -(-size // _PER_BYTE[self.kind])
 
     def pack(
@@ -101,20 +103,22 @@ class Compression:
         bound: int = 1,
         compiled: bool = True,
     ) -> None:
-        """Add a gradient to its residual and write the codes to send.
+        """Add ``gradient`` to ``residual``, write the codes to send to ``packed``, and subtract them from ``residual``.
 
         Args:
-            gradient: float32 array, contiguous, any shape.
-            residual: array like it; changed.
+            gradient: contiguous float32 array of any shape.
+            residual: array of the same shape and dtype; updated in place.
             packed: uint8 array of :meth:`packed_size` bytes; overwritten.
-            threads, bound, compiled: as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
+            threads: maximum number of threads, including the calling thread.
+            bound: arrays of fewer elements are packed on the calling thread alone.
+            compiled: whether a compiled loop may be used for large arrays.
         """
         gradient, residual = gradient.reshape(-1), residual.reshape(-1)
         work, size = None, gradient.size
         if compiled and isinstance(packed, np.ndarray) and gradient.nbytes > BLOCK_BYTES:
             work = codec.compiled_pack(gradient, residual, packed, self._bits, self.threshold)
         done = self._share_out(work, size, threads, bound)
-        self._pack_slowly(gradient[done:], residual[done:], packed[self.packed_size(done) :])
+        self._pack_rest(gradient[done:], residual[done:], packed[self.packed_size(done) :])
 
     @property
     def _bits(self) -> int:
@@ -122,15 +126,15 @@ class Compression:
 
     @staticmethod
     def _share_out(work: codec.Work | None, size: int, threads: int, bound: int) -> int:
-        """Let threads do the whole steps of a compiled loop; how many elements they did."""
+        """Run a compiled loop on threads for all whole steps; return the number of elements done, 0 without a loop."""
         done = 0 if work is None else size - size % codec.STEP
         if work is not None:
             share_out(work, done, _BLOCK, threads if size >= bound else 1)
         return done
 
-    def _pack_slowly(self, gradient: RawArray, residual: RawArray, packed: RawArray) -> None:
-        xp, share = _module(packed), _PER_BYTE[self.kind]
-        codes_of = self._two_bits if self.kind == "2bit" else self._one_bit
+    def _pack_rest(self, gradient: RawArray, residual: RawArray, packed: RawArray) -> None:
+        xp, share = _array_module(packed), _PER_BYTE[self.kind]
+        codes_of = self._encode_two_bits if self.kind == "2bit" else self._encode_one_bit
         step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
         codes = xp.empty(min(step, packed.size * share), np.uint8)
         for start in range(0, gradient.size, step):
@@ -146,40 +150,42 @@ class Compression:
             for column in range(1, share):
                 target |= rows[:, column] << (8 - bits * (column + 1))
 
-    def _two_bits(self, rest: RawArray) -> RawArray:
-        """Codes of residuals, which lose what is sent."""
+    def _encode_two_bits(self, residual: RawArray) -> RawArray:
+        """Return the ``2bit`` code of each residual, one per byte; subtract the sent values from ``residual``."""
         up, down = DTYPE.type(self.threshold), DTYPE.type(-self.threshold)
-        above, below = rest >= up, rest <= down
-        rest -= above * up
-        rest -= below * down
+        above, below = residual >= up, residual <= down
+        residual -= above * up
+        residual -= below * down
         codes: RawArray = above * np.uint8(3) + below * np.uint8(2)
         return codes
 
-    def _one_bit(self, rest: RawArray) -> RawArray:
-        """As :meth:`_two_bits`: 1 above the threshold, 0 elsewhere."""
-        above = rest > DTYPE.type(self.threshold)
-        rest += DTYPE.type(1) - above * DTYPE.type(2)
+    def _encode_one_bit(self, residual: RawArray) -> RawArray:
+        """Return the ``1bit`` code of each residual, one per byte; subtract the sent values from ``residual``."""
+        above = residual > DTYPE.type(self.threshold)
+        residual += DTYPE.type(1) - above * DTYPE.type(2)
         return above.astype(np.uint8)
 
     def unpack_sum(
         self, packed: Sequence[RawArray], out: RawArray, *, threads: int = 1, bound: int = 1, compiled: bool = True
     ) -> None:
-        """Write the sum of the decoded arrays, from left to right, to ``out``.
+        """Write the sum of the decoded arrays, added from left to right, to ``out``.
 
         Args:
-            packed: at least one array of :meth:`pack`, each of ``out.size`` elements.
-            out: float32 array, contiguous; overwritten.
-            threads, bound, compiled: as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
+            packed: at least one array written by :meth:`pack`, each of ``out.size`` elements.
+            out: contiguous float32 array; overwritten.
+            threads: maximum number of threads, including the calling thread.
+            bound: arrays of fewer elements are unpacked on the calling thread alone.
+            compiled: whether a compiled loop may be used for large arrays.
         """
         flat, work = out.reshape(-1), None
         if compiled and isinstance(out, np.ndarray) and out.nbytes > BLOCK_BYTES:
             work = codec.compiled_unpack(packed, flat, self._bits, self.threshold)
         done = self._share_out(work, flat.size, threads, bound)
-        self._unpack_slowly([source[self.packed_size(done) :] for source in packed], flat[done:])
+        self._unpack_rest([source[self.packed_size(done) :] for source in packed], flat[done:])
 
-    def _unpack_slowly(self, packed: Sequence[RawArray], flat: RawArray) -> None:
-        xp, share = _module(flat), _PER_BYTE[self.kind]
-        table: Any = xp.asarray(self._table()) if flat.size else None
+    def _unpack_rest(self, packed: Sequence[RawArray], flat: RawArray) -> None:
+        xp, share = _array_module(flat), _PER_BYTE[self.kind]
+        table: Any = xp.asarray(self._decoding_table()) if flat.size else None
         step = _BLOCK if xp is np else max(share, -(-flat.size // share) * share)
         for start in range(0, flat.size, step):
             block = flat[start : start + step]
@@ -188,8 +194,8 @@ class Compression:
             for source in packed[1:]:
                 block += table[source[taken]].reshape(-1)[: block.size]
 
-    def _table(self) -> RawArray:
-        """The elements that each byte stands for; code 01 of two bits is never sent."""
+    def _decoding_table(self) -> RawArray:
+        """Return the decoded elements of each byte value, of shape (256, elements per byte); code 01 is never sent."""
         share = _PER_BYTE[self.kind]
         shifts = np.arange(8 - 8 // share, -1, -(8 // share), dtype=np.uint8)
         codes = np.arange(256, dtype=np.uint8)[:, None] >> shifts & (2 ** (8 // share) - 1)
@@ -198,8 +204,8 @@ class Compression:
         return elements
 
 
-def _module(array: RawArray) -> ModuleType:
-    """NumPy, or the module that the array is of."""
+def _array_module(array: RawArray) -> ModuleType:
+    """Return NumPy, or CuPy for an array on a GPU."""
     if isinstance(array, np.ndarray):
         return np
     from weftplan import device

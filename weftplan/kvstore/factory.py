@@ -1,7 +1,6 @@
-"""``create``: the store of a given name.
+"""The factory of stores, :func:`create`, and the names that it accepts.
 
-This file owns the names, and says of a store that is not there yet what to take instead. The stores of several
-processes are imported when one is asked for. Any thread may call it.
+Distributed stores and ``nccl`` are imported on first use. Any thread may call :func:`create`.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ FUTURE_TYPES = ("dist_device_async", "dist_async_device", "p3")
 
 @known_keywords()
 def create(name: str = "local") -> KVStoreBase:
-    """Create a store.
+    """Create a store by name, ignoring case.
 
     ``local`` sums on the CPU in MXNet's ``local`` order; ``device`` sums on the devices of the pushed arrays, each key
-    on the device with the fewest bytes to sum so far; ``nccl`` sums by NVIDIA's library. ``dist_sync`` and
-    ``dist_device_sync`` sum like ``local`` and ``device``, and then over the processes of an MPI job (``weftplan
-    launch``).
+    on the device with the fewest bytes to sum so far; ``nccl`` sums with NVIDIA's NCCL. ``dist_sync`` and
+    ``dist_device_sync`` sum as ``local`` and ``device`` do, and then over the processes of an MPI job (``weftplan
+    launch``). ``dist_async`` applies each process's pushes on servers, without waiting for the other processes.
 
     Raises:
-        KVStoreError: an unknown name (the message lists the known names), a store that this version does not have, a
-            distributed store without MPI, or ``nccl`` without a GPU or NCCL (the message names the package to install).
+        KVStoreError: the name is unknown, this version does not have the store, MPI is missing for a distributed store,
+            or a GPU or NCCL is missing for ``nccl``.
 
     >>> create("local").type
     'local'
@@ -49,13 +48,13 @@ def create(name: str = "local") -> KVStoreBase:
     if lowered in DEVICE_TYPES:
         return KVStoreDevice(lowered)
     if lowered in DIST_TYPES:
-        return _elsewhere("distributed.sync", "KVStoreDistSync", lowered)
+        return _import_store("distributed.sync", "KVStoreDistSync", lowered)
     if lowered in DIST_DEVICE_TYPES:
-        return _elsewhere("distributed.sync", "KVStoreDistDeviceSync", lowered)
+        return _import_store("distributed.sync", "KVStoreDistDeviceSync", lowered)
     if lowered in DIST_ASYNC_TYPES:
-        return _elsewhere("distributed.asynchronous", "KVStoreDistAsync", lowered)
+        return _import_store("distributed.asynchronous", "KVStoreDistAsync", lowered)
     if lowered in NCCL_TYPES:
-        return _elsewhere("nccl", "KVStoreNccl", lowered)
+        return _import_store("nccl", "KVStoreNccl", lowered)
     if lowered in FUTURE_TYPES:
         raise KVStoreError(f"kvstore {name!r} is not available in this version; use 'dist_sync' or 'dist_async'")
     known_names = [
@@ -71,7 +70,7 @@ def create(name: str = "local") -> KVStoreBase:
     raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known_names)}")
 
 
-def _elsewhere(module: str, class_name: str, name: str) -> KVStoreBase:
-    """Return a store of several processes, or of a library of NVIDIA's; its modules are imported only now."""
+def _import_store(module: str, class_name: str, name: str) -> KVStoreBase:
+    """Import a module of this package and return an instance, named ``name``, of its class."""
     store: KVStoreBase = getattr(late_import(f"weftplan.kvstore.{module}"), class_name)(name)
     return store

@@ -1,4 +1,4 @@
-"""The sum of several arrays of one GPU, in one launch on the current stream."""
+"""Sums of several arrays on one GPU with a single kernel launch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from weftplan.support.array_types import RawArray
 
 
 def sum_in_one_launch(sources: Sequence[RawArray], out: RawArray) -> None:
-    """Write the sum from left to right to ``out``; half precision is added in float32 and rounded once.
+    """Enqueue on the current stream: write the sum of ``sources``, from left to right, to ``out``.
+
+    Half precision is added in float32 and rounded once.
 
     Args:
-        sources: arrays of CuPy of one shape and dtype, on the device of ``out``.
-        out: another array, or ``sources[0]`` itself.
+        sources: CuPy arrays of one shape and dtype, on the device of ``out``.
+        out: CuPy array; may be one of ``sources``.
     """
-    on_gpu: Any = out  # of CuPy
+    on_gpu: Any = out
     xp = device.get(device.gpu(on_gpu.device.id)).xp
     halves = out.dtype.itemsize == 2 and out.dtype.kind not in "iu"
     _kernel(xp, len(sources), halves)(*sources, out)
@@ -26,7 +28,10 @@ def sum_in_one_launch(sources: Sequence[RawArray], out: RawArray) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _kernel(xp: ModuleType, count: int, halves: bool) -> Callable[..., object]:
-    """Each element is read once and written once; ``y`` is assigned the last, so it may be ``x0``."""
+    """Return the kernel that sums ``count`` arrays; ``halves``: add in float32.
+
+    Each thread reads all terms of its element before it writes ``y``, so ``y`` may be one of the terms.
+    """
     names = [f"x{i}" for i in range(count)]
     terms = [f"float({name})" if halves else name for name in names]
     kernel: Callable[..., object] = xp.ElementwiseKernel(

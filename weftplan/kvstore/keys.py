@@ -1,7 +1,7 @@
-"""Grouping of a call's keys and values, as in ``push([3, 5], [[a0, a1], [b0, b1]])``.
+"""Checking and grouping of a call's keys and values, such as ``push([3, 5], [[a0, a1], [b0, b1]])``.
 
-A store takes strings or integers as keys, never both. Keys are numbered; the number, not the text, orders the groups
-of one call and decides placement, as in MXNet.
+All keys of a store are strings, or all are integers. Each key has a number, which orders the keys of a call and decides
+placement, as in MXNet.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Key = int | str
 
 
 class KeyTable:
-    """Numbers the string keys of one store in the order of ``init`` and fixes the type of its keys."""
+    """The keys of a store: their common type, and the numbers of string keys in the order of ``init``."""
 
     def __init__(self) -> None:
         self._type: type[int] | type[str] | None = None
         self._numbers: dict[str, int] = {}
 
     def check(self, key: object) -> Key:
-        """``key`` if it is an int or a str of the kind that the store uses; raises KVStoreError. Changes nothing."""
+        """Return ``key``; raise KVStoreError unless it is an int or str, of the same type as the store's keys."""
         if isinstance(key, bool) or not isinstance(key, (int, str)):
             raise KVStoreError(f"a key must be an int or a str, got {type(key).__name__}: {key!r}")
         kind = int if isinstance(key, int) else str
@@ -33,7 +33,7 @@ class KeyTable:
         return key
 
     def add(self, key: Key) -> None:
-        """Number a key that ``init`` has accepted; the first key fixes the type of all."""
+        """Add a checked key and assign its number; the first key fixes the type of all."""
         if isinstance(key, str):
             self._type = str
             self._numbers.setdefault(key, len(self._numbers))
@@ -41,21 +41,21 @@ class KeyTable:
             self._type = int
 
     def number(self, key: Key) -> int:
-        """Return the number of ``key``: itself, or its place in the order of init (a new one comes last)."""
+        """Return the number of ``key``: an int itself, a str's index in the order of ``init``, or the next index."""
         return key if isinstance(key, int) else self._numbers.get(key, len(self._numbers))
 
 
 def group_pairs(table: KeyTable, key: object, value: object, *, what: str) -> list[tuple[Key, list[NDArray]]]:
-    """Return the groups of one call: (key, its arrays in order of appearance), in ascending key number.
+    """Return (key, arrays in order of appearance) for each distinct key of a call, in ascending key number.
 
     Args:
         table: the store's keys.
-        key: one key, or a list of keys.
-        value: for one key an array or a list of arrays (one per device); for a list of keys a list of either.
-        what: name of the argument, for messages ("value", "out").
+        key: a key, or a list of keys.
+        value: an array or a list of arrays (one for each device); for a list of keys a list of either.
+        what: name of the argument ``value`` in errors, such as "out".
 
     Raises:
-        KVStoreError: the lengths differ, or something is neither a key nor an NDArray.
+        KVStoreError: the lengths differ, a key is not legal for the store, or a value is not an NDArray.
     """
     if isinstance(key, (list, tuple)):
         values = value if isinstance(value, (list, tuple)) else None
@@ -88,8 +88,7 @@ def _arrays(key: object, value: object, what: str) -> list[NDArray]:
 def check_fits(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
     """Raise KVStoreError if the shape or dtype of an array differs from the stored value's.
 
-    Args:
-        verb: name of the call, for the error.
+    ``verb`` names the method in the error.
     """
     shape, dtype = stored.shape, stored.dtype
     for array in arrays:

@@ -1,10 +1,12 @@
-"""The layout of a call, and the operations that it becomes.
+"""The layout of a call: its keys in buckets, and the engine operations that exchange each bucket.
 
-A call lays its keys into buckets, in the order in which their gradients become ready if the caller knows it, else the
-last key first, since backward computes the last layers' gradients first. For each bucket a way of summing
-(``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step, the copies to the caller. They
-are pushed as one engine operation, and the vars of the arrays order it; nothing here waits. Pushes of several threads
-alternate: two of one key share the merge buffer, and an updater need not be safe for threads.
+Buckets follow the order in which gradients become ready, if the caller passes it. The default is the last key first,
+since backward computes the last layers' gradients first. A way of summing (``ways_of_summing.py``) turns each bucket
+into stages: the sum into merge buffers, a fused optimizer step, and copies to the caller. The stages are pushed as one
+engine operation, ordered by the vars of its arrays; no function here waits for an operation.
+
+A store's lock serialises calls of several threads: two pushes of a key share a merge buffer, and an updater need not be
+thread-safe.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from weftplan.engine import debug_enabled
 from weftplan.engine import get as get_engine
 from weftplan.engine.var import Var
 from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.keys import Key, KeyTable
-from weftplan.kvstore.reduce import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
-from weftplan.kvstore.summing import Item, Lot, Near, Way
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdatingStore
+from weftplan.kvstore.ways_of_summing import Item, Lot, Near, Way
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.support.slots import MAKE_ROOM
@@ -33,19 +35,22 @@ Groups = list[tuple[Key, list[NDArray]]]
 
 
 class Bucket(NamedTuple):
-    """Keys that are exchanged as one, and the ways of summing them."""
+    """Keys that are exchanged together (``items``), and the same keys grouped by way of summing (``lots``)."""
 
     items: Sequence[Item]
     lots: Sequence[Lot]
 
 
 class Layout(NamedTuple):
-    """A call's keys, laid into buckets.
+    """A call's keys, divided into buckets.
 
     Attributes:
-        items: all keys, in the order of keys.
-        fuses: sum, update and copies of a bucket are one operation.
-        version: of the store.
+        pushed: (key, gradients) pairs of the call.
+        pulled: (key, arrays to fill) pairs of the call.
+        items: all pushed keys, in ascending key number.
+        buckets: the buckets, in the order of exchange.
+        fuses: whether the sum, the update and the copies of a bucket are one operation.
+        version: the store's version; the layout is valid for this version only.
     """
 
     pushed: Groups
@@ -57,11 +62,11 @@ class Layout(NamedTuple):
 
 
 class ExchangingStore(UpdatingStore):
-    """Base of stores: sums, updates and copies the keys of a call. Subclasses define placement and ways of summing."""
+    """Base class of stores that sum, update and copy keys; subclasses define placement and ways of summing."""
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0
-    """Bytes up to which the thread that finds an operation ready runs it, as one that has waited for its arrays may."""
+    """An operation that writes at most this many bytes runs on the thread that makes it ready, without a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +75,9 @@ class ExchangingStore(UpdatingStore):
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
         self._load: dict[Context, int] = {}
-        """Bytes that are summed at each place."""
+        """Bytes of the keys summed on each context."""
+        # Serialises calls, and guards the fields above. Reentrant because an updater may use the store.
         self._turn = free_in_children(ReentrantLock())
-        """Held to change the fields above; re-entrant because an updater may use the store."""
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
         self._sharing: Sharing = {
             "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
@@ -80,29 +85,38 @@ class ExchangingStore(UpdatingStore):
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
         }
         self._ways: dict[Context, Way] = {}
-        """The way of summing on each device."""
+        """The way of summing on each context."""
         self._rule = BucketRule.from_environment()
         self._pushes: dict[Key, Repeated] = {}
+        """Cached stages of the last push of one key, by key."""
         self._pulls: dict[Key, Repeated] = {}
-        """The last push and the last pull of each key."""
+        """Cached stages of the last pull of one key, by key."""
+        # Incremented by every change that invalidates layouts and cached calls: of the stored arrays, of the ways of
+        # summing, or of the updater.
         self._version = 0
-        """Counts changes after which a layout no longer holds: of stored arrays, of ways of summing, of the updater."""
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
     def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
-        """Sum, update and copy out: for each bucket one operation, unless its keys need operations of their own."""
+        """Push the operations of a call: sums and updates of ``pushed``, then copies to ``pulled``."""
         with self._turn:
             if not pushed:
-                self._copy_out(pulled, priority, apart=self._apart(pushed, pulled))
+                self._copy_out(pulled, priority, separate=self._must_separate(pushed, pulled))
                 return
             layout = self._lay(pushed, pulled, priority)
             self._run(layout, priority)
             if len(pushed) == 1 and not pulled and (self._updater is None or layout.fuses) and layout.buckets:
-                self._keep(self._pushes, layout.buckets[0].lots[0], pushed[0])
+                self._cache_call(self._pushes, layout.buckets[0].lots[0], pushed[0])
 
     def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
-        """Lay the keys of a call into buckets; the layout holds until :attr:`_version` is another number."""
+        """Return the layout of a call, valid until :attr:`_version` changes.
+
+        Args:
+            pushed: (key, gradients) pairs; at least one.
+            pulled: (key, arrays to fill) pairs.
+            priority: engine priority of copies of stored values to other devices.
+            ready: all keys in the order of their gradients' readiness; None: the last key first.
+        """
         updater = self._updater
         items = [self._item(key, arrays, priority) for key, arrays in pushed]
         fuses = _are_separate(pushed, pulled)
@@ -119,11 +133,11 @@ class ExchangingStore(UpdatingStore):
         return Layout(pushed, pulled, items, buckets, fuses, self._version)
 
     def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
-        """Return the values of keys in the order of exchange; without ``ready`` the last one first."""
+        """Return the values of a mapping in the order of keys ``ready``; None: in reverse order."""
         return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
-        """Cut keys in the order of exchange into buckets."""
+        """Divide keys, in the order of exchange, into buckets."""
         return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in items])
 
     def _item(self, key: Key, arrays: list[NDArray], priority: int) -> Item:
@@ -131,11 +145,11 @@ class ExchangingStore(UpdatingStore):
         if self._updater is None and self._sums_straight(arrays, stored):
             return Item(key, arrays, stored, stored, ())
         total = self._merge_buffer(key, arrays)
-        stored = self._stored_near(key, total, priority, kept=self._updater is not None)
+        stored = self._move_stored(key, total, priority, keep_value=self._updater is not None)
         return Item(key, arrays, total, stored, ())
 
     def _merge_buffer(self, key: Key, arrays: Sequence[NDArray]) -> NDArray:
-        """Return the array for the sum of a key, which the next push of this key reuses."""
+        """Return the array for the sum of a key, created by its first push and reused by later pushes."""
         total = self._merged.get(key)
         if total is None:
             where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
@@ -143,24 +157,29 @@ class ExchangingStore(UpdatingStore):
         return total
 
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
-        """Return the context for the sum of a key of ``nbytes``; ``load`` counts the bytes of each context so far."""
+        """Return the context that sums a key of ``nbytes``, and add its bytes to ``load`` of this context.
+
+        Here: always ``cpu(0)``, without counting.
+        """
         del contexts, load, nbytes
         return cpu(0)
 
-    def _stored_near(self, key: Key, merged: NDArray, priority: int, *, kept: bool = True) -> NDArray:
-        """Return the stored value, moved permanently to the device of the sum; unless it is ``kept``, it is about to be
-        replaced."""
+    def _move_stored(self, key: Key, merged: NDArray, priority: int, *, keep_value: bool = True) -> NDArray:
+        """Return the stored value, moved permanently to the context of the sum ``merged`` if it is elsewhere.
+
+        If ``keep_value`` is false, a new array is not filled, because the sum is about to replace the value.
+        """
         stored = self._stored[key]
         if stored.context != merged.context:
             moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
-            if kept:
+            if keep_value:
                 copy(stored, moved, priority)
             stored = self._stored[key] = moved
             self._version += 1
         return stored
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
-        """Return whether the sum of ``arrays`` can be made in the stored value itself."""
+        """Return whether the sum may be written directly to ``stored``: all are on the host, no array is ``stored``."""
         own = stored.chunk.var
         for array in arrays:
             chunk = array.chunk
@@ -169,10 +188,13 @@ class ExchangingStore(UpdatingStore):
         return stored.chunk.context.device_type in HOST
 
     def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
-        """Return the item of a key for the operation of its bucket."""
+        """Return the item of a key as the operation of its bucket must handle it.
+
+        If the updater is called later, the operation only sums: ``total`` also takes the role of ``stored``.
+        """
         if fuses or self._updater is None:
             return item
-        return item._replace(stored=item.total)  # the updater comes later
+        return item._replace(stored=item.total)
 
     def _by_way(self, items: Sequence[Item], *, updates: bool) -> list[Lot]:
         lots: dict[Way, list[Item]] = {}
@@ -181,7 +203,7 @@ class ExchangingStore(UpdatingStore):
         return [Lot(way, some, updates=updates) for way, some in lots.items()]
 
     def _way(self, item: Item) -> Way:
-        """Choose the way of summing a key and of copying it out."""
+        """Return the way of summing a key and of copying it out."""
         where = item.total.context
         way = self._ways.get(where)
         if way is None:
@@ -191,11 +213,11 @@ class ExchangingStore(UpdatingStore):
         return way
 
     def _make_way(self, where: Context) -> Near:
-        """Return the way of summing on a device, or on the host."""
-        return Near(where, self._block_sum, self._sharing, self._near)
+        """Return a new way of summing on the host or on a device."""
+        return Near(where, self._block_sum, self._sharing, self._stage_copy)
 
-    def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
-        """Return a staging copy of ``array`` at ``where``."""
+    def _stage_copy(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
+        """Push a copy of ``array`` to a staging array on ``where``, reused by later pushes, and return the copy."""
         staging = self._staging.get((key, index))
         if staging is None:
             staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
@@ -205,9 +227,9 @@ class ExchangingStore(UpdatingStore):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def _run(self, layout: Layout, priority: int) -> None:
-        apart = self._apart(layout.pushed, layout.pulled)
+        separate = self._must_separate(layout.pushed, layout.pulled)
         fuses = layout.fuses
-        if apart and (fuses or len(layout.items) > 1):
+        if separate and (fuses or len(layout.items) > 1):
             layout, fuses = self._lay_apart(layout), False
         updated: list[Key] = []
         for bucket in layout.buckets:
@@ -219,11 +241,11 @@ class ExchangingStore(UpdatingStore):
                 self._launch(lot, steps, priority)
         if not fuses:
             self._update_each(layout.items)
-            self._copy_out(layout.pulled, priority, apart=apart)
+            self._copy_out(layout.pulled, priority, separate=separate)
 
-    def _apart(self, pushed: Groups, pulled: Groups) -> bool:
-        """Return whether each key needs an operation of its own: an array has failed, arrays may be offloaded, or each
-        kernel is watched."""
+    def _must_separate(self, pushed: Groups, pulled: Groups) -> bool:
+        """Return whether each key needs a separate operation: an array has failed, arrays may be offloaded, or the
+        engine is in debug mode."""
         if MAKE_ROOM.value is not None or debug_enabled():
             return True
         if not get_engine().has_failed:
@@ -233,7 +255,7 @@ class ExchangingStore(UpdatingStore):
         return has_failed([*held, *(array for _, arrays in groups for array in arrays)])
 
     def _lay_apart(self, layout: Layout) -> Layout:
-        """Return a layout with an operation for each key, because an operation's arrays share its fate."""
+        """Return a layout with one bucket for each key, so that a failure does not spread to other keys."""
         buckets = []
         for bucket in layout.buckets:
             for item in bucket.items:
@@ -242,10 +264,10 @@ class ExchangingStore(UpdatingStore):
         return layout._replace(buckets=buckets)
 
     def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
-        """Nothing: the operation of the bucket sums over this process's devices."""
+        """Do nothing; distributed stores push the sum of a bucket over all processes here."""
 
     def _launch(self, lot: Lot, steps: Sequence[Stage], priority: int) -> None:
-        """Push the operation of one way for a bucket; arrays that it cannot reach are copied afterwards."""
+        """Push the operation of a lot, then copies to the arrays that its way cannot reach."""
         stages = lot.stages(steps, priority)
         if stages:
             launch(stages, priority, inline=self._inline)
@@ -259,7 +281,10 @@ class ExchangingStore(UpdatingStore):
     def _steps(
         self, keys: Sequence[Key], totals: Sequence[NDArray], stored: Sequence[NDArray], updated: list[Key]
     ) -> Sequence[Stage]:
-        """Return the optimizer's fused steps on the keys of a bucket; ``updated``: those of earlier buckets."""
+        """Return the optimizer's fused stages for the keys of a lot, and add the keys to ``updated``.
+
+        ``updated`` lists the keys of this call updated so far, for a note on an error of the optimizer.
+        """
         assert isinstance(self._updater, Updater)
         try:
             steps = self._updater.steps(keys, totals, stored)
@@ -270,7 +295,7 @@ class ExchangingStore(UpdatingStore):
         return steps
 
     def _update_each(self, items: Sequence[Item]) -> None:
-        """Call the updater for each key, in the order of keys."""
+        """Call the updater for each key, in ascending key number; an error names the keys that were not updated."""
         if self._updater is None:
             return
         for place, item in enumerate(items):
@@ -281,21 +306,21 @@ class ExchangingStore(UpdatingStore):
                 error.add_note(f"the updater failed at key {item.key!r} after {before}; not updated: {later}")
                 raise
 
-    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
-        """Copy stored values to arrays of the caller, the first key first."""
+    def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
+        """Push copies of stored values to the caller's arrays, the first key first; ``separate``: one key at a time."""
         items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
-        apart = apart or not _are_separate([], pulled)
-        for bucket in [[item] for item in items] if apart else self._cut(items):
-            if apart and has_failed([bucket[0].stored, *bucket[0].outs]):
-                copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # one that has failed shares its fate with none
+        separate = separate or not _are_separate([], pulled)
+        for bucket in [[item] for item in items] if separate else self._cut(items):
+            if separate and has_failed([bucket[0].stored, *bucket[0].outs]):
+                copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # a failed array must not fail the other copies
                 continue
             for lot in self._by_way(bucket, updates=False):
                 self._launch(lot, (), priority)
                 if len(pulled) == 1:
-                    self._keep(self._pulls, lot, pulled[0])
+                    self._cache_call(self._pulls, lot, pulled[0])
 
-    def _keep(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
-        """Keep a call of one key whose stages are always the same, but for the optimizer's."""
+    def _cache_call(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
+        """Cache the stages of a call of one key, if they are the same for every call except for the optimizer's."""
         key, arrays = group
         if lot.fixed is not None and any(lot.fixed) and all(array.__class__ is NDArray for array in arrays):
             calls[key] = Repeated(*lot.fixed, arrays, self._version, self._inline)
@@ -303,7 +328,7 @@ class ExchangingStore(UpdatingStore):
             calls.pop(key, None)
 
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
-        """Run a call of one key if it has the arrays of the last call; return False if nothing was done."""
+        """Run the cached stages if a call has one key and the arrays of this key's last call; else return False."""
         if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
             key, arrays = key[0], arrays[0]
         if key.__class__ is not str and key.__class__ is not int:
@@ -314,16 +339,21 @@ class ExchangingStore(UpdatingStore):
         current = arrays if arrays.__class__ is list or arrays.__class__ is tuple else (arrays,)
         if not call.accepts(current):
             return False
+        # Without the lock: the cached stages change no state of the store, and vars order the operations.
         if calls is self._pulls or self._updater is None:
             return call.run(current, None)
         with self._turn:
+            # The updater must not run in two threads. Another thread may have invalidated the call before the lock.
             if call.version != self._version:
                 return False
             return call.run(current, lambda: self._steps([key], [self._merged[key]], [self._stored[key]], []))
 
 
 def _are_separate(pushed: Groups, pulled: Groups) -> bool:
-    """Return whether buckets may be copied out one by one: no out comes twice, or is a gradient of another key."""
+    """Return whether each bucket may be copied out before later buckets are summed.
+
+    No array to fill may appear twice, or be a gradient of another key, which a later bucket would read.
+    """
     outs: dict[Var, Key] = {}
     for key, arrays in pulled:
         for array in arrays:

@@ -1,8 +1,8 @@
-"""The single-process store ``local``, and the public verbs of every store.
+"""The single-process store ``local``, and the public methods that all stores of this package share.
 
-A call is checked here; ``layout.py`` lays it into buckets and pushes them. ``push`` and ``pull`` are calls without
-outs and without values. The stored value never aliases a pushed array, as it may in MXNet. So a change of a gradient
-after its push cannot change a pulled value.
+This module checks the arguments; ``layout.py`` divides a call's keys into buckets and pushes their operations.
+Internally, every call is a ``pushpull``: ``push`` has no outs, and ``pull`` has no values. A stored value never shares
+memory with a pushed array, as it may in MXNet. So changing a gradient after its push cannot change pulled values.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from weftplan.kvstore.keys import Key, check_fits, group_pairs
 from weftplan.kvstore.layout import ExchangingStore, Layout
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.stages import HOST, copy
-from weftplan.kvstore.summing import reads
 from weftplan.kvstore.updating import UpdaterFunction
+from weftplan.kvstore.ways_of_summing import reads
 from weftplan.ndarray import NDArray, empty
 
 
 class KVStoreLocal(ExchangingStore):
-    """Sums on the CPU in MXNet's ``local`` order; the stored value stays on ``cpu(0)``.
+    """A store that sums on the CPU in MXNet's ``local`` order; stored values stay on ``cpu(0)``.
 
     >>> import weftplan as mx
     >>> kv = mx.kv.create("local")
@@ -41,10 +41,10 @@ class KVStoreLocal(ExchangingStore):
     # -- data ---------------------------------------------------------------------------------------------------------
 
     def init(self, key: object, value: object) -> None:
-        """Store a copy of each value under its key, once.
+        """Store a copy of each value as the initial value of its key.
 
         Raises:
-            KVStoreError: a key exists already, several values for one key, or a bad key or value.
+            KVStoreError: a key exists already or has several values, or a key or value has a wrong type.
         """
         with self._turn:
             new_keys = [
@@ -59,15 +59,15 @@ class KVStoreLocal(ExchangingStore):
             self._version += 1
 
     def push(self, key: object, value: object, priority: int = 0) -> None:
-        """Sum the values of each key and hand the sum to the updater, or store it when there is none.
+        """Sum the values of each key; pass the sum to the updater, or store it if there is no updater.
 
         Args:
-            key: an int or str, or a list of them.
-            value: one NDArray, a list of them (one per device), or a list of either for a list of keys.
-            priority: of the engine operations; a larger priority runs earlier in queues with priorities.
+            key: an int or str, or a list of keys.
+            value: an NDArray or a list of NDArrays (one for each device); for a list of keys a list of either.
+            priority: priority of the engine operations; a higher priority runs earlier.
 
         Raises:
-            KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
+            KVStoreError: a key is unknown, or a shape or dtype differs from the stored value's.
         """
         if priority or not self._repeat(self._pushes, key, value):
             self._exchange(self._checked(key, value, "value", "push"), [], priority)
@@ -75,10 +75,10 @@ class KVStoreLocal(ExchangingStore):
     def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
 
-        Arrays of storage type ``row_sparse`` are left alone unless ``ignore_sparse`` is False, as in MXNet.
+        Arrays of storage type ``row_sparse`` stay unchanged unless ``ignore_sparse`` is False, as in MXNet.
 
         Raises:
-            KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
+            KVStoreError: a key is unknown, ``out`` is missing, or a shape or dtype differs from the stored value's.
         """
         if not priority and self._repeat(self._pulls, key, out):
             return
@@ -90,13 +90,16 @@ class KVStoreLocal(ExchangingStore):
         self._exchange([], groups, priority)
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
-        """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
+        """Copy selected rows of the stored value of each key into ``row_sparse`` arrays; other rows become 0.
 
         Args:
-            row_ids: numbers of the rows, an array for each array of ``out``, or one for all of them.
+            key: a key, or a list of keys.
+            out: arrays of storage type ``row_sparse`` to fill, as for :meth:`pull`.
+            priority: ignored.
+            row_ids: row numbers: an array for each array of ``out``, or one array for all of them.
 
         Raises:
-            KVStoreError: unknown key, ``out`` or ``row_ids`` missing, or an array of another storage type.
+            KVStoreError: a key is unknown, ``out`` or ``row_ids`` is missing, or an array is not ``row_sparse``.
         """
         if out is None or row_ids is None:
             raise KVStoreError("row_sparse_pull needs out= and row_ids=: the arrays to fill, and numbers of rows")
@@ -104,20 +107,20 @@ class KVStoreLocal(ExchangingStore):
             copy_rows(self._stored[k], array, rows)
 
     def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
-        """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
+        """Do :meth:`push`, then :meth:`pull` into ``out``, or into the arrays of ``value`` if ``out`` is None.
 
         Raises:
-            KVStoreError: as they do, before anything is pushed.
+            KVStoreError: an argument is wrong for :meth:`push` or :meth:`pull`; nothing is pushed then.
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
         self._exchange(pushed, pulled, priority)
 
     def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
-        """``init`` then ``pull`` into ``out``.
+        """Do :meth:`init`, then :meth:`pull` into ``out``.
 
         Raises:
-            KVStoreError: as they do, before any key is made.
+            KVStoreError: an argument is wrong for :meth:`init` or :meth:`pull`; no key is created then.
         """
         with self._turn:
             values = dict(self._new_values(key, value))
@@ -127,9 +130,9 @@ class KVStoreLocal(ExchangingStore):
         self.pull(key, out, priority)
 
     def replace(self, key: object, value: NDArray) -> None:
-        """Make a copy of ``value`` the stored value of ``key``, without the updater: for a new set of weights.
+        """Copy ``value`` to the stored value of ``key`` without calling the updater, to replace weights.
 
-        A key that the store does not have is left alone.
+        Do nothing if the store does not have the key.
 
         Raises:
             KVStoreError: the shape or dtype differs from the stored value's.
@@ -140,13 +143,15 @@ class KVStoreLocal(ExchangingStore):
                 copy(value, self._stored[key], 0)
 
     def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
-        """Return the keys of one call in the groups that are exchanged as one: in the order in which they are ready, or
-        the last key first."""
+        """Return the buckets of a call: groups of keys that are exchanged together, in the order of exchange.
+
+        This is the order ``ready``; None: the last key first.
+        """
         order = self._in_order({key: key for key in sorted(keys, key=self._keys.number)}, ready)
         return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """As of every store with an updater."""
+        """Set the function ``updater(key, merged, stored)`` that updates stored values; None: sums replace them."""
         with self._turn:
             super().set_updater(updater)
             self._version += 1
@@ -157,21 +162,21 @@ class KVStoreLocal(ExchangingStore):
 
     @property
     def type(self) -> str:
-        """The name it was created by."""
+        """The name of the store, as passed to ``create``, in lower case."""
         return self._name
 
     @property
     def rank(self) -> int:
-        """0: one process."""
+        """Return 0: there is one worker."""
         return 0
 
     @property
     def num_workers(self) -> int:
-        """1: one process."""
+        """Return 1: there is one worker."""
         return 1
 
     def barrier(self) -> None:
-        """Nothing to wait for in one process."""
+        """Do nothing: one process has no other worker to wait for."""
 
     _barrier = barrier
 
@@ -187,7 +192,7 @@ class KVStoreLocal(ExchangingStore):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """What :meth:`statistics` will count, by its names: stored values, merge buffers, staging copies.
+        """Return the bytes of ``stored`` values, ``merged`` (merge buffers) and ``staging`` copies.
 
         :meta private:
         """
@@ -206,7 +211,7 @@ class KVStoreLocal(ExchangingStore):
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
-        """Return the context of a new key's stored value."""
+        """Return the context for the stored value of a new key."""
         del value
         return cpu(0)
 
@@ -214,7 +219,7 @@ class KVStoreLocal(ExchangingStore):
         return dict(self._stored)
 
     def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
-        """Return (key, its value) of a call that makes keys."""
+        """Return (key, value) pairs for :meth:`init`; raise if a key exists or has several values."""
         groups = group_pairs(self._keys, key, value, what="value")
         for k, arrays in groups:
             if k in self._stored:
@@ -224,7 +229,10 @@ class KVStoreLocal(ExchangingStore):
         return [(k, arrays[0]) for k, arrays in groups]
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
-        """Return the groups of a call; raise unless all fit the stored values."""
+        """Return (key, arrays) pairs of a call; raise if a key is unknown or an array does not fit its stored value.
+
+        ``what`` and ``verb`` name the argument and the method in errors.
+        """
         groups = group_pairs(self._keys, key, value, what=what)
         for k, arrays in groups:
             stored = self._stored.get(k)
@@ -237,13 +245,15 @@ class KVStoreLocal(ExchangingStore):
     def prepare(
         self, key: object, value: object, out: object = None, ready: Sequence[Key] | None = None
     ) -> Callable[[], None]:
-        """Return a function that does :meth:`pushpull` of these very arrays, without the checks and layout of a call.
+        """Return a function that does :meth:`pushpull` with these arrays, with checks and layout done once.
 
-        It keeps the arrays alive.
+        The function keeps the arrays alive.
 
         Args:
-            key, value, out: as for :meth:`pushpull`.
-            ready: all keys in the order in which their values will be there; None: the last key first.
+            key: a key, or a list of keys.
+            value: arrays to push, as for :meth:`push`.
+            out: arrays to fill, as for :meth:`pull`; None: the pushed arrays.
+            ready: all keys in the order of their values' readiness; None: the last key first.
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
@@ -251,6 +261,7 @@ class KVStoreLocal(ExchangingStore):
 
         def run() -> None:
             with self._turn:
+                # A layout refers to stored arrays and ways of summing, so it is valid for one version only.
                 if not layouts or layouts[0].version != self._version:
                     layouts[:] = [self._lay(pushed, pulled, 0, ready)]
                 self._run(layouts[0], 0)
@@ -258,5 +269,5 @@ class KVStoreLocal(ExchangingStore):
         return run
 
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
-        """Return whether sums of arrays there need no merge buffer, without an updater."""
+        """Return whether a store without an updater sums arrays of these contexts directly in the stored value."""
         return all(context.device_type in HOST for context in contexts)

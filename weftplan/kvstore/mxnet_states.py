@@ -1,8 +1,8 @@
-"""Optimizer states saved by MXNet: a pickle, read without running any code that it names.
+"""Reader for optimizer states saved by MXNet as a pickle; it runs no code that the pickle names.
 
-A pickle says which functions to call. The reader here knows arrays (their bytes are a record of a ``.params`` file),
-bytes, and settings of optimizers and schedules, which it keeps as plain values; everything else is refused before it
-could be called.
+A pickle names functions for the reader to call. This reader accepts only arrays (stored as records of a ``.params``
+file), bytes, and the objects of optimizers and schedules, which it reads as plain attributes. It refuses any other
+name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats.serialize import load_record
 
 State: TypeAlias = "NDArray | tuple[State, ...] | None"
-"""None, an NDArray, or a (nested) tuple of states."""
+"""The optimizer state of a key: None, an NDArray, or a (nested) tuple of states."""
 _SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
-"""Modules whose objects are kept as plain settings."""
+"""Modules whose objects are read as :class:`_Settings`."""
 
 
 class _Array:
-    """Stands for an NDArray while the pickle is read."""
+    """Stand-in for a pickled NDArray: its record in the format of a ``.params`` file."""
 
     def __init__(self, *args: object) -> None:
         self.record = b""
@@ -38,15 +38,15 @@ class _Array:
 
 
 class _Settings:
-    """An optimizer or a schedule: its attributes, and nothing that acts."""
+    """Stand-in for a pickled optimizer or schedule, with the attributes but no methods."""
 
     def __init__(self, *args: object) -> None:
-        """Keep nothing of these."""
+        """Ignore the arguments that the pickle passes."""
 
 
 def _bytes(value: object = b"", encoding: str = "latin1") -> bytes:
-    """Accept only text or bytes, as MXNet passes to ``bytearray`` and ``_codecs.encode``: a number would allocate as
-    many bytes."""
+    """Convert text or bytes to bytes, in place of ``bytearray`` and ``_codecs.encode``; refuse other types."""
+    # bytearray(n) would allocate n bytes for a number n in a malicious file.
     if isinstance(value, str) and encoding in ("latin1", "latin-1"):
         return value.encode("latin1")
     if not isinstance(value, (bytes, bytearray)):
@@ -63,21 +63,26 @@ _KNOWN: dict[tuple[str, str], Callable[..., object]] = {
 }
 
 
-class _Reads(Protocol):
-    """A reader of a pickle, as far as a method for one opcode knows it."""
+class _PickleReader(Protocol):
+    """The methods of an unpickler that an opcode's function uses."""
 
     read: Callable[[int], bytes]
     append: Callable[[object], None]
 
 
-def _load_bytearray(reader: _Reads) -> None:
-    """Read what is there; the library's own method makes as many zeros first as the file asks for."""
+def _load_bytearray(reader: _PickleReader) -> None:
+    """Execute the opcode BYTEARRAY8: read a length and push a bytearray of at most that many bytes of the file."""
+    # The standard library's method first allocates the length, which a damaged file may set to any number.
     (length,) = struct.unpack("<Q", reader.read(8))
     reader.append(bytearray(reader.read(length)))
 
 
 class _Reader(pickle._Unpickler):
-    """The reader in Python: that in C makes a table as long as the largest number in the file asks for."""
+    """An unpickler that calls only known functions.
+
+    It derives from the Python implementation. The C implementation allocates a memo table for the largest index in the
+    file, which a damaged file may set to any number.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
@@ -97,36 +102,41 @@ class _Reader(pickle._Unpickler):
 
 
 def read_mxnet_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int]]:
-    """Return (state of each key, number of its updates if stored) from ``Updater.get_states`` of MXNet.
+    """Return (states by key, update counts by key) from the bytes of MXNet's ``Updater.get_states``.
+
+    The counts are empty if the file has no optimizer.
 
     Raises:
-        FormatError: truncated, not such a pickle, or a pickle that names anything else.
+        FormatError: the data is damaged, or is a pickle of other objects.
     """
     try:
-        return _plain(_Reader(io.BytesIO(data)).load(), len(data))
+        return _read_content(_Reader(io.BytesIO(data)).load(), len(data))
     except FormatError:
         raise
-    except Exception as error:  # a damaged pickle raises whatever its bytes say
+    except Exception as error:  # a damaged pickle may raise any exception
         raise FormatError(f"optimizer states: a damaged pickle: {type(error).__name__}: {error}") from error
 
 
-def _plain(found: object, size: int) -> tuple[dict[Key, State], dict[Key, int]]:
-    """Return the states and counts in the content of a pickle of ``size`` bytes."""
+def _read_content(content: object, size: int) -> tuple[dict[Key, State], dict[Key, int]]:
+    """Return (states by key, update counts by key) from the object in a pickle of ``size`` bytes."""
     optimizer: Any = None
-    if isinstance(found, tuple) and len(found) == 2:
-        found, optimizer = found
-    if not isinstance(found, dict) or not all(isinstance(key, (int, str)) for key in found):
-        raise FormatError(f"optimizer states: expected a dictionary of states, the pickle holds {type(found).__name__}")
+    if isinstance(content, tuple) and len(content) == 2:
+        content, optimizer = content
+    if not isinstance(content, dict) or not all(isinstance(key, (int, str)) for key in content):
+        kind = type(content).__name__
+        raise FormatError(f"optimizer states: expected a dictionary of states, the pickle holds {kind}")
     counts = getattr(optimizer, "_index_update_count", {})
     if not isinstance(counts, dict) or not all(isinstance(n, int) for n in counts.values()):
         raise FormatError("optimizer states: the numbers of updates are no numbers")
-    room = _Room(size)
-    return {key: _state(value, key, room) for key, value in found.items()}, counts
+    budget = _Budget(size)
+    return {key: _state(value, key, budget) for key, value in content.items()}, counts
 
 
-class _Room:
-    """Remaining size of a pickle's content: at least a byte for each value, and the bytes of each array. A malicious
-    pickle names one value in several places, and so a great many in few bytes."""
+class _Budget:
+    """A limit on the size of the states: 1 byte for each value and the bytes of each array, up to the pickle's size.
+
+    A malicious pickle can refer to one value many times, and so describe huge states in few bytes.
+    """
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -137,13 +147,13 @@ class _Room:
             raise FormatError("optimizer states: a pickle that holds one value in many places")
 
 
-def _state(value: object, key: object, room: _Room) -> State:
-    room.take(1)
+def _state(value: object, key: object, budget: _Budget) -> State:
+    budget.take(1)
     if value is None:
         return None
     if isinstance(value, _Array):
-        room.take(len(value.record))
+        budget.take(len(value.record))
         return load_record(value.record, f"optimizer state of {key!r}")
     if isinstance(value, (tuple, list)):
-        return tuple(_state(item, key, room) for item in value)
+        return tuple(_state(item, key, budget) for item in value)
     raise FormatError(f"optimizer states: the state of {key!r} is {type(value).__name__}, no array")

@@ -1,9 +1,9 @@
-"""The store ``nccl``: sums over GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
+"""The store ``nccl``: sums over GPUs with NVIDIA's NCCL, through ``cupy.cuda.nccl``.
 
-A push reduces the arrays of all GPUs to the GPU with the fewest bytes to sum so far, a pull broadcasts from there. The
-keys of a bucket are one NCCL group and one engine operation with a stream for every GPU. NCCL chooses routes and the
-order of additions. It hangs if two threads enqueue work on the same communicators in different orders, so a lock orders
-them. A call whose arrays are not on several distinct GPUs runs as in ``device``. Gradients are not compressed.
+A push reduces the arrays of all GPUs to the GPU with the fewest bytes to sum so far; a pull broadcasts from this GPU.
+The keys of a bucket are one engine operation, with one NCCL group of reductions, one of broadcasts, and a stream on
+each GPU. NCCL chooses routes and the order of additions. A call whose arrays are not on several distinct GPUs runs as
+in ``device``. Gradients are not compressed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, KVStoreError
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.stages import Stage
-from weftplan.kvstore.summing import Item, Way
+from weftplan.kvstore.ways_of_summing import Item, Way
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
 
 
 class Communicator(Protocol):
-    """A communicator of ``cupy.cuda.nccl``."""
+    """The methods of a ``cupy.cuda.nccl`` communicator that this module calls."""
 
     def reduce(
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int, /
@@ -37,24 +37,24 @@ class Communicator(Protocol):
 
 
 class Pointer(Protocol):
-    """The address of an array."""
+    """The memory pointer of a CuPy array, with the address ``ptr``."""
 
     ptr: int
 
 
 class GpuArray(Protocol):
-    """An array of CuPy, as NCCL needs it."""
+    """The attributes of a CuPy array that NCCL calls need."""
 
     data: Pointer
     size: int
 
 
 Call = Callable[[Communicator, int, int], None]
-"""Called with a communicator, its place, and the address of its stream."""
+"""Function of a GPU's communicator, the GPU's index in the clique, and the address of its stream."""
 Copy = tuple[int, Any, Any]
-"""(place, target, source) of a copy on one GPU."""
+"""(index of the GPU, target, source) of a copy within one GPU."""
 Step = tuple[int, Callable[[], object]]
-"""(place, function that enqueues an optimizer's step on the current stream)."""
+"""(index of the GPU, function that enqueues an optimizer's step on the current stream)."""
 _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use mx.kv.create('device')"
 
 
@@ -62,14 +62,14 @@ def library() -> ModuleType:
     """Return ``cupy.cuda.nccl``, with NCCL loaded.
 
     Raises:
-        KVStoreError: there is no GPU, or the library is missing; names the package to install.
+        KVStoreError: there is no GPU, or NCCL is missing.
     """
     try:
         device.get(device.gpu(0))
     except DeviceError as error:
         raise KVStoreError(f"kvstore 'nccl' sums on NVIDIA GPUs: {error}") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns if the library is missing; the error below says it
+        warnings.simplefilter("ignore")  # CuPy's warning would repeat the error below
         try:
             module = importlib.import_module("cupy.cuda.nccl")
         except ImportError as error:
@@ -80,7 +80,7 @@ def library() -> ModuleType:
 
 
 class _Clique:
-    """The communicators of some GPUs, and a stream on each."""
+    """The communicators of a list of GPUs, and a stream on each GPU."""
 
     def __init__(self, nccl: ModuleType, contexts: Sequence[Context]) -> None:
         self._nccl = nccl
@@ -92,8 +92,13 @@ class _Clique:
     def run(
         self, reduces: Sequence[Call], copies: Sequence[Copy], steps: Sequence[Step], broadcasts: Sequence[Call]
     ) -> None:
-        """Enqueue the calls, each kind as one group, after the current stream's work and before its later work."""
+        """Enqueue reductions as one group, then copies and steps, then broadcasts as one group.
+
+        All of this runs after the current stream's earlier work and before its later work. Without a current stream,
+        wait for it.
+        """
         current = device.current_stream()
+        # Fork from the main stream to a stream for each GPU, and join at the end: to the engine this is one operation.
         main = self._devices[0].new_stream() if current is None else current
         begin = main.record()
         for stream in self._streams:
@@ -125,21 +130,26 @@ class _Clique:
 
 
 class ByNccl:
-    """The way of summing that NCCL has: one group of reductions for a bucket, one of broadcasts."""
+    """The way of summing with NCCL: one group of reductions for a bucket, and one of broadcasts."""
 
     def __init__(self, nccl: ModuleType) -> None:
         self._nccl = nccl
         self._cliques: dict[tuple[Context, ...], _Clique] = {}
+        # NCCL hangs if threads enqueue work on the same communicators in different orders: hold this lock from the
+        # first call of an operation to its last.
         self._order = free_in_children(Lock())
-        """Held while work is given to NCCL."""
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
-        """Return True: the store asks :meth:`takes` about all arrays of a key."""
+        """Return True: :meth:`takes` has checked all arrays of a key before."""
         del stored, out
         return True
 
     def takes(self, item: Item) -> bool:
-        """Return whether NCCL is for the arrays of a key."""
+        """Return whether NCCL can exchange the arrays of a key.
+
+        The arrays to push and to fill must be on the same distinct GPUs, one of them the GPU of the sum. They must have
+        elements, and none may be the stored value.
+        """
         home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
         contexts = [[array.context for array in some] for some in lists]
         if (
@@ -152,7 +162,7 @@ class ByNccl:
         return not any(out.chunk.var is item.stored.chunk.var for out in item.outs)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
-        """Return one stage: reductions, ``steps`` at the homes, broadcasts."""
+        """Return one stage that does reductions, the optimizer's ``steps`` on the summing GPUs, and broadcasts."""
         del priority
         contexts = tuple([array.context for array in items[0].arrays or items[0].outs])
         reads: list[NDArray] = []
@@ -230,13 +240,13 @@ class ByNccl:
 
 
 def takes(contexts: Sequence[Context], home: Context) -> bool:
-    """Return whether NCCL is for these contexts."""
+    """Return whether NCCL can sum arrays of these contexts at ``home``: distinct GPUs, at least two, including home."""
     several = 2 <= len(set(contexts)) == len(contexts)
     return several and home in contexts and all(context.device_type == "gpu" for context in contexts)
 
 
 class KVStoreNccl(KVStoreDevice):
-    """Sums on GPUs by NCCL."""
+    """A store that sums gradients of several GPUs with NCCL."""
 
     def __init__(self, name: str = "nccl") -> None:
         nccl = library()
@@ -244,7 +254,7 @@ class KVStoreNccl(KVStoreDevice):
         self._by_nccl = ByNccl(nccl)
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Not with NCCL, as in MXNet.
+        """Raise an error: the store has no compression, as in MXNet.
 
         Raises:
             KVStoreError: always.
@@ -255,7 +265,7 @@ class KVStoreNccl(KVStoreDevice):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """Return the bytes of ``device``, without staging copies; NCCL's own memory is not known."""
+        """Return the bytes of buffers as ``device`` does, without staging copies; NCCL's own memory is not included."""
         by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
         return {**by_purpose, "staging": 0} if takes(contexts, contexts[0]) else by_purpose
 

@@ -1,7 +1,7 @@
-"""The store ``device``: sums on the gradients' devices, with optional compression between devices.
+"""The store ``device``: it sums on the gradients' devices, and can compress gradients.
 
-Between several GPUs, or several simulated devices, sums and values take the fastest route on their links
-(``exchange``). Everything else takes one step: arrays that the place of the sum cannot read are copied there.
+Several GPUs, or several simulated devices, exchange arrays over the fastest routes of their links (``exchange/``). In
+all other cases, arrays that the summing device cannot read are copied to it directly.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from weftplan.device.context import Context
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
+from weftplan.kvstore.fixed_order_sums import BlockSum, sum_sequential_block
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
-from weftplan.kvstore.summing import Item, Near, Way, reads
+from weftplan.kvstore.ways_of_summing import Item, Near, Way, reads
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
 from weftplan.support.array_types import RawArray
 
 
 class KVStoreDevice(KVStoreLocal):
-    """Sums each key on that device of the pushed arrays with the fewest bytes to sum so far."""
+    """A store that sums each key on one of the devices of its gradients: the device with the fewest bytes so far."""
 
     _block_sum: BlockSum = staticmethod(sum_sequential_block)
 
@@ -37,17 +37,18 @@ class KVStoreDevice(KVStoreLocal):
         self._between = Between()
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Send two bits for each element of a pushed float32 gradient (+threshold, -threshold or nothing), or one.
+        """Compress each pushed float32 gradient to two bits per element (+threshold, -threshold or 0), or to one bit.
 
-        The unsent remainder is kept in a residual per key and place in the list of values, and added to the next
-        gradient. Pulls are not compressed. It cannot be switched off again; another threshold may be set.
+        The difference to the gradient is stored in a residual for each key and index in the list of values, and added
+        to the next gradient. Pulls are not compressed. Compression cannot be turned off, but its settings may be
+        changed. Later pushes of another dtype raise an error.
 
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5}``; the threshold is above 0, default 0.5. The
                 type ``"1bit"`` sends 1 if the residual is above the threshold, else -1.
 
         Raises:
-            KVStoreError: anything else in ``compression_params``; afterwards also pushes of another dtype.
+            KVStoreError: ``compression_params`` is not legal.
 
         >>> import weftplan as mx
         >>> kv = mx.kv.create("device")
@@ -64,14 +65,14 @@ class KVStoreDevice(KVStoreLocal):
         chosen = Compression.from_params(compression_params)
         with self._turn:
             self._compression = chosen
-            self._staging.clear()  # copies of unpacked gradients
-            self._packed.clear()  # with another kind they have another size
+            self._staging.clear()  # its arrays have the size of uncompressed gradients
+            self._packed.clear()  # another type of compression needs arrays of another size
             self._ways.clear()
             self._version += 1
             self._between.forget()
 
     def statistics(self) -> dict[str, int]:
-        """As of every store; with compression also the bytes of residuals and packed gradients."""
+        """Return the figures of ``local``, and with compression the bytes of residuals and compressed gradients."""
         figures = super().statistics()
         figures["staging_bytes"] += self._between.nbytes
         if self._compression is not None:
@@ -82,14 +83,16 @@ class KVStoreDevice(KVStoreLocal):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of every store; with compression also residuals and packed gradients, and staging copies are packed.
+        """Return the bytes of ``stored``, ``merged`` and ``staging`` arrays.
+
+        With compression, staging copies are compressed, and ``compression`` counts residuals and compressed gradients.
 
         :meta private:
         """
         compression = self._compression
         if compression is None:
             by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
-            planned = self._planned(arrays, contexts)
+            planned = self._receive_bytes(arrays, contexts)
             return by_purpose if planned is None else {**by_purpose, "staging": planned}
         packed = [(elements, compression.packed_size(elements)) for elements, _ in arrays]
         load: dict[Context, int] = {}
@@ -105,13 +108,16 @@ class KVStoreDevice(KVStoreLocal):
             by_purpose["staging"] += sent * sum(not reads(where, context) for context in contexts)
         return {
             **by_purpose,
-            "staging": by_purpose["staging"] + (self._planned(arrays, contexts, pulls_only=True) or 0),
+            "staging": by_purpose["staging"] + (self._receive_bytes(arrays, contexts, pulls_only=True) or 0),
         }
 
-    def _planned(
+    def _receive_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, pulls_only: bool = False
     ) -> int | None:
-        """Return the bytes of receive buffers for other devices' gradients; None if each is copied whole."""
+        """Return the bytes of the exchange's buffers; None if arrays are copied to the summing device directly.
+
+        ``pulls_only``: only the host memory of pulls.
+        """
         load: dict[Context, int] = {}
         total = 0
         for elements, nbytes in arrays:
@@ -123,7 +129,7 @@ class KVStoreDevice(KVStoreLocal):
         return total
 
     def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:
-        """Go on from residuals of an earlier run: for each key and place the array, as a checkpoint has kept it."""
+        """Replace the residuals, as loaded from a checkpoint; keys of the mapping are (key, index in its list)."""
         with self._turn:
             self._residuals = dict(residuals)
             self._packed.clear()
@@ -157,8 +163,8 @@ class KVStoreDevice(KVStoreLocal):
             return self._between
         return super()._way(item)
 
-    def _code(self, key: Key, index: int, array: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the residual of a gradient, and the array for its codes, on its device."""
+    def _code_buffers(self, key: Key, index: int, array: NDArray) -> tuple[NDArray, NDArray]:
+        """Return (residual, array for the codes) of a gradient, created or moved to the gradient's device."""
         assert self._compression is not None
         place, where = (key, index), array.context
         residual, packed = self._residuals.get(place), self._packed.get(place)
@@ -174,31 +180,36 @@ class KVStoreDevice(KVStoreLocal):
     def _make_way(self, where: Context) -> Near:
         way = super()._make_way(where)
         compression = self._compression
-        return way if compression is None else Packed(way, compression, self._code)
+        return way if compression is None else Packed(way, compression, self._code_buffers)
 
 
 class Packed(Near):
-    """Sums of compressed gradients; each gradient is compressed on its own device.
+    """A way that compresses each gradient on its own device and sums the decoded gradients on one device.
 
     Args:
         way: the way without compression.
-        room: called with a key, the place in its list and a gradient; returns its residual and the array for its codes.
+        compression: the settings of compression.
+        buffers: function of a key, an index in its list and a gradient; returns its residual and an array for its
+            codes.
     """
 
     def __init__(
-        self, way: Near, compression: Compression, room: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
+        self, way: Near, compression: Compression, buffers: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
     ) -> None:
         super().__init__(way.where, way.block_sum, way.sharing, way.bring)
-        self._compression, self._room = compression, room
+        self._compression, self._buffers = compression, buffers
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
-        """Return stages that pack gradients at the place of the sum, and the stage that adds up all codes."""
+        """Return stages that compress gradients that ``where`` can read, and a stage that sums all decoded gradients.
+
+        The compression of other gradients and the copies of their codes to ``where`` are pushed as operations.
+        """
         terms: list[list[NDArray]] = []
         stages: list[Stage] = []
         for item in items:
             row = []
             for index, array in enumerate(item.arrays):
-                residual, packed = self._room(item.key, index, array)
+                residual, packed = self._buffers(item.key, index, array)
                 stage = self._pack(array, residual, packed)
                 if reads(self.where, array.context):
                     stages.append(stage)

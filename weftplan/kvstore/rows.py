@@ -1,4 +1,4 @@
-"""Pulls of selected rows of a stored value into ``row_sparse`` arrays, which are dense here."""
+"""Pulls of selected rows of a stored value into ``row_sparse`` arrays, whose memory is dense in this package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from weftplan.ndarray import NDArray
 
 
 def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: object) -> list[tuple[Key, NDArray, NDArray]]:
-    """Return (key, array to fill, numbers of its rows): of ``row_ids`` one array for each, or one for all.
+    """Return (key, array to fill, array of row numbers) for each array of a call.
+
+    ``row_ids`` is an array, or nested lists of them, with one array for all or one for each array to fill.
 
     Raises:
-        KVStoreError: another number of them, or an array of another storage type.
+        KVStoreError: the number of ``row_ids`` arrays is wrong, or an array to fill is not ``row_sparse``.
     """
     arrays = [(key, array) for key, group in groups for array in group]
-    rows = list(_flat(row_ids))
+    rows = list(_flatten(row_ids))
     if len(rows) == 1:
         rows *= len(arrays)
     if len(rows) != len(arrays):
@@ -32,7 +34,7 @@ def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: object) -> l
 
 
 def without_rows(arrays: list[NDArray]) -> list[NDArray]:
-    """Return the arrays that are not ``row_sparse``; the list itself if all are plain."""
+    """Return the arrays of storage type ``default``; the same list object if all are plain NDArrays."""
     for array in arrays:
         if array.__class__ is not NDArray:
             return [array for array in arrays if array.stype == "default"]
@@ -40,7 +42,10 @@ def without_rows(arrays: list[NDArray]) -> list[NDArray]:
 
 
 def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
-    """Write the numbered rows of ``stored`` to ``array``, zeros to the others; waits for the numbers alone."""
+    """Push a copy of the rows of ``stored`` with these numbers to ``array``; set its other rows to 0.
+
+    This call waits until ``rows`` has been computed.
+    """
     mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.dtype)
     mask[rows.asnumpy().astype(np.int64).reshape(-1)] = 1
     near = stored.as_in_context(array.context)
@@ -49,10 +54,10 @@ def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
     )
 
 
-def _flat(arrays: object) -> Iterator[NDArray]:
-    """Yield the arrays of a nest of lists."""
+def _flatten(arrays: object) -> Iterator[NDArray]:
+    """Yield the arrays of nested lists."""
     if isinstance(arrays, NDArray):
         yield arrays
         return
     for item in cast("Iterable[object]", arrays):
-        yield from _flat(item)
+        yield from _flatten(item)

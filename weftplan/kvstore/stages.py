@@ -1,8 +1,8 @@
-"""Stages of an exchange, and the engine operation that runs some of them one after the other.
+"""Stages of an exchange, and the engine operation that runs several stages in sequence.
 
-A stage reads and writes arrays of one device, or of all devices that links join. The sum of a bucket, its optimizer
-step and the copies to the caller are three stages, and usually one operation. Small operations on arrays in host memory
-run inline: waking a worker takes longer than they do.
+A stage reads and writes arrays of one device, or of several devices with links between them. The sum of a bucket, its
+optimizer step and the copies to the caller are three stages, and usually one operation. Small operations on arrays in
+host memory run inline, because waking a worker takes longer than the operation.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ HOST = HOST_MEMORY
 """Device types whose memory every CPU thread can read and write."""
 
 INLINE = 1 << 18
-"""Bytes, read and written, of an operation that runs inline: some microseconds of work."""
+"""Maximum bytes, read plus written, of an operation that runs inline: a few microseconds of work."""
 
 SMALL = 1 << 18
-"""Bytes written by an operation that needs no worker with priority: it is over before such a worker is awake."""
+"""Maximum bytes written by an operation for a normal worker: it finishes before a priority worker would be awake."""
 
 Work = Callable[[Sequence[RawArray]], object]
+"""The work of a stage, called with the raw arrays that it reads, then those that it writes."""
 
 
 class Stage:
     """A step of an exchange.
 
     Args:
-        name: of the operation that begins with it.
+        name: name of an operation whose first stage this is.
         run: called with the raw arrays of ``reads`` and ``writes``. On a device with streams it enqueues its work on
-            the current stream, or on streams that the current one waits for.
-        reads, writes: arrays.
-        context: the device where it runs.
-        repeatable: running it twice gives the same result.
-        urgent: other devices wait for it; a worker with priority runs it, unless it is small.
+            the current stream, or on streams that the current stream then waits for.
+        reads: arrays that the stage reads.
+        writes: arrays that the stage writes.
+        context: the device that runs the stage.
+        repeatable: whether running the stage twice gives the same result as running it once.
+        urgent: whether other devices wait for it; then a priority worker runs it, unless it is small.
     """
 
     __slots__ = ("context", "name", "nbytes", "operands", "read_vars", "repeatable", "run", "urgent", "write_vars")
@@ -72,14 +74,14 @@ class Stage:
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
     def without(self, places: Mapping[int, int]) -> Stage:
-        """Return the stage with numbers as operands for the arrays with these ids."""
+        """Return a copy with numbers in place of operands; ``places`` maps ids of arrays to numbers."""
         stage = copy_of(self)
         stage.operands = [places.get(id(array), array) for array in self.operands]
         return stage
 
 
 class Joint:
-    """Stages as one operation."""
+    """Several stages that run as one engine operation."""
 
     __slots__ = (
         "_context",
@@ -101,6 +103,7 @@ class Joint:
         for stage in stages:
             self._nbytes += stage.nbytes
             reads |= stage.read_vars
+            # A stage that overwrites what an earlier stage, or itself, has read makes a second run differ.
             self._repeatable = self._repeatable and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
             writes |= stage.write_vars
         if not reads.keys().isdisjoint(writes):
@@ -111,15 +114,16 @@ class Joint:
         self._name, self._context, self._urgent = first.name, first.context, first.urgent
         self._host = first.context.device_type in HOST
         self._small = False
-        """Whether the arrays were small when they had bytes."""
+        """True once the operands were measured as small; their sizes do not change."""
 
     def start(self, operands: list[NDArray], priority: int = 0, inline: int = 0) -> None:
-        """Push the operation, or run it inline.
+        """Push the operation, or run it inline if it is small, its arrays are idle and it has no priority.
 
         Args:
             operands: the arrays of all stages.
-            priority: of the operation.
-            inline: bytes up to which the thread that finds the operation ready runs it, in no queue.
+            priority: engine priority of the operation.
+            inline: an operation that writes at most this many bytes skips the worker queue: it runs on the thread that
+                makes it ready.
         """
         if not priority and self.run_inline(operands):
             return
@@ -136,7 +140,8 @@ class Joint:
         )  # fmt: skip
 
     def run_inline(self, operands: Sequence[NDArray]) -> bool:
-        """Run the operation if it is small and no operation uses its arrays; False: nothing is done."""
+        """Run the operation now if it is small and no pending operation uses its arrays; else return False."""
+        # Only repeatable stages: if one of them fails halfway, the caller pushes the whole operation.
         if not self._small and not (self._repeatable and self._host and _are_small(operands)):
             return False
         self._small = True
@@ -146,7 +151,7 @@ class Joint:
 
 
 def _are_small(operands: Sequence[NDArray]) -> bool:
-    """Return whether arrays of the host have a few microseconds of work on them."""
+    """Return whether all arrays have their bytes in memory, at most :data:`INLINE` in total."""
     size = 0
     for array in operands:
         raw = array.ready
@@ -159,13 +164,14 @@ def _are_small(operands: Sequence[NDArray]) -> bool:
 
 
 class Repeated:
-    """The stages of a call, for calls with the same arrays. It keeps none of them alive.
+    """The cached stages of a call, for later calls with the same arrays, to which it has only weak references.
 
     Args:
-        before, after: stages before and after the optimizer's steps.
-        arrays: of the caller.
-        version: of the store.
-        inline: see :meth:`Joint.start`.
+        before: stages before the optimizer's steps.
+        after: stages after the optimizer's steps.
+        arrays: the caller's arrays.
+        version: the store's version; the stages are valid for this version only.
+        inline: as for :meth:`Joint.start`.
     """
 
     __slots__ = ("_after", "_before", "_inline", "_joint", "_operands", "_refs", "version")
@@ -181,14 +187,18 @@ class Repeated:
         self._inline, self.version = inline, version
 
     def accepts(self, arrays: Sequence[NDArray]) -> bool:
-        """Return whether these are the arrays of the call."""
+        """Return whether these are the same array objects as those of the cached call."""
         return len(arrays) == len(self._refs) and all(map(is_, [one() for one in self._refs], arrays))
 
     def run(self, arrays: Sequence[NDArray], steps: Callable[[], Sequence[Stage]] | None) -> bool:
-        """Run the stages with the arrays of a call; False: nothing is done, each array needs an operation of its own.
+        """Run or push the stages with the arrays of a call.
 
         Args:
-            steps: makes the optimizer's stages; None without an optimizer.
+            arrays: arrays that :meth:`accepts` has accepted.
+            steps: function that returns the optimizer's stages; None without an optimizer.
+
+        Returns:
+            False if nothing was done, because each key may need an operation of its own.
         """
         if steps is None:
             operands = [arrays[one] if one.__class__ is int else one for one in self._operands]
@@ -206,7 +216,7 @@ class Repeated:
 
 
 def on_device(context: Context, kernel: Work) -> Work:
-    """Return the work of a stage that calls ``kernel`` on the device ``context``: as one launch, if it has streams."""
+    """Return ``kernel`` as the work of a stage on ``context``: one launch if the device has streams, else unchanged."""
     if context.device_type in HOST:
         return kernel
     place = device.get(context)
@@ -218,17 +228,20 @@ def on_device(context: Context, kernel: Work) -> Work:
 
 
 def has_failed(arrays: Iterable[NDArray]) -> bool:
-    """Return whether an array holds a failure, so that it must share an operation with no other key."""
+    """Return whether the operation that wrote one of the arrays has failed.
+
+    Such an array must not share an operation with other keys, because all results of an operation fail together.
+    """
     return get_engine().has_failed and any(array.var.failure is not None for array in arrays)
 
 
 def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> None:
-    """Push the stages as one operation, or run them inline. While arrays may be offloaded, each is its own operation.
+    """Push the stages as one operation, or run them inline; while arrays may be offloaded, push each stage separately.
 
     Args:
-        stages: run in this order; at least one.
-        priority: of the operation.
-        inline: bytes up to which the thread that finds the operation ready runs it, in no queue.
+        stages: stages in order of execution; at least one.
+        priority: engine priority of the operation.
+        inline: as for :meth:`Joint.start`.
     """
     if len(stages) > 1 and MAKE_ROOM.value is not None:
         for stage in stages:
@@ -238,7 +251,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
 
 
 def copy(source: NDArray, target: NDArray, priority: int) -> None:
-    """Push ``target[...] = source`` as an operation of its own; a copy onto itself is nothing."""
+    """Push a copy of ``source`` to ``target`` as one operation; do nothing if they are the same memory."""
     if source.var is target.var:
         return
     if source.context.device_type not in HOST or target.context.device_type not in HOST:
@@ -253,13 +266,14 @@ def copy(source: NDArray, target: NDArray, priority: int) -> None:
 
 
 def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int) -> None:
-    """Copy to every target in an operation of its own: a target that has failed shares its fate with none."""
+    """Push one copy per target, so that a failed target does not fail the other copies."""
     for target in targets:
         copy(source, target, priority)
 
 
 def _run_ready(steps: Sequence[tuple[Work, int]], operands: Sequence[NDArray]) -> None:
-    # Only now can no thread move or free the bytes. Without bytes this is an error, and the operation is pushed.
+    # The bytes may have been freed since _are_small. From here on no thread moves or frees them, because the engine
+    # holds the vars of this inline operation. After this error the caller pushes the operation instead.
     raws = [array.ready for array in operands]
     if any(map(is_, raws, repeat(None))):
         raise KVStoreError("an array has no bytes now")

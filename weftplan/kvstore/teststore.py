@@ -19,7 +19,7 @@ def _each(arrays: object) -> list[NDArray]:
 
 @register
 class TestStore(KVStoreBase):
-    """Keeps nothing: broadcast copies, pushpull sums; it has no optimizer."""
+    """A store without stored values and optimizer: ``broadcast`` copies values, ``pushpull`` sums them."""
 
     __test__ = False  # pytest: this is no test class
 

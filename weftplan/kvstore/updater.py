@@ -1,7 +1,8 @@
-"""The updater: applies an optimizer to (key, gradient, weight) and owns its state for every key.
+"""The updater applies an optimizer to (key, gradient, weight) and owns the optimizer state of each key.
 
-The optimizer is anything with MXNet's optimizer protocol (see :class:`OptimizerProtocol`). States travel as an archive
-of plain arrays, never as a pickle, so loading a file cannot run code; those that MXNet has pickled are read without it.
+An optimizer is any object with the methods of :class:`OptimizerProtocol`. States are saved as an archive of plain
+arrays, not as a pickle, so loading a file cannot run code. MXNet's pickled states are loaded by a reader that runs no
+code (:mod:`weftplan.kvstore.mxnet_states`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip
 
 Tree: TypeAlias = "str | list[Tree] | None"
-"""A state as JSON: the name of an array in place of each NDArray."""
+"""A state as JSON, with names of arrays in the archive in place of NDArrays."""
 
 _VERSION = 2
-"""Of files of states; in version 1 the float32 weight stood first in every multi-precision state."""
+"""Version of the file format. In version 1 the float32 weight was the first item of each multi-precision state."""
 
 
 class OptimizerProtocol(Protocol):
-    """What an updater asks of an optimizer."""
+    """The methods of an optimizer that the updater calls."""
 
     def create_state_multi_precision(self, index: Key, weight: NDArray) -> State: ...
 
@@ -40,15 +41,18 @@ class OptimizerProtocol(Protocol):
 
 
 class Updater:
-    """Callable ``updater(index, grad, weight)``; makes the state of an index at its first use."""
+    """A callable ``updater(index, grad, weight)`` that applies an optimizer and creates its states on first use.
+
+    ``index`` is a key. Lists of indices, gradients and weights are updated in one call.
+    """
 
     def __init__(self, optimizer: OptimizerProtocol) -> None:
         self.optimizer = optimizer
         self.states: dict[Key, State] = {}
         self._unchecked: set[Key] = set()
-        """Indices whose state came from a file and has not been used."""
+        """Indices whose loaded state was not yet compared with a state of the optimizer."""
         self.version = _VERSION
-        """Of the file from which states came."""
+        """Format version of the loaded states file."""
 
     def __call__(
         self,
@@ -57,25 +61,25 @@ class Updater:
         weight: NDArray | Sequence[NDArray],
     ) -> None:
         if isinstance(index, (list, tuple)):
-            together = getattr(self.optimizer, "update_together", None)
-            if together is None:
+            update_together_fn = getattr(self.optimizer, "update_together", None)
+            if update_together_fn is None:
                 for i, g, w in zip(index, grad, weight, strict=True):
                     self(i, g, w)
                 return
             states = [self._state(i, w) for i, w in zip(index, weight, strict=True)]
-            together(index, weight, grad, states)
+            update_together_fn(index, weight, grad, states)
             return
         assert isinstance(grad, NDArray)
         assert isinstance(weight, NDArray)
         self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
 
     def fuses_on(self, contexts: Iterable[Context]) -> bool:
-        """Return whether :meth:`steps` may be called with weights on these devices."""
+        """Return whether the optimizer can fuse updates, as :meth:`steps` does, on all these contexts."""
         can_fuse = getattr(self.optimizer, "fuses_on", None)
         return can_fuse is not None and all(map(can_fuse, contexts))
 
     def steps(self, keys: Sequence[Key], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> Sequence[Stage]:
-        """Count an update of each key and return its steps, fused into a stage for each kind of weight.
+        """Count one update of each key and return stages that do the updates, one stage for each kind of weight.
 
         :meta private:
         """
@@ -84,7 +88,11 @@ class Updater:
         return stages
 
     def _state(self, index: Key, weight: NDArray) -> State:
-        """Return the state of an index on the device of its weight; created on first use."""
+        """Return the state of an index, created on first use and moved to the device of its weight.
+
+        Raises:
+            KVStoreError: a state loaded from a file does not fit the weight and the optimizer.
+        """
         state = self.states.get(index)
         if state is None and index not in self.states:
             state = self.optimizer.create_state_multi_precision(index, weight)
@@ -98,8 +106,10 @@ class Updater:
         return state
 
     def _mismatch(self, index: Key, state: State, weight: NDArray, version: int) -> str | None:
-        """How a state from a file of that version differs from those that the optimizer makes, which it would replace;
-        None if it does not."""
+        """Return an error message if a loaded state does not fit the optimizer and the weight, else None.
+
+        ``version`` is the format version of the file.
+        """
         optimizer: Any = self.optimizer
         halves = getattr(optimizer, "multi_precision", False) and is_half(weight.dtype)
         if version < 2 and halves and getattr(optimizer, "weight_last", False):
@@ -107,31 +117,31 @@ class Updater:
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
                 f"{type(optimizer).__name__} now has (state, float32 weight), as MXNet: start without the states"
             )
-        wanted = _described(self.optimizer.create_state_multi_precision(index, weight))
-        if _described(state) != wanted:
+        wanted = _describe(self.optimizer.create_state_multi_precision(index, weight))
+        if _describe(state) != wanted:
             return (
-                f"the loaded optimizer state of {index!r} is {_described(state)}, but "
+                f"the loaded optimizer state of {index!r} is {_describe(state)}, but "
                 f"{type(self.optimizer).__name__} needs {wanted} for a weight {weight.shape} {weight.dtype}: load "
                 f"states of the same optimizer, settings and network, or start without"
             )
         return None
 
     def get_states(self, dump_optimizer: bool = False, keys: Collection[Key] | None = None) -> bytes:
-        """Return all states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the
-        structure).
+        """Return the states of all keys, or of ``keys``, as an ``.npz`` archive with JSON descriptions.
 
-        The number of updates of each key is included if the optimizer counts it, because rates and corrections use it.
+        If the optimizer counts the updates of each key, the counts are included, because learning rate schedules and
+        bias corrections depend on them.
 
         Raises:
-            KVStoreError: a state is something else than :data:`State` says, or ``dump_optimizer``.
+            KVStoreError: a state is not a :data:`State`, or ``dump_optimizer`` is true.
         """
         if dump_optimizer:
             raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
         arrays: dict[str, Any] = {}
         states, counted = list(self.states.items()), list(getattr(self.optimizer, _COUNTS, {}).items())
-        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in states if keys is None or key in keys]
+        layout = [[*_tag_key(key), _flatten(state, arrays)] for key, state in states if keys is None or key in keys]
         buffer = io.BytesIO()
-        counts = [[*_tagged(key), count] for key, count in counted if keys is None or key in keys]
+        counts = [[*_tag_key(key), count] for key, count in counted if keys is None or key in keys]
         facts: dict[str, Any] = {
             "__version__": _as_bytes(_VERSION),
             "__layout__": _as_bytes(layout),
@@ -147,16 +157,16 @@ class Updater:
         weights: Mapping[Key, NDArray] = MappingProxyType({}),
         counts: Mapping[Key, int] = MappingProxyType({}),
     ) -> None:
-        """Go on from these states of a file of that version.
+        """Replace all states by states loaded from a file.
 
         Args:
-            states: by index.
-            version: of the file.
-            weights: those that are known, by index; a state of another one is compared with it when it is first used.
-            counts: number of updates of each index; empty leaves those of the optimizer.
+            states: state of each index.
+            version: format version of the file.
+            weights: known weights by index, whose states are checked now; other states are checked on first use.
+            counts: number of updates of each index; if empty, the optimizer's counts stay.
 
         Raises:
-            FormatError: a state does not fit its weight and the optimizer. Nothing is changed then.
+            FormatError: a state does not fit its weight and the optimizer; nothing is changed then.
         """
         for index in states.keys() & weights.keys():
             if mistake := self._mismatch(index, states[index], weights[index], version):
@@ -167,14 +177,15 @@ class Updater:
         self._count_from(counts)
 
     def set_states(self, data: bytes, weights: Mapping[Key, NDArray] = MappingProxyType({})) -> None:
-        """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
+        """Replace all states by those in ``data``, from :meth:`get_states` or from MXNet's ``Updater.get_states``.
 
         Args:
-            weights: as for :meth:`replace_states`.
+            data: the saved states.
+            weights: known weights by index, whose states are checked now; other states are checked on first use.
 
         Raises:
-            FormatError: damaged, a pickle that names more than arrays and optimizers, or states of other weights.
-                Nothing is changed then.
+            FormatError: the data is damaged, is a pickle with other objects than arrays and optimizers, or does not fit
+                the weights; nothing is changed then.
         """
         if data[:1] == b"\x80":
             states, counts = read_mxnet_states(data)
@@ -184,7 +195,11 @@ class Updater:
         self.replace_states(states, version, weights, counts)
 
     def add_states(self, data: bytes) -> None:
-        """Take over states of :meth:`get_states` next to those of other keys; raises FormatError."""
+        """Add the states in ``data``, from :meth:`get_states`; the states of other keys stay.
+
+        Raises:
+            FormatError: the data is damaged or not from :meth:`get_states`.
+        """
         states, counts, version = read_states(data)
         self.version = version
         self.states.update(states)
@@ -198,10 +213,10 @@ class Updater:
 
 
 def read_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int], int]:
-    """Return (state of each key, number of its updates, version) from the bytes of :meth:`Updater.get_states`.
+    """Return (states by key, update counts by key, format version) from the bytes of :meth:`Updater.get_states`.
 
     Raises:
-        FormatError: damaged, or no archive of states.
+        FormatError: the data is damaged or not an archive of states.
     """
     if data[: len(_ARCHIVE)] != _ARCHIVE:
         raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
@@ -211,27 +226,27 @@ def read_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int], int]:
             arrays = {name: archive[name] for name in archive.files if not name.startswith("__")}
             version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
             layout = json.loads(bytes(archive["__layout__"]))
-            states = {_untagged(key, kind): _unflatten(tree, arrays) for key, kind, tree in layout}
-            counts = {}  # files of old have none
+            states = {_untag_key(key, kind): _unflatten(tree, arrays) for key, kind, tree in layout}
+            counts = {}  # old files have no counts
             if "__counts__" in archive:
-                counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
+                counts = {_untag_key(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
     except Exception as error:
         raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
     return states, counts, version
 
 
 _ARCHIVE = b"PK\x03\x04"
-"""First bytes of an archive of NumPy's ``savez``."""
+"""First bytes of an archive written by ``numpy.savez``."""
 _COUNTS = "_index_update_count"
-"""Where MXNet's optimizers, and ours, count the updates of each key; ``num_update`` is the largest of them."""
+"""Attribute of optimizers, as in MXNet, with the number of updates of each key; ``num_update`` is the largest."""
 
 
-def _tagged(key: Key) -> tuple[Key, str]:
-    """Return a key with its type, since JSON would make a str of every key."""
+def _tag_key(key: Key) -> tuple[Key, str]:
+    """Return a key with the name of its type, as it is stored in JSON."""
     return key, "int" if isinstance(key, int) else "str"
 
 
-def _untagged(key: Key, kind: str) -> Key:
+def _untag_key(key: Key, kind: str) -> Key:
     return int(key) if kind == "int" else key
 
 
@@ -239,11 +254,11 @@ def _as_bytes(value: object) -> RawArray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def _described(state: State) -> str:
+def _describe(state: State) -> str:
     if isinstance(state, NDArray):
         return f"{state.shape} {state.dtype}"
     if isinstance(state, tuple | list):
-        return f"[{', '.join(map(_described, state))}]"
+        return f"[{', '.join(map(_describe, state))}]"
     return repr(state)
 
 
@@ -272,7 +287,11 @@ def _flatten(state: State, arrays: dict[str, RawArray]) -> Tree:
 
 
 def _unflatten(tree: Tree, arrays: dict[str, RawArray]) -> State:
-    """Return a state of the arrays that it names, each of which belongs to one place alone and is taken out."""
+    """Return the state that ``tree`` describes, and remove its arrays from ``arrays``.
+
+    Raises:
+        FormatError: an array is missing or used twice.
+    """
     if tree is None:
         return None
     if isinstance(tree, str):

@@ -1,4 +1,4 @@
-"""Updates on a store: calls of the updater, and saving and loading of optimizer states."""
+"""Stores with an updater: setting the updater or optimizer, and saving and loading optimizer states."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
 
 class UpdatingStore(KVStoreBase):
-    """A store with an updater, which is an optimizer's or anybody's."""
+    """Base class of stores with an updater, either an optimizer's :class:`Updater` or any function."""
 
     def __init__(self) -> None:
         self._updater: UpdaterFunction | None = None
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value.
+        """Set the function ``updater(key, merged, stored)`` that updates the stored value from each pushed sum.
 
-        It runs on the pushing thread, one at a time for the whole store, and may use the store. It should not wait for
-        an operation that itself pushes to this store, which waits for the updater to return.
+        None removes the updater, so that a sum replaces the stored value. The updater runs on the pushing thread, one
+        call at a time for the whole store, and may use the store. It must not wait for an operation that pushes to this
+        store: that push waits for the updater to return, which is a deadlock.
         """
         if updater is not None and not callable(updater):
             raise KVStoreError(f"an updater must be callable (key, merged, stored), got {type(updater).__name__}")
@@ -35,11 +36,11 @@ class UpdatingStore(KVStoreBase):
     _set_updater = set_updater
 
     def _described_updater(self) -> str:
-        """Return words for the updater, for ``repr``."""
+        """Return text about the updater for ``repr``; empty without an updater."""
         return "" if self._updater is None else f", {getattr(self._updater, 'optimizer', 'its own updater')}"
 
     def set_optimizer(self, optimizer: object) -> None:
-        """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
+        """Make the store apply ``optimizer`` to each pushed sum and own the optimizer's states."""
         if isinstance(optimizer, type) or not callable(getattr(optimizer, "update_multi_precision", None)):
             raise KVStoreError(
                 f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
@@ -48,7 +49,7 @@ class UpdatingStore(KVStoreBase):
         self.set_updater(Updater(cast("OptimizerProtocol", optimizer)))
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Compress gradients on their way to the sum: for stores that sum on devices.
+        """Raise an error; stores that support compression override this method.
 
         Raises:
             KVStoreError: always, as in MXNet: this store sums in host memory.
@@ -57,11 +58,11 @@ class UpdatingStore(KVStoreBase):
         raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """Nothing: as in MXNet, one process has no servers that could obey."""
+        """Do nothing: as in MXNet, a single-process store has no servers."""
         del head, body
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to ``fname`` (whole or not at all)."""
+        """Write the optimizer's states to ``fname``; the file is replaced atomically."""
         states = self._states().get_states(dump_optimizer)
         with replacing(fname) as file:
             file.write(states)
@@ -84,7 +85,7 @@ class UpdatingStore(KVStoreBase):
             raise FormatError(f"{os.fspath(fname)}: {error}") from error
 
     def _weights(self) -> Mapping[Key, NDArray]:
-        """The stored values whose states can be compared when they are loaded."""
+        """Return the stored values by key, against which loaded states are checked."""
         return {}
 
     def _states(self) -> Updater:
@@ -94,7 +95,7 @@ class UpdatingStore(KVStoreBase):
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """True for ``"optimizer"``; raises KVStoreError for anything unknown."""
+        """Return True for ``"optimizer"``; raise KVStoreError for any other capability."""
         if isinstance(capability, str) and capability.lower() == cls.OPTIMIZER:
             return True
         raise KVStoreError(f"unknown capability {capability!r}: known is {cls.OPTIMIZER!r}")

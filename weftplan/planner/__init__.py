@@ -8,10 +8,10 @@ package adds the method ``plan`` to symbols.
 from __future__ import annotations
 
 from weftplan.planner.drafts import plan_program, plan_within
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import Bar, MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
+from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.symbolic.estimate import plan
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, plan_symbol, size_symbol

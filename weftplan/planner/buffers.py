@@ -8,11 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import MOST_STEPS, lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import IntArray, Program, scratch_of
+from weftplan.planner.storage_assignment import Assignment, Kind
 
 
 class Buffers:

@@ -65,7 +65,7 @@ class Labels:
         inplace: Sequence[int],
         skipped: Collection[int],
     ) -> None:
-        """Take the facts from a graph and its :class:`~weftplan.planner.inplace.Assignment`."""
+        """Take the facts from a graph and its :class:`~weftplan.planner.storage_assignment.Assignment`."""
         self._graph, self.steps, self.shapes, self.dtypes = graph, steps, shapes, dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
         self._inplace, self._skipped = inplace, skipped
@@ -114,7 +114,7 @@ class Bar:
 
     name: str
     kind: str
-    """Name of its :class:`~weftplan.planner.inplace.Kind` in lower case, or ``workspace``."""
+    """Name of its :class:`~weftplan.planner.storage_assignment.Kind` in lower case, or ``workspace``."""
     device: str
     first: int
     """First step at which it is alive."""

@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.inplace import assign
 from weftplan.planner.liveness import deferred, dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
+from weftplan.planner.storage_assignment import assign
 from weftplan.support.post_order import deepest_first
 
 

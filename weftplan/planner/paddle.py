@@ -17,10 +17,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import count
 
-from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
 from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
+from weftplan.planner.storage_assignment import Assignment
 
 COMPAT = ("paddle", "paddle_pir")
 
@@ -39,7 +39,8 @@ def breadth_first(program: Program) -> list[int]:
 
 
 class InplaceRule:
-    """A stateful in-place rule for :func:`~weftplan.planner.inplace.assign`, called for nodes in execution order.
+    """A stateful in-place rule for :func:`~weftplan.planner.storage_assignment.assign`, called for nodes in execution
+    order.
 
     With ``pir`` it follows ``paddle_pir``. The caller has already checked sizes and devices and excluded external
     entries.

@@ -246,7 +246,7 @@ class Program:
 
         The node must read the input. Both must have the same bytes and item size, be on one device, and be in planned
         memory. A pair of different dtypes is no identity. Whether the input is dead depends on the execution order, so
-        :func:`~weftplan.planner.inplace.assign` checks that.
+        :func:`~weftplan.planner.storage_assignment.assign` checks that.
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph

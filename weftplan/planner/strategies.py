@@ -2,7 +2,7 @@
 
 A strategy assigns storages to entries and places them. :data:`~weftplan.planner.options.STRATEGIES` maps names to
 strategies; the options, ``WEFTPLAN_PLANNER_STRATEGY``, the command line and the documentation read it.
-``inplace.py`` decides which entries share a storage; ``slabs.py`` places the storages.
+``storage_assignment.py`` decides which entries share a storage; ``slabs.py`` places the storages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar, cast
 from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.liveness import MOST_STEPS
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
@@ -23,6 +22,7 @@ from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack
 from weftplan.planner.program import Program
 from weftplan.planner.slabs import Packer, arena, blocks
+from weftplan.planner.storage_assignment import Assignment, add_in_place, assign
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import CALLER, NOBODY, Bar, MemoryPlan
 from weftplan.planner.program import IntArray
+from weftplan.planner.storage_assignment import Kind
 
 REPEATED = "_mirror"
 """Suffix of nodes that recompute a forward result."""

@@ -17,9 +17,9 @@ from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.core.floats import dtype_of
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.storage_assignment import Kind
 from weftplan.support.array_types import DTypeLike, RawArray
 
 FORMAT = "weftplan-plan"

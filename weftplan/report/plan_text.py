@@ -9,8 +9,8 @@ import numpy as np
 
 from weftplan.device import cublas
 from weftplan.device.amounts import amount, counted
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.storage_assignment import Kind
 from weftplan.report.plan_buffers import alive_at, peak_step, timeline
 
 

@@ -1,8 +1,8 @@
-"""Training steps of PyTorch within a number of bytes.
+"""Run training steps of PyTorch within a memory budget.
 
-:func:`budget` runs a module or function within a budget, :func:`backend` and :func:`partition` do so for
-``torch.compile`` and for other backends, :func:`curve` shows budgets against time, :func:`estimate` predicts the peak
-of any step. PyTorch is imported on first use of one of them.
+:func:`budget` runs a module or function within a budget; :func:`backend` and :func:`partition` do this for
+``torch.compile`` and for other backends. :func:`curve` shows the time that each budget costs, and :func:`estimate`
+predicts the peak of any step. PyTorch is imported on first use of one of these names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWNERS |= {"curve": "trade_off", "estimate": "prediction", "knapsack_solver": "
 
 
 def __getattr__(name: str) -> Any:
-    """Import PyTorch and the module that owns ``name``."""
+    """Import PyTorch and the module that defines ``name``; return the object of that name."""
     if name not in _OWNERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Choices of one traced graph: which results to repeat for every budget, and the choice that a budget takes."""
+"""Choices of one traced graph: which nodes to recompute for each budget."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weftplan.planner.order import lazy_backward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat
 from weftplan.planner.strategies import assignment
-from weftplan.torch.joint_graph import Joint, line_of
+from weftplan.torch.step_program import Joint, line_of
 
 OPTIONS = PlanOptions(enable_inplace=False)
-"""PyTorch's kernels of functional graphs compute nothing in place."""
+"""Plan options without in-place results, because PyTorch's functional graphs compute nothing in place."""
 
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes on the device that no choice changes, by purpose."""
+    """Bytes on the device that do not depend on the choice, by purpose."""
 
     inputs: int = 0
     """Parameters, buffers and arguments of the graph."""
@@ -34,38 +34,38 @@ class Resident:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all fields."""
         return self.inputs + self.optimizer + self.gradients + self.other
 
 
 @dataclass
 class Plan:
-    """The plan of one graph. Bytes are all bytes on the device, :attr:`resident` included."""
+    """The plan of one graph. Its budget and peaks are bytes on the device, :attr:`resident` included."""
 
     name: str
     budget: int | None
     plain: int
-    """Peak when nothing is repeated."""
+    """Peak without recomputation."""
     peak: int
     smallest: int
-    """The smallest peak that was found."""
+    """The smallest peak of all choices."""
     resident: Resident
     repeated: list[str]
     """Names of the nodes that run twice."""
     more_time: float
-    """Modelled time of repetition, as a share of a step."""
+    """Modelled time of recomputation, as a fraction of a step."""
     saved: int
-    """Bytes handed from the forward part to the backward part, without inputs."""
+    """Bytes saved by the forward part for the backward part, without inputs."""
     at_peak: list[tuple[str, int]]
-    """Makers and bytes of results that are alive at the peak, the largest first."""
+    """(node, bytes) of the largest results that are alive at the peak, the largest first."""
     unseen: dict[str, int]
-    """Operators whose scratch is not measured, with the number of their calls."""
+    """Number of calls of each operator whose scratch is not measured."""
     seconds: float
-    """Seconds that planning took."""
+    """Seconds to find all choices of the graph."""
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return a few lines for people."""
+        """Return the plan as a few lines of text."""
         unseen = ", ".join(sorted(self.unseen)) if len(self.unseen) <= 6 else f"{len(self.unseen)} operators"
         budget = "no budget" if self.budget is None else f"budget {amount(self.budget)}"
         lines = [
@@ -83,7 +83,7 @@ class Plan:
 
 
 class Choices:
-    """The curve of one graph: from nothing repeated to the smallest peak found; peaks fall strictly, seconds rise."""
+    """The choices of one graph: from no recomputation to the smallest peak; peaks fall strictly, seconds rise."""
 
     def __init__(self, joint: Joint) -> None:
         began = time.perf_counter()
@@ -96,10 +96,10 @@ class Choices:
         self.seconds = time.perf_counter() - began
 
     def within(self, budget: int | None, resident: Resident, *, name: str, smallest_else: bool = False) -> Price:
-        """Return the fastest choice that fits with the resident bytes; if none does, the smallest if asked for.
+        """Return the fastest choice that fits the budget together with the resident bytes.
 
         Raises:
-            BudgetError: none does; the message names the smallest budget that works.
+            BudgetError: no choice fits, and ``smallest_else`` is False. If it is True, return the smallest choice.
         """
         if budget is None:
             return self.points[0]
@@ -118,22 +118,22 @@ class Choices:
         )
 
     def planned(self, point: Price) -> tuple[Program, Buffers]:
-        """Return the program with the repetitions of a choice, and its buffers."""
+        """Return the program that recomputes the nodes of a choice, and its buffers."""
         program = repeat(self.program, point.twins)
         assigned = self._assigned if program is self.program else assignment(program, OPTIONS)
         return program, Buffers(program, assigned, options=OPTIONS)
 
     def steps(self, point: Price) -> list[int]:
-        """Return the steps of the joint graph that a choice repeats."""
+        """Return the numbers of the steps of the joint graph that a choice recomputes."""
         return [nid - self.joint.given for nid in point.twins]
 
     def backward_order(self, point: Price) -> list[str]:
-        """Return the names of the traced nodes of the backward part, twins under the names of their originals."""
+        """Return the names of the backward part's nodes in order; a recomputed node has the name of its original."""
         program = repeat(self.program, point.twins)
         return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
 
     def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
-        """Return the step of the peak with its line, and makers and bytes of the largest results alive there."""
+        """Return the node of the peak with its line, and node and bytes of the ``most`` largest results alive there."""
         program, buffers = self.planned(point)
         if not program.order:
             return "nothing", []

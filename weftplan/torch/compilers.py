@@ -1,4 +1,4 @@
-"""Backends for ``torch.compile`` that run a partitioned step by kernels of PyTorch, or by those that inductor fuses."""
+"""Backends for ``torch.compile`` that run a partitioned step with PyTorch's own kernels or with inductor's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.torch.private import CustomPartitionerFn, aot_autograd, autograd_c
 
 
 def eager_backend(partition: Any) -> Any:
-    """Return a backend that runs both parts by PyTorch's own kernels, node by node."""
+    """Return a backend that runs forward and backward part node by node with PyTorch's own kernels."""
 
     def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
         partition.check_inference(module)
@@ -30,7 +30,7 @@ def eager_backend(partition: Any) -> Any:
 
 @dataclass(eq=False)
 class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """A partition function in the form that inductor's configuration takes; copies of the configuration hold a word."""
+    """A partition function in the form of inductor's configuration; a copy or pickle of it is its ``uuid``."""
 
     partition: Callable[..., Any]
 
@@ -39,7 +39,7 @@ class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         return self.partition(module, joint_inputs, **options)
 
     def uuid(self) -> str:
-        """Return a name for keys of caches."""
+        """Return a name for the keys of PyTorch's caches."""
         return "weftplan.torch"
 
     def __reduce__(self) -> Any:
@@ -47,7 +47,7 @@ class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
 
 
 def inductor_backend(partition: Any) -> Any:
-    """Return a backend that compiles both parts by inductor, with ever smaller plans until the fused kernels fit."""
+    """Return a backend that compiles both parts by inductor; until its fused kernels fit, the plans become smaller."""
 
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
@@ -69,7 +69,7 @@ def inductor_backend(partition: Any) -> Any:
 
 
 EXACT = {"allow_buffer_reuse": False, "fx_graph_cache": False, "layout_optimization": False}
-"""Options of inductor that keep peaks at the plan. A buffer that waits for its reuse is memory, and so is an input that
-is saved in a second layout. PyTorch's caches would return a step of another budget, or hide its peak."""
+"""Options of inductor. Without them peaks would exceed plans by buffers that wait for reuse or by inputs in a second
+layout, and caches would return a step of another budget, or one whose peak is unknown."""
 INNER = {"eager": eager_backend, "inductor": inductor_backend}
-"""Backends by the names of their kernels."""
+"""Functions that return a backend for a partition function, by the option ``inner``."""

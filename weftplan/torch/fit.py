@@ -1,4 +1,4 @@
-"""Training steps within a number of bytes: a callable, a backend and a partition function."""
+"""Training steps within a budget: a callable, a backend and a partition function."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.joint_graph import Joint
 from weftplan.torch.optimizers import check_update, state_bytes
 from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classify_nodes, default_partition, is_compiled
 from weftplan.torch.probe import Probes
-from weftplan.torch.split import kept_results, split
+from weftplan.torch.split import saved_results, split
+from weftplan.torch.step_program import Joint
 
 WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "breaks": ("refuse", "sum")}
-"""Values of options that are words."""
+"""Valid values of the options that are words."""
 
 
 @dataclass(eq=False)
 class Partition:
-    """A ``partition_fn`` for AOTAutograd that saves the results that a budget allows. Its fields are options."""
+    """A ``partition_fn`` for AOTAutograd that recomputes as much as a budget requires. Its arguments are options."""
 
     budget: int | str | None
-    """Bytes, as a number or as text such as ``"16GB"`` or ``"80%"`` (of the device); None plans without a budget."""
+    """Bytes, as a number or as text such as ``"16GB"`` or ``"80%"`` (of the device's memory); None: no limit."""
     _: KW_ONLY
     optimizer: torch.optim.Optimizer | None = None
-    """Its states count, those of its first step included, and so do the bytes that its step allocates."""
+    """The optimizer, whose states (also those that its first step makes) and scratch count; None: none."""
     keep_gradients: bool = False
-    """Gradients exist before the step (accumulation, ``set_to_none=False``)."""
+    """Whether gradients exist before the step (accumulation, ``set_to_none=False``)."""
     other: int | str = 0
     """Bytes of other tensors on the device."""
     seconds: str = "model"
-    """``"model"`` uses a calibration of this machine, ``"measure"`` times every operator once."""
+    """``"model"`` predicts the time of operators by a calibration of this machine; ``"measure"`` times each once."""
     workspaces: str = "measure"
-    """``"measure"`` runs every operator once per machine to see its scratch; ``"cached"`` lists the rest as unseen."""
+    """``"measure"`` runs each unknown operator once to see its scratch; ``"cached"`` reports it as unseen."""
     breaks: str = "refuse"
-    """``"refuse"`` a step of several graphs, or plan each below the bytes that earlier graphs leave (``"sum"``)."""
+    """For a step of several graphs: ``"refuse"``, or ``"sum"``: each budget includes earlier graphs' saved bytes."""
     inner: str = "eager"
-    """The kernels: PyTorch's own, node by node (``"eager"``), or fused kernels (``"inductor"``)."""
+    """``"eager"`` runs PyTorch's own kernels node by node; ``"inductor"`` compiles fused kernels."""
     only_plan: bool = False
-    """Raise :class:`Planned` instead of compiling."""
+    """Whether to raise :class:`Planned` instead of compiling."""
     plans: list[Plan] = field(default_factory=list, init=False)
     """One plan per graph, in the order of compilation."""
     choices: list[Choices] = field(default_factory=list, init=False)
-    """The curves that the plans were taken from."""
+    """The choices of the graph of each plan."""
     _lowered: int | None = field(default=None, init=False)
-    """Bytes that the next plan may use, after fused kernels needed more than their plan."""
+    """The budget of the next plan, if the fused kernels of the last plan exceeded the real budget; otherwise None."""
 
     def __post_init__(self) -> None:
         for name, words in {**WORDS, "inner": tuple(INNER)}.items():
@@ -64,15 +64,17 @@ class Partition:
                 bytes_of(size)  # refuses text that is no size
 
     def scratch(self) -> dict[str, int]:
-        """Return the most scratch of each operator of the last plan."""
+        """Return the largest scratch in bytes of each operator of the last plan."""
         steps = sorted(self.choices[-1].joint.steps, key=lambda step: step.scratch)
         return {step.label: step.scratch for step in steps}
 
     def fits(self, fused: int) -> bool:
-        """Correct the last plan to the peak of fused kernels. If that exceeds the budget, let the next plan be smaller.
+        """Set the last plan's peak by the peak ``fused`` of its fused kernels; return whether it fits the budget.
+
+        If it does not fit, drop the plan and lower the budget of the next plan.
 
         Raises:
-            BudgetError: the smallest plan exceeds the budget, too.
+            BudgetError: the dropped plan had the smallest peak of all choices.
         """
         plan, planned = self.plans[-1], self.plans[-1].peak
         plan.peak, self._lowered = plan.resident.total + fused, None
@@ -89,7 +91,7 @@ class Partition:
         return False
 
     def limit(self, device: torch.device) -> int | None:
-        """Return the budget in bytes; a share is of the device's memory."""
+        """Return the budget in bytes; None: no limit. A percentage is taken of the device's memory."""
         if device.type == "cuda" and isinstance(self.budget, str) and "%" in self.budget:
             total = torch.cuda.get_device_properties(device).total_memory
             return int(total * float(self.budget.strip().rstrip("%")) / 100)
@@ -130,7 +132,7 @@ class Partition:
         point, plan = self._choose(choices, _title(module.graph))
         repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
-        return split(module, joint, again=repeated, order=order, info=info, outputs=num_fwd_outputs)
+        return split(module, joint, twice=repeated, order=order, info=info, outputs=num_fwd_outputs)
 
     def _record(self, choices: Choices, plan: Plan) -> None:
         self.plans.append(plan)
@@ -139,7 +141,7 @@ class Partition:
             raise Planned
 
     def check_inference(self, module: torch.fx.GraphModule) -> None:
-        """Raise BudgetError when a graph without a backward part needs more than the budget."""
+        """Plan a graph without a backward part; raise BudgetError if it needs more than the budget."""
         graph = module.graph
         count = len(next(node for node in graph.nodes if node.op == "output").args[0])
         joint = Joint(graph, lambda _: True, num_outputs=count, probes=Probes(run=self.workspaces == "measure"))
@@ -150,7 +152,7 @@ class Partition:
 
     def _choose(self, choices: Choices, name: str) -> tuple[Any, Plan]:
         joint, budget = choices.joint, self.limit(choices.joint.device)
-        # A graph that begins at the same line is the same one, compiled for other shapes.
+        # A graph that begins at the same line is the same graph, compiled for other shapes.
         begins = {plan.name.partition(" to ")[0]: plan for plan in self.plans}
         begins.pop(name.partition(" to ")[0], None)
         earlier = list(begins.values())
@@ -172,7 +174,7 @@ class Partition:
         point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
         repeated = choices.steps(point)
         inputs = {r for node in joint.inputs for r in joint.results.of(node)}
-        saved = sum(joint.results.nbytes[r] for r in kept_results(joint, repeated) if r not in inputs)
+        saved = sum(joint.results.nbytes[r] for r in saved_results(joint, repeated) if r not in inputs)
         marked = sum("recompute" in node.meta for node in (step.node for step in joint.steps))
         notes = [f"{marked} nodes are marked by torch.utils.checkpoint; the budget decides instead"] if marked else []
         notes += [f"graph {len(earlier) + 1} of the step"] if earlier else []
@@ -195,11 +197,11 @@ class Partition:
 
 
 class Planned(Exception):
-    """Planning is done, and nothing is to be compiled."""
+    """Raised with the option ``only_plan`` after planning, to stop the compilation."""
 
 
 def _title(graph: torch.fx.Graph) -> str:
-    """Return a graph by the lines of the traced function that it comes from."""
+    """Return a title for a graph: the file and the lines of the traced code."""
     frames = [(node.meta.get("stack_trace") or "").strip().partition(", in ")[0] for node in graph.nodes]
     places = [re.fullmatch(r'File "(.*)", line (\d+)', frame) for frame in frames]
     first = next((place[1] for place in places if place), None)
@@ -210,25 +212,25 @@ def _title(graph: torch.fx.Graph) -> str:
 
 
 def partition(budget: int | str | None, **options: Any) -> Partition:
-    """Return a partition function for another backend, as ``aot_autograd(partition_fn=partition("16GB"), ...)``.
+    """Return a partition function for another backend, as in ``aot_autograd(partition_fn=partition("16GB"), ...)``.
 
-    Pass ``keep_inference_input_mutations=True`` there, too, when the module changes buffers. Bytes are those that
-    PyTorch's kernels allocate; a backend that fuses operators allocates others. Options are those of :func:`budget`.
+    If the module changes buffers, pass ``keep_inference_input_mutations=True``, too. The plan counts the bytes of
+    PyTorch's own kernels, not of fused kernels. Options are those of :func:`budget`.
     """
     return Partition(budget, **options)
 
 
 def backend(budget: int | str | None, *, partition: Partition | None = None, **options: Any) -> Any:
-    """Return a backend for ``torch.compile`` that runs steps within ``budget`` bytes.
+    """Return a backend for ``torch.compile`` that runs steps within ``budget``. Options are those of :func:`budget`.
 
-    ``partition`` is the partition function to use, for its plans; otherwise options are those of :func:`budget`.
+    A given ``partition`` is used in place of a new one, and stores the plans; ``budget`` and options are then ignored.
     """
     chosen = Partition(budget, **options) if partition is None else partition
     return INNER[chosen.inner](chosen)
 
 
 class Budgeted:
-    """A function or module whose calls and their backward passes stay within a budget."""
+    """A callable that runs a function or module so that forward and backward pass stay within a budget."""
 
     def __init__(self, function: Callable[..., Any], partition: Partition, *, fullgraph: bool) -> None:
         self._partition = partition
@@ -240,18 +242,18 @@ class Budgeted:
 
     @property
     def plans(self) -> list[Plan]:
-        """One plan per traced graph; empty before the first call."""
+        """The plan of each traced graph; empty before the first call."""
         return self._partition.plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function within the budget."""
+        """Call the function within the budget; a call with new shapes is planned and compiled first."""
         with plain_errors():
             return self._compiled(*args, **kwargs)
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise errors of planning as they are, and name the line when a graph cannot be traced whole."""
+    """Raise errors of planning without PyTorch's wrapper, and PlanError if a step cannot be traced as one graph."""
     try:
         yield
     except BackendCompilerFailed as error:
@@ -267,21 +269,21 @@ def plain_errors() -> Iterator[None]:
 
 
 def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> Budgeted:
-    """Return a module or function whose training step stays within ``budget`` bytes, such as ``"16GB"`` or ``"80%"``.
+    """Return a callable for ``function`` whose training step, forward and backward, stays within ``budget``.
 
-    The step is planned at the first call, for the shapes that it gets, and again for other shapes. All bytes on the
-    device count: parameters, inputs, gradients, states of the optimizer, saved and repeated results, and scratch of
-    kernels. The plan does not see the caller's work between forward and backward pass.
+    The step is planned at the first call, and again for each new set of shapes. All bytes on the device count:
+    parameters, inputs, gradients, states of the optimizer, saved and recomputed results, and scratch of kernels.
+    Tensors that the caller makes between the forward and the backward pass do not count.
 
     Args:
         function: a module or a function of tensors, best one that returns the loss; its result is differentiated.
-        budget: all bytes that the step may use on the device.
+        budget: most bytes on the device, as a number or as text such as ``"16GB"`` or ``"80%"``.
         options: fields of :class:`Partition`: ``optimizer``, ``keep_gradients``, ``other``, ``seconds``,
             ``workspaces``, ``breaks``, ``inner``.
 
     Raises:
-        PlanError: an argument is wrong, the function is compiled already, or (when called) cannot be traced.
-        BudgetError: (when called) no plan fits; names the smallest budget that works.
+        PlanError: an argument is wrong, the function is compiled already, or (when called) it cannot be traced.
+        BudgetError: (when called) no plan fits; the message gives the smallest budget that works.
     """
     if isinstance(function, Budgeted) or is_compiled(function):
         raise PlanError(f"{function!r} is compiled already: pass the module or function itself")

@@ -1,7 +1,7 @@
 """The planner's search as a solver for PyTorch's own ``activation_memory_budget``.
 
-PyTorch's partitioner asks which of its candidates to save within a number of bytes. Its default maximises the saved
-time under the sum of their sizes. This solver prices each choice by the peak of the whole step instead.
+PyTorch's partitioner asks a solver which candidates to save within a number of bytes. The default solver looks only at
+their sizes and times. This solver uses the planner's choices, which rest on the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from weftplan.torch.choice import Choices
-from weftplan.torch.joint_graph import Joint
 from weftplan.torch.private import CustomKnapsackSolver
 from weftplan.torch.probe import Probes
+from weftplan.torch.step_program import Joint
 
 
 class Solver(CustomKnapsackSolver):  # type: ignore[misc]
-    """Chooses among the partitioner's candidates by the planner's curve."""
+    """A solver that chooses among the partitioner's candidates by the planner's choices."""
 
     def __call__(
         self,
@@ -28,8 +28,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         node_info: Any,
         all_recomputable_banned_nodes: list[torch.fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Return the indices of the candidates to save and of those to repeat; saved candidates weigh at most
-        ``max_memory``."""
+        """Return the indices of candidates to save, at most ``max_memory`` in sum, and of those to recompute."""
         candidates = all_recomputable_banned_nodes
         outputs = next(node for node in joint_graph.nodes if node.op == "output").args[0]
         count = sum(isinstance(node, torch.fx.Node) and node_info.is_required_fw(node) for node in outputs)
@@ -41,7 +40,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
             saved = [k for k, name in enumerate(names) if name not in repeated]
             if sum(memory[k] for k in saved) <= max_memory:
                 return saved, [k for k, name in enumerate(names) if name in repeated]
-        # No choice of the curve saves that little: save the smallest candidates that fit.
+        # Every choice saves more than that: save the smallest candidates that fit.
         order = sorted(range(len(memory)), key=memory.__getitem__)
         count = sum(total <= max_memory for total in accumulate(memory[k] for k in order))
         return sorted(order[:count]), sorted(order[count:])
@@ -54,7 +53,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
 def knapsack_solver() -> Solver:
     """Return a solver for ``torch._functorch.config.activation_memory_budget_solver``.
 
-    Set ``activation_memory_budget`` to a share as before; which results the share saves is then the planner's choice.
-    For a budget in bytes use :func:`weftplan.torch.budget`.
+    Set ``activation_memory_budget`` to a fraction as usual; the planner then chooses which results to save. For a
+    budget in bytes use :func:`weftplan.torch.budget`.
     """
     return Solver()

@@ -1,4 +1,4 @@
-"""Bytes of an optimizer: states that exist or that its first step makes, and scratch of a step."""
+"""Bytes of an optimizer: its states after the first step, and the scratch of a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from weftplan.torch.trace import Recorder
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Return the bytes of the states after the first step."""
+    """Return the bytes of an optimizer's states after its first step; 0 for None."""
     return 0 if optimizer is None else update_of(optimizer)[0]
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Return the bytes of the states, and most bytes that an update allocates besides parameters, gradients and states.
+    """Return the bytes of an optimizer's states, and the peak of an update's scratch.
 
-    Two updates run on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
-    Parameters are updated singly. An optimizer that updates all at once (``foreach``) needs for each of them the
-    scratch of the largest.
+    Two updates of a copy run on fake tensors, parameter by parameter. For ``foreach``, which updates all parameters
+    together, the scratch is scaled from the largest parameter to all.
     """
     with without_modes(), FakeTensorMode():
         groups: list[dict[str, Any]] = []
@@ -43,13 +42,13 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
             copied.step()
     inside = recorder.trace.peak - recorder.trace.before
     sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
-    if any(_at_once(group) for group in optimizer.param_groups):
+    if any(_is_foreach(group) for group in optimizer.param_groups):
         inside = inside * sum(sizes) // max(sizes)
     return sum(t.untyped_storage().nbytes() for t in states), inside
 
 
-def _at_once(group: dict[str, Any]) -> bool:
-    """Return whether a group's parameters are updated together: asked for, or the default on a GPU."""
+def _is_foreach(group: dict[str, Any]) -> bool:
+    """Return whether a group's parameters are updated together (``foreach``), as is the default on a GPU."""
     asked = group.get("foreach")
     by_default = asked is None and "foreach" in group and not group.get("fused")
     return bool(asked) or (by_default and any(p.device.type == "cuda" for p in group["params"]))
@@ -58,7 +57,7 @@ def _at_once(group: dict[str, Any]) -> bool:
 def check_update(
     optimizer: torch.optim.Optimizer | None, *, budget: int | None, resident: Resident, gradients: int
 ) -> None:
-    """Raise BudgetError when the optimizer's step alone exceeds the budget."""
+    """Raise BudgetError if the optimizer's step alone exceeds the budget, with ``gradients`` bytes of new gradients."""
     if optimizer is None or budget is None:
         return
     fresh = 0 if resident.gradients else gradients

@@ -1,8 +1,8 @@
-"""The peak of a training step, predicted by running the caller's own step function on fake tensors.
+"""Predict the peak of a training step by running the caller's own step function on fake tensors.
 
-The step runs on a copy: modules, optimizers and tensors that the function reaches through its arguments, its closure,
-its defaults and the globals that it names are copied as fake tensors, which have no memory. So mixed precision,
-accumulation, clipping and checkpointing are those of the step itself, and nothing of the caller's changes.
+Fake tensors have no memory. The function runs on copies of all modules, optimizers and tensors that it reaches through
+arguments, closure, defaults and globals. So the prediction includes mixed precision, accumulation, clipping and
+checkpointing, and the caller's objects do not change.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from weftplan.torch.probe import Probes
 from weftplan.torch.trace import Recorder, Trace
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Functions whose kernels on a CPU are others than those that a trace sees."""
+"""Functions that run other kernels on a CPU than on the fake tensors of a trace."""
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of a step. Bytes of the device's allocator; ``str()`` gives a table."""
+    """The predicted memory of a step, in bytes of the device's allocator. ``str()`` gives a table."""
 
     peak: int
     before: int
     """Bytes that exist before the step."""
     parts: dict[str, int]
-    """Bytes alive at the peak, by purpose."""
+    """Bytes alive at the peak, by purpose: the names of :data:`PARTS`, and the scratch inside the kernel."""
     at: str
-    """The operator of the peak."""
+    """The operator that runs at the peak."""
     alive: list[tuple[str, int]]
-    """Makers and bytes of new tensors that are alive at the peak, the largest first."""
+    """(operator, bytes) of results of the step that are alive at the peak: the ten largest, the largest first."""
     unseen: dict[str, str]
-    """Operators whose inside is not counted, and why."""
+    """Operators whose scratch is not counted, each with the reason."""
     trace: Trace = field(repr=False)
 
     def __str__(self) -> str:
-        """Return a few lines for people."""
+        """Return the estimate as a few lines of text."""
         lines = [f"peak {amount(self.peak)} ({self.peak:,} bytes) in {self.at}"]
         lines += [f"  {name:12} {amount(nbytes):>12}" for name, nbytes in self.parts.items() if nbytes]
         lines += [f"  alive: {amount(nbytes):>12} by {name}" for name, nbytes in self.alive]
@@ -56,7 +56,7 @@ class Estimate:
 
 
 class _Names(TorchFunctionMode):  # type: ignore[misc]
-    """Notes calls of recurrent layers, which a dispatcher below sees in pieces."""
+    """Records the names of recurrent functions that are called; a dispatch mode sees only their parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Names(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _FakeCopies(FakeCopyMode):  # type: ignore[misc]
-    """Copies tensors as fake tensors. Scalars on the host keep their value: optimizers read their counts of steps."""
+    """Copies tensors as fake tensors. Host scalars keep their value, because optimizers read their step counts."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         fake = super().__torch_function__(func, types, args, kwargs)
@@ -80,32 +80,33 @@ class _FakeCopies(FakeCopyMode):  # type: ignore[misc]
 
 
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
-    """Predict the peak bytes of ``step(*args)``, which may do all that a training step does.
+    """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
     Args:
-        step: the caller's own function: forward pass, backward pass, update, accumulation, clipping.
-        args: its arguments. They and everything else that the function reaches stay as they are.
-        workspaces: ``"measure"`` runs every operator of the step once per machine, to see its scratch;
-            ``"cached"`` uses the measurements that exist and lists the other operators.
-        warm: how many steps run before the measured step, so that an optimizer has its states.
+        step: a training step: any of forward pass, backward pass, update, accumulation and clipping.
+        args: its arguments; neither they nor other objects that the function reaches change.
+        workspaces: ``"measure"`` runs every unknown operator once on made-up tensors, to see its scratch;
+            ``"cached"`` uses existing measurements and lists the other operators as unseen.
+        warm: the number of steps before the predicted step, so that an optimizer has its states.
 
     Raises:
-        PlanError: the step reaches an object that cannot be copied, is compiled, or looks at values of tensors.
+        PlanError: the step fails on fake tensors, reads values of tensors, is compiled, or reaches an object that
+            cannot be copied; or ``workspaces`` has another value.
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
     probes, names = Probes(run=workspaces == "measure"), _Names()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _FakeCopies(mode):
-        run, inputs, memo = _copied(step, args)
+        run, inputs, memo = _copy_step(step, args)
     recorder = Recorder(probes)
     try:
         with mode, names:
             for _ in range(warm):
                 with Recorder():
                     run(*inputs)
-            # The first purpose of a tensor counts: a parameter is among the copied tensors, too.
-            for tensor, name in _roles(list(memo.values())):
+            # Parameters come first, because each is also among the copied tensors, which count as inputs.
+            for tensor, name in _purposes(list(memo.values())):
                 recorder.storage(tensor, -1, name)
             with recorder:
                 run(*inputs)
@@ -120,7 +121,7 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
 
 
 def _line(error: BaseException) -> str:
-    """Return the line outside PyTorch where an error was raised, in brackets."""
+    """Return the innermost line outside PyTorch and this package in an error's traceback, in brackets."""
     last, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -130,13 +131,13 @@ def _line(error: BaseException) -> str:
     return last
 
 
-def _copied(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
-    """Return the step and its arguments as copies on fake tensors, and all copies that were made."""
+def _copy_step(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
+    """Return copies of the step and of its arguments, and the memo of all copies."""
     memo: dict[int, Any] = {}
     try:
         _copy_patched(args, memo)
         inputs = copy.deepcopy(args, memo)
-        return _function(step, memo), inputs, memo
+        return _copy_function(step, memo), inputs, memo
     except (TypeError, RuntimeError, AttributeError) as error:
         raise PlanError(
             f"the step reaches something that cannot be copied ({error}): pass the module, the optimizer and tensors "
@@ -145,16 +146,16 @@ def _copied(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], An
 
 
 def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
-    """Copy functions that were put into modules, which a deep copy would share with their originals."""
+    """Copy the functions among the attributes of modules into ``memo``; a deep copy would share them."""
     for value in tree_leaves(reached):
         for module in value.modules() if isinstance(value, torch.nn.Module) else ():
             for own in vars(module).values():
                 if isinstance(own, types.FunctionType) and _is_state(own):
-                    _function(own, memo)
+                    _copy_function(own, memo)
 
 
-def _function(function: Any, memo: dict[int, Any]) -> Any:
-    """Copy a function and the objects that it reaches; library functions are shared."""
+def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of a function, with copies of the closure, defaults and globals that it uses."""
     if is_compiled(function):
         raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
     if not isinstance(function, types.FunctionType):
@@ -180,15 +181,15 @@ def _function(function: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Copy an object that a function reaches; modules of Python and operators of PyTorch are shared."""
+    """Return a copy of an object that a function reaches; Python modules and PyTorch operators are not copied."""
     if isinstance(value, types.ModuleType) or type(value).__module__.startswith(OPERATORS):
         return value
     own_function = isinstance(value, types.FunctionType) and _is_state(value)
-    return _function(value, memo) if own_function else copy.deepcopy(value, memo)
+    return _copy_function(value, memo) if own_function else copy.deepcopy(value, memo)
 
 
 def _bound(cell: types.CellType) -> bool:
-    """Return whether a closure's name has a value yet."""
+    """Return whether a closure's variable has a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -205,7 +206,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _is_state(value: Any) -> bool:
-    """Return whether a global must be copied: whatever may hold tensors, and functions of the caller's."""
+    """Return whether a global must be copied: an object that may contain tensors, or a function outside libraries."""
     if isinstance(value, types.FunctionType):
         file = value.__code__.co_filename
         return "site-packages" not in file and "/lib/python" not in file
@@ -220,8 +221,8 @@ def _is_state(value: Any) -> bool:
     )
 
 
-def _roles(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
-    """Yield all tensors that exist, with their purposes."""
+def _purposes(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
+    """Yield each tensor among ``copies``, or in their modules and optimizers, with its purpose."""
     modules = [m for m in copies if isinstance(m, torch.nn.Module)]
     for module in modules:
         for p in module.parameters():

@@ -1,7 +1,7 @@
-"""Every private name of PyTorch that this package uses, in one place; a test fails when one changes.
+"""All private names of PyTorch that this package uses; tests fail if they change.
 
-PyTorch promises nothing about these. :data:`TESTED` are the versions that the tests have run with; another version
-warns once, when this package is imported.
+PyTorch may change these names in any version. The first use of this package warns if the version is not in
+:data:`TESTED`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ BackendCompilerFailed, TracingFailed = _errors.BackendCompilerFailed, _errors.To
 CustomKnapsackSolver, CustomPartitionerFn = _passes.CustomKnapsackSolver, _passes.CustomPartitionerFn
 FakeCopyMode, FakeTensor, FakeTensorMode = _fake.FakeCopyMode, _fake.FakeTensor, _fake.FakeTensorMode
 VALUES = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)
-"""Errors of operators whose result depends on values of tensors."""
+"""Errors that fake tensors raise in operators that need values of tensors."""
 OPERATORS = ("torch._ops", "torch._library")
-"""Modules whose objects are operators."""
+"""Modules of the classes of operators."""
 autograd_config, eager = _functorch_config, boxed_nop
 TorchDispatchMode, without_modes = _python_dispatch.TorchDispatchMode, _python_dispatch._disable_current_modes
 classify_nodes, default_partition = _partitioners.classify_nodes, _partitioners.default_partition
 extract_modules, is_tangent = _partitioners._extract_fwd_bwd_modules, _partitioners._is_tangent
 is_view, profiler_enabled = torch.Tensor._is_view, torch.autograd._profiler_enabled
 backward_node = torch._C._current_autograd_node
-"""The node whose backward function runs in this thread; None outside one, such as when gradients are summed."""
+"""Returns the node whose backward function runs in this thread; None outside such a function."""
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 
 TESTED = ("2.13",)
-"""Versions of PyTorch, as ``major.minor``."""
+"""Tested versions of PyTorch, as ``major.minor``."""
 
 
 def check_version(version: str = torch.__version__) -> None:
-    """Warn when PyTorch is none of the tested versions."""
+    """Warn if ``version`` is not a tested version of PyTorch."""
     if ".".join(version.split(".")[:2]) not in TESTED:
         tested = ", ".join(TESTED)
         warnings.warn(
@@ -59,7 +59,7 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors with one storage share, as long as one of them is alive."""
+    """Return a number that identifies a tensor's storage while the storage exists."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -69,7 +69,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def is_compiled(function: Any) -> bool:
-    """Return whether ``torch.compile`` made a module or function."""
+    """Return whether a module or function is a result of ``torch.compile``."""
     return isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable")
 
 
@@ -79,13 +79,13 @@ def is_mutation(node: torch.fx.Node) -> bool:
 
 
 def memory_events(prof: Any) -> list[Any]:
-    """Return all events of a profile, allocations among them under the name ``[memory]``."""
+    """Return all events of a profile; allocations have the name ``[memory]``."""
     return list(prof.profiler.kineto_results.events())
 
 
 @contextmanager
 def fused_peaks(scratch: Callable[[], dict[str, int]]) -> Iterator[list[int]]:
-    """Collect the bytes, without parameters, at each node that inductor schedules; ``scratch`` is by operator."""
+    """Yield a list that gets the bytes alive at each node that inductor schedules, with scratch, without parameters."""
     memory, peaks = import_module("torch._inductor.memory"), list[int]()
     reorder = memory.reorder_for_peak_memory
 
@@ -102,5 +102,5 @@ def fused_peaks(scratch: Callable[[], dict[str, int]]) -> Iterator[list[int]]:
 
 
 def inductor() -> Any:
-    """Import the module that holds inductor's ``compile_fx``, ``compile_fx_inner`` and ``config``; takes a second."""
+    """Import and return the module with inductor's ``compile_fx``, ``compile_fx_inner`` and ``config``; slow."""
     return import_module("torch._inductor.compile_fx")

@@ -1,7 +1,7 @@
-"""Single operators run on real tensors of the shapes of a trace: bytes allocated inside, and seconds.
+"""Measure the scratch bytes and the seconds of single operators on real tensors.
 
-Scratch of a kernel is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
-and on the device, so each such call is run once per machine and the result is kept in the user's cache folder.
+A trace does not see the scratch of a kernel. It depends on operator, arguments and machine, so each call is run once
+per machine, on made-up tensors of the traced shapes. Results are stored in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,56 +20,54 @@ from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, 
 from weftplan.torch.seconds import least
 
 OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
-"""Parts of names of operators that would crash on made-up values: they are not run, but reported as unseen."""
+"""Parts of names of operators that may crash on made-up values. These are not run, and their scratch is unseen."""
 MOST_BYTES = 4 << 30
-"""Calls whose tensors are larger are not run, but reported as unseen."""
+"""Maximum bytes of the arguments of a call that is run."""
 
 
 @dataclass
 class Probes:
-    """Measured calls. ``run`` says whether calls that the cache does not know are run.
-
-    Attributes:
-        unseen: names of operators whose scratch is not measured, with the number of their calls.
-    """
+    """Measurements of calls."""
 
     run: bool = True
+    """Whether calls without a stored measurement are run."""
     unseen: dict[str, int] = field(default_factory=dict)
+    """Number of calls of each operator whose scratch is unknown."""
     _known: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
-        """Return the bytes that a call allocates besides its results; 0 when unknown."""
-        value = self._of(target, args, kwargs, "scratch", _scratch)
+        """Return the bytes that a call allocates in addition to its results; 0 if unknown."""
+        value = self._value(target, args, kwargs, "scratch", _scratch)
         if value is None:
             name = str(target)
             self.unseen[name] = self.unseen.get(name, 0) + 1
         return int(value or 0)
 
     def seconds(self, target: Any, args: Any, kwargs: Any) -> float | None:
-        """Seconds of a call; None when unknown."""
-        return self._of(target, args, kwargs, "seconds", _seconds)
+        """Return the seconds of a call; None if unknown."""
+        return self._value(target, args, kwargs, "seconds", _seconds)
 
-    def _of(
+    def _value(
         self, target: Any, args: Any, kwargs: Any, what: str, measure: Callable[[Any, Any, Any], float]
     ) -> float | None:
-        name = _name(target, args, kwargs)
+        name = _cache_key(target, args, kwargs)
         if name not in self._known:
             stored = user_cache.load(user_cache.folder("torch"), name)
             self._known[name] = json.loads(stored) if stored else {}
         facts = self._known[name]
-        # A profiler within a profiler would end the outer one.
+        # A nested profiler would end the outer profiler.
         able = self.run and not profiler_enabled() and _is_safe(target)
         if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
             try:
                 with without_modes(), torch.random.fork_rng(enabled=True):
-                    facts[what] = measure(target, *_real(args, kwargs))
+                    facts[what] = measure(target, *_real_arguments(args, kwargs))
             except Exception:
-                return None  # an operator that cannot run on made-up values; the report lists it
+                return None  # the operator cannot run on made-up values; its scratch is reported as unseen
             user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
         return facts.get(what)
 
 
-def _name(target: Any, args: Any, kwargs: Any) -> str:
+def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
     def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}"
@@ -81,8 +79,7 @@ def _name(target: Any, args: Any, kwargs: Any) -> str:
 
 
 def _is_safe(target: Any) -> bool:
-    """Return whether an operator takes any values: PyTorch's own, without buffers whose content only its kernels
-    know."""
+    """Return whether an operator can run on made-up values: it is PyTorch's own and its name has no part in OPAQUE."""
     return getattr(target, "namespace", "") == "aten" and not any(word in str(target) for word in OPAQUE)
 
 
@@ -90,8 +87,8 @@ def _bytes(args: Any, kwargs: Any) -> int:
     return sum(t.untyped_storage().nbytes() for t in tensors_in((args, kwargs)))
 
 
-def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with tensors made up: small positive numbers, zeros for integers, which are indices."""
+def _real_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with real tensors in place of fake ones: 0.5, or 0 for integers, which may be indices."""
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
@@ -104,7 +101,7 @@ def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _scratch(target: Any, args: Any, kwargs: Any) -> float:
-    """Return the most of two measurements, since the profiler now and then loses an event."""
+    """Return the larger of two measurements, because the profiler sometimes loses an event."""
     return max(_scratch_once(target, args, kwargs) for _ in range(2))
 
 
@@ -133,7 +130,7 @@ def _seconds(target: Any, args: Any, kwargs: Any) -> float:
 
 
 def peak_of(prof: Any, label: str) -> int:
-    """Most bytes that the CPU allocator held from the start of the range ``label`` on, of those seen by a profile."""
+    """Return the peak bytes of the CPU allocations of a profile, from the start of the range ``label`` on."""
     events = memory_events(prof)
     start = min(e.start_ns() for e in events if e.name() == label)
     total = most = 0

@@ -1,7 +1,7 @@
-"""Modelled seconds of operators: floating-point work, bytes moved and a constant, by a calibration of this machine.
+"""Model the seconds of operators by floating-point operations, bytes moved, and a constant.
 
-The calibration times a few products and copies once per machine, number of threads and device, and is kept in the
-user's cache folder. Times of whole steps are not predicted by this; choices between results to repeat are.
+The rates of a device are measured once per machine, number of threads and dtype, and stored in the user's cache folder.
+The model is good enough to choose which results to recompute, not to predict the time of a whole step.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from weftplan.support import user_cache
 from weftplan.torch.private import tensors_in, without_modes
 
 SIDE, COPIED = 512, 32 << 20
-"""Rows of the square matrices that are multiplied, and bytes of the tensor that is copied."""
+"""Rows of the square matrices and bytes of the copy that are timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Work of a device per second."""
+    """Measured speeds of a device."""
 
     flops: float
     bandwidth: float
-    """Bytes read or written."""
+    """Bytes read or written per second."""
     call: float
     """Seconds of the smallest operator."""
 
     def seconds(self, flops: float, moved: float) -> float:
-        """Seconds of a call."""
+        """Return the seconds of a call with ``flops`` operations that reads and writes ``moved`` bytes."""
         return flops / self.flops + moved / self.bandwidth + self.call
 
 
 def rates(device: torch.device, dtype: torch.dtype = torch.float32) -> Rates:
-    """Return the calibration of a device, measured once per machine."""
+    """Return the rates of a device for a dtype, measured once per machine."""
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _rates(device.type, device.index or 0, threads, dtype)
 
@@ -68,7 +68,7 @@ def _measured(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def least(work: Callable[[], object], repeats: int = 7) -> float:
-    """Return the least seconds of several calls."""
+    """Return the seconds of the fastest of ``repeats`` calls."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
@@ -80,7 +80,7 @@ def least(work: Callable[[], object], repeats: int = 7) -> float:
 
 
 def modelled(target: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Return the seconds of a call from the tensors, real or fake, that it reads and makes."""
+    """Return the modelled seconds of a call, given its arguments and its result as real or fake tensors."""
     tensors = tensors_in((args, kwargs, out))
     if not tensors:
         return 0.0

@@ -1,6 +1,6 @@
-"""The forward and the backward module of a choice, with saved results and repetitions in the order of the plan.
+"""Split a joint graph into a forward and a backward module, with the recomputed nodes of a choice in planned order.
 
-A module deletes each value after its last use, so the order of its nodes alone decides lifetimes.
+A module deletes each value after its last use, so the order of its nodes determines all lifetimes.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from typing import Any
 
 import torch
 
-from weftplan.torch.joint_graph import Joint, is_getitem, is_random
 from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run_and_save_rng_state, run_with_rng_state
+from weftplan.torch.step_program import Joint, is_getitem, is_random
 
 
-def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
-    """Results that the forward part hands to the backward part when the steps ``again`` are repeated there."""
-    repeated = {r for k in again for r in joint.steps[k].makes}
+def saved_results(joint: Joint, twice: Collection[int]) -> list[int]:
+    """Return the results that forward must save for backward if backward recomputes the given steps."""
+    repeated = {r for k in twice for r in joint.steps[k].makes}
     computed = {r for step in joint.steps[joint.num_forward :] for r in step.makes}
-    reading = [*range(joint.num_forward, len(joint.steps)), *again]
+    reading = [*range(joint.num_forward, len(joint.steps)), *twice]
     wanted = dict.fromkeys(r for k in reading for r in joint.steps[k].reads)
     wanted.update(dict.fromkeys(joint.outputs[1]))
     return [r for r in wanted if r not in repeated and r not in computed and not is_tangent(joint.results.maker[r])]
 
 
 def split(
-    module: torch.fx.GraphModule, joint: Joint, *, again: Collection[int], order: Sequence[str], info: Any, outputs: int
+    module: torch.fx.GraphModule, joint: Joint, *, twice: Collection[int], order: Sequence[str], info: Any, outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return the forward module, which also returns the saved results, and the backward module.
+    """Return the forward module, whose outputs include the saved results, and the backward module.
 
     Args:
-        again: steps of ``joint`` that the backward module repeats.
-        order: names of the steps of the backward module, as planned.
-        info: the classes of nodes that :func:`classify_nodes` found.
-        outputs: how many outputs of the graph are the forward part's.
+        twice: numbers of the steps of ``joint`` that the backward module recomputes.
+        order: names of the steps of the backward module in planned order.
+        info: the result of :func:`classify_nodes`.
+        outputs: the number of the graph's outputs that are outputs of the forward part.
     """
     states = {joint.random[node]: node for node in joint.random}
     saved, drawn = [], []
-    for r in kept_results(joint, again):
+    for r in saved_results(joint, twice):
         if r in states:
             drawn.append(states[r].name)
         else:
@@ -53,11 +53,11 @@ def split(
     for name in drawn:
         _share_state(forward, backward, name)
     names = [node.name for node in forward.graph.nodes]
-    return arranged(forward, names), arranged(backward, order)
+    return reordered(forward, names), reordered(backward, order)
 
 
 def _node_of(joint: Joint, r: int) -> torch.fx.Node:
-    """The node whose value is kept for a result: a tensor, not a tuple of them."""
+    """Return the node whose value is the tensor of result ``r``: its maker, or a getitem of the maker's tuple."""
     node = joint.results.maker[r]
     if isinstance(node.meta["val"], (tuple, list)):
         return next(user for user in node.users if is_getitem(user) and joint.results.of(user) == [r])
@@ -65,7 +65,7 @@ def _node_of(joint: Joint, r: int) -> torch.fx.Node:
 
 
 def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, name: str) -> None:
-    """Let the random node ``name`` of both modules draw the same numbers, by keeping its generator's state."""
+    """Save the generator's state before random node ``name`` in forward, so that backward draws the same numbers."""
     first = next(node for node in forward.graph.nodes if node.name == name)
     second = next((node for node in backward.graph.nodes if node.name == name and is_random(node)), None)
     if second is None:
@@ -98,7 +98,7 @@ def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
 
 
 def _state_like(node: torch.fx.Node) -> torch.Tensor:
-    """Return a fake tensor like the generator's state."""
+    """Return a fake tensor of the size of the state of the generator that a random node uses."""
     val = node.meta["val"]
     fake = val[0] if isinstance(val, (tuple, list)) else val
     state = torch.cuda.get_rng_state(fake.device) if fake.device.type == "cuda" else torch.get_rng_state()
@@ -106,10 +106,11 @@ def _state_like(node: torch.fx.Node) -> torch.Tensor:
     return fake_state
 
 
-def arranged(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:
-    """Return the module whose steps run in ``order``; every other node just before its first reader, getitems at once.
+def reordered(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:
+    """Return a module in which the nodes that ``order`` names run in that order.
 
-    Nodes that change something and that ``order`` does not name run in their place among themselves, at the end.
+    Other nodes run just before their first reader, and getitems right after the node that makes the tuple. Mutations
+    that ``order`` does not name run at the end, in their former order.
     """
     graph, new = module.graph, torch.fx.Graph()
     placed: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -1,7 +1,7 @@
-"""A step run on fake tensors: every storage with its bytes, its first moment and its last, and which operator it met.
+"""Trace a step on fake tensors: its operator calls, and the bytes and lifetime of each storage.
 
-PyTorch's own autograd engine runs the step, so storages die exactly when they do in eager execution. Two rules correct
-the changes of tracing: sums of gradients, which the engine adds in place when no mode is on, and bytes inside kernels.
+PyTorch's own autograd engine runs the step, so storages die exactly when they do in eager execution. Two things that
+tracing does not show are added: the scratch of kernels, and the engine's in-place sums of gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftplan.torch.probe import Probes
 
 @dataclass(slots=True)
 class Call:
-    """A call of an operator; storages are numbers."""
+    """A call of an operator, with the numbers of the storages that it reads and makes."""
 
     name: str
     reads: Sequence[int]
@@ -31,23 +31,23 @@ class Call:
 
 @dataclass
 class Trace:
-    """All calls of a step, in order."""
+    """The calls of a step in order, and lists of facts by storage number."""
 
     calls: list[Call] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
-    """Call that makes each storage; -1: it exists before."""
+    """Number of the call that makes the storage; -1: it exists before the step."""
     died: list[int | None] = field(default_factory=list)
-    """First call at which it is gone; None: alive at the end."""
+    """Number of the first call after the storage was freed; None: alive at the end."""
     names: list[str] = field(default_factory=list)
-    """The purpose or maker of each storage."""
+    """The purpose of the storage, or the operator that makes it."""
 
     def spans(self) -> list[tuple[int, int]]:
-        """Per storage the calls [first, last) during which it is alive, sums of gradients as the engine makes them."""
+        """Return for each storage the range [first, last) of calls during which it is alive."""
         end = len(self.calls)
         spans = [(max(b, 0), end if d is None else d) for b, d in zip(self.born, self.died, strict=True)]
         for k, call in enumerate(self.calls):
-            # The engine adds to the old sum when nothing else refers to it: then no second storage exists.
+            # If only the engine refers to the old sum, it adds in place, so both storages are one.
             if call.sums_in_place and call.makes and self.died[call.reads[0]] == k + 1:
                 old, new = call.reads[0], call.makes[0]
                 if self.nbytes[old] == self.nbytes[new]:
@@ -55,7 +55,7 @@ class Trace:
         return spans
 
     def live(self) -> list[int]:
-        """Return the bytes alive during each call, those inside its kernel included."""
+        """Return the bytes alive during each call, including its scratch."""
         change = [0] * (len(self.calls) + 1)
         for nbytes, (first, last) in zip(self.nbytes, self.spans(), strict=True):
             change[first] += nbytes
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive during any call."""
+        """Maximum of the bytes alive during any call, or :attr:`before` without calls."""
         return max(self.live(), default=self.before)
 
     @property
@@ -78,18 +78,18 @@ class Trace:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Records a trace of every operator that is called while it is on."""
+    """A dispatch mode that records the calls of operators as a trace; with ``probes`` it adds their scratch."""
 
     def __init__(self, probes: Probes | None = None) -> None:
         super().__init__()
         self.trace = Trace()
         self._number: dict[int, int] = {}
         self._node: tuple[tuple[str, int], int] | None = None
-        """The backward node that runs, and the call at which it began."""
+        """Identity of the backward node that runs, and the number of its first call."""
         self._probes = probes
 
     def storage(self, tensor: torch.Tensor, born: int, name: str = "") -> int:
-        """The number of a tensor's storage; a new number when it has none."""
+        """Return the number of a tensor's storage. If it is new, record it with ``born`` and ``name``."""
         store = tensor.untyped_storage()
         key = storage_key(tensor)
         if key not in self._number:
@@ -107,10 +107,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._number.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and record it."""
+        """Run an operator, record its call and return its result."""
         kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler"):
-            return func(*args, **kwargs)  # questions about tensors and marks in time, which allocate nothing
+            return func(*args, **kwargs)  # these allocate nothing
         self._check_copied(func, args, kwargs)
         now, name = len(self.trace.calls), str(func)
         reads = [self.storage(t, -1) for t in tensors_in((args, kwargs))]
@@ -121,14 +121,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         call = Call(name, reads, [m for m in dict.fromkeys(storages) if m >= count], scratch)
         began = self._node_began(now)
         if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
-            # A sum of the node's own makes both terms; the engine adds the node's result to an older sum. A view
-            # keeps its base, so that the engine does not own the sum.
+            # The engine adds a node's result to a sum from before the node; a sum inside the node has newer terms. A
+            # view also refers to its base, so the engine does not add to it in place.
             call.sums_in_place = self.trace.born[reads[0]] < began and not is_view(args[0])
         self.trace.calls.append(call)
         return out
 
     def _node_began(self, now: int) -> int | None:
-        """The first call while the current backward node runs; None outside a backward pass."""
+        """Return the number of the running backward node's first call, ``now`` if it is new; None outside backward."""
         node = backward_node()
         if node is None:
             self._node = None

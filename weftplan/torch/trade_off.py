@@ -1,4 +1,4 @@
-"""Budgets against time: every choice worth having for one training step, as text, picture and page."""
+"""The trade-off between budget and time of a training step, as text, picture and page."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
 from weftplan.torch.private import tensors_in
 
 ROUNDS, MEASURED, ROWS = 5, 6, 24
-"""Rounds of a measurement, measured choices of a curve, and most choices in a table."""
+"""Rounds of a measurement, number of measured choices of a curve, and unmeasured choices in a table."""
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A choice of the curve."""
+    """One choice of a curve."""
 
     budget: int
-    """The smallest budget that takes it: its peak, all bytes on the device counted."""
+    """The smallest budget that allows this choice: its peak in bytes on the device."""
     time: float
-    """Modelled time of a step, of the plain step's."""
+    """Modelled time of a step, relative to a step without recomputation."""
     repeated: int
-    """Nodes that run twice."""
+    """Number of nodes that run twice."""
     measured: float | None = None
-    """Median of the time's ratio to the plain step's, timed in turn; None: not measured."""
+    """Measured time of a step, relative to a step without a budget; None: not measured."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The choices of one step, from nothing repeated to the smallest budget; budgets fall strictly, times rise."""
+    """The choices of one step, from no recomputation to the smallest budget; budgets fall strictly, times rise."""
 
     name: str
     points: list[Point]
     plan: Plan
 
     def __str__(self) -> str:
-        """Return a table of at most :data:`ROWS` choices, measured choices among them, with bars."""
+        """Return a table of :data:`ROWS` evenly spaced choices and all measured choices, with bars of their times."""
         most = max(point.time for point in self.points) - 1.0
         lines = [f"{self.name}", f"{'budget':>12}  {'bytes':>16}  {'time':>7}  {'twice':>6}"]
         for point in thinned(self.points):
@@ -59,7 +59,7 @@ class Curve:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """Return an SVG drawing: budgets to the right, times of a step upwards."""
+        """Return an SVG drawing of the time of a step (upwards) over the budget (to the right)."""
         return trade_off_picture(self.name, [(point.budget, point.time, point.measured) for point in self.points])
 
     def page(self) -> str:
@@ -84,7 +84,7 @@ class Curve:
 
 
 def thinned(points: Sequence[Row]) -> list[Row]:
-    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured points among them."""
+    """Return :data:`ROWS` evenly spaced points of a curve, its ends included, and all measured points."""
     if len(points) <= ROWS:
         return list(points)
     some = {round(k * (len(points) - 1) / (ROWS - 1)) for k in range(ROWS)}
@@ -94,11 +94,11 @@ def thinned(points: Sequence[Row]) -> list[Row]:
 def planned(
     function: Callable[..., Any], args: Any, *, budget: int | str | None = None, **options: Any
 ) -> tuple[Choices, Plan]:
-    """The choices of a step that is traced with ``args`` and not run, and the plan within ``budget``.
+    """Trace a step with ``args`` without running it; return its choices and the plan within ``budget``.
 
     Raises:
         PlanError: the step cannot be traced as one graph.
-        BudgetError: nothing fits.
+        BudgetError: no choice fits the budget.
     """
     part = Partition(budget, **options)
     part.only_plan = True
@@ -114,12 +114,12 @@ def planned(
 
 
 def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **options: Any) -> Curve:
-    """Return the choices of a training step worth having: which budget costs how much time.
+    """Return the time of a training step for each budget, as a curve of choices.
 
     Args:
         function: a module or a function of tensors, as for :func:`weftplan.torch.budget`.
-        args: its arguments; without ``measure`` nothing is run.
-        measure: also time some choices against the plain step, in turn.
+        args: its arguments; without ``measure`` the function is traced, not run.
+        measure: whether to run the step to measure :data:`MEASURED` of the choices.
         options: as for :func:`weftplan.torch.budget`.
     """
     choices, plan = planned(function, args, **options)
@@ -138,7 +138,7 @@ def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **opt
 
 
 def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[str, Any]) -> float:
-    """Return the median ratio of the step's time within a budget to its time without, both compiled alike."""
+    """Return the median ratio of the step's time within ``budget`` to its time without a budget, timed alternately."""
     torch.compiler.reset()
     both = [Budgeted(function, Partition(most, **options), fullgraph=True) for most in (budget, None)]
     [_seconds(step, args) for step in both]  # compile
@@ -146,7 +146,7 @@ def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[s
 
 
 def _seconds(step: Budgeted, args: Any) -> float:
-    """Seconds of a forward and a backward pass; gradients are left as they were."""
+    """Return the seconds of a forward and a backward pass, which leaves ``grad`` attributes unchanged."""
     began = time.perf_counter()
     out = [t for t in tensors_in(step(*args)) if t.requires_grad]
     torch.autograd.grad([t.sum() for t in out], _leaves(out), allow_unused=True)
@@ -156,7 +156,7 @@ def _seconds(step: Budgeted, args: Any) -> float:
 
 
 def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors that gradients of ``results`` would be added to."""
+    """Return the leaf tensors to which a backward pass from ``results`` would add gradients."""
     stack, seen, leaves = [t.grad_fn for t in results], set(), []
     while stack:
         node = stack.pop()

@@ -1,8 +1,7 @@
-"""Regenerate the golden ``.params`` files in this folder. Run it with a Python that has MXNet 1.9.1 and NumPy <
-1.24.
+"""Regenerate the golden ``.params`` files in this folder, with a Python that has MXNet 1.9.1 and NumPy < 1.24.
 
-MXNet writes versions 2 and 3; the older versions are assembled here by hand, and MXNet must read each with the right
-values before it is kept.
+MXNet writes versions 2 and 3. This script assembles the older versions, and checks that MXNet reads them with the right
+values.
 """
 
 import struct
@@ -16,12 +15,12 @@ DTYPES = "float32 float64 float16 uint8 int32 int8 int64".split()  # noqa: SIM90
 
 
 def ramp(dtype: str) -> np.ndarray:
-    """Return six values of a dtype, with negative values if it has them."""
+    """Return a (2, 3) array of six values of a dtype, with negative values unless it is uint8."""
     return (np.arange(6).reshape(2, 3) - (0 if dtype == "uint8" else 2)).astype(dtype)
 
 
 def record(version: int, array: np.ndarray, code: int) -> bytes:
-    """Return one array of on-disk version 0 or 1."""
+    """Return the bytes of an array in version 0 or 1; ``code`` is MXNet's number of the dtype."""
     dims = array.shape
     head = struct.pack(f"<I{len(dims)}I", len(dims), *dims)
     if version == 1:
@@ -30,13 +29,13 @@ def record(version: int, array: np.ndarray, code: int) -> bytes:
 
 
 def listed(records: list, names: list) -> bytes:
-    """Return a file of records and names."""
+    """Return the bytes of a file with these records and names."""
     named = b"".join(struct.pack("<Q", len(name)) + name.encode() for name in names)
     return struct.pack("<QQQ", 0x112, 0, len(records)) + b"".join(records) + struct.pack("<Q", len(names)) + named
 
 
 def main() -> None:
-    """Write every file."""
+    """Write every golden file of this folder."""
     mx.nd.save(str(HERE / "dtypes.params"), {f"arg:{name}": mx.nd.array(ramp(name), dtype=name) for name in DTYPES})
     mx.nd.save(str(HERE / "list.params"), [mx.nd.array([1.5, -2]), mx.nd.array([[3]])])
     mx.nd.save(str(HERE / "single.params"), mx.nd.array([1.5, -2]))

@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture
 def always_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is cut into its ranges, although no core is idle for the thread of a test.
+    """Report one idle core, so that all work is cut into its ranges.
 
-    Helpers whom another test has woken may still look for work: they get none, so that all of it passes through
+    Threads that another test has woken may still poll for work. They get none, so that all of it passes through
     ``split_in_rooms``.
     """
     from weftplan.ops.compiled import parts

@@ -1,4 +1,4 @@
-"""Compiled convolutions whose images are copied in bands of rows, against NumPy's: strides, dilations, sizes."""
+"""Compiled convolutions whose images are copied in bands of rows, against NumPy: strides, dilations, sizes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ UNEVEN: list[Case] = [
     ((1, 16, 40, 29), 200, (3, 3), (3, 3), (1, 2), (2, 1)),
     ((1, 100, 35, 29), 200, (4, 2), (3, 2), (1, 1), (1, 0)),
 ]
-"""Image, filters, kernel, stride, dilation, padding: a phase of the stride has fewer rows than another, and reads
-further for each of them."""
+"""Convolutions as (image, filters, kernel, stride, dilation, padding).
+
+In each, a phase of the stride has fewer rows than another phase, but its rows read further.
+"""
 
 
-def outcome(case: Case, kernels: str) -> tuple[list[Any], Sizes]:
-    """Output and gradients of one step, and the sizes of the convolution."""
+def run_step(case: Case, kernels: str) -> tuple[list[Any], Sizes]:
+    """Return output and gradients of one training step, and the sizes of the convolution."""
     image, filters, kernel, stride, dilate, pad = case
     net = mx.sym.Convolution(
         mx.sym.Variable("x"), kernel=kernel, stride=stride, dilate=dilate, pad=pad, num_filter=filters, no_bias=True,
@@ -50,9 +52,9 @@ def outcome(case: Case, kernels: str) -> tuple[list[Any], Sizes]:
 
 
 def check(case: Case) -> tuple[int, int]:
-    """Compiled and NumPy's results agree; returns the numbers of bands forward and backward."""
-    got, s = outcome(case, "native")
-    want, _ = outcome(case, "numpy")
+    """Check that compiled and NumPy's results agree; return the numbers of bands forward and backward."""
+    got, s = run_step(case, "native")
+    want, _ = run_step(case, "numpy")
     for name, a, b in zip(("output", "gradient of x", "gradient of the weight"), got, want, strict=True):
         np.testing.assert_allclose(
             a, b, rtol=0, atol=1e-4 * max(1.0, float(np.abs(b).max())), err_msg=f"{name}, {case}"
@@ -62,12 +64,12 @@ def check(case: Case) -> tuple[int, int]:
 
 @pytest.mark.parametrize("case", UNEVEN)
 def test_phases_of_different_lengths(case: Case):
-    """Each band of the output's gradient has all rows that any phase reads."""
+    """Gradients in several bands are correct: each band contains all rows that any phase reads."""
     assert check(case)[1] > 1
 
 
 def test_random_sizes():
-    """Fifty convolutions from one seed, among them many in bands both ways."""
+    """Fifty random convolutions agree with NumPy; at least five have several bands in both directions."""
     rng, banded = random.Random(5), 0
     done = 0
     while done < 50:

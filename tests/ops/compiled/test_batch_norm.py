@@ -1,4 +1,4 @@
-"""Compiled batch norm against formulas in float64: random shapes, in place, unwanted outputs, widths of vectors."""
+"""Compiled batch norm against formulas in float64: random shapes, in place, unwanted outputs, vector widths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def native(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[Any], shapes: Any, **how: Any) -> None:
-    """Run the compiled kernel of an operator with exactly its scratch."""
+    """Run the compiled kernel of an operator in exactly its scratch."""
     op = registry.get(name)
     ins = [TensorSpec(a.shape, a.dtype) for a in inputs]
     actual = implementations.choose(op, params, ins, shapes, "native").implementation
@@ -40,10 +40,10 @@ def native(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[A
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Return the shape and parameters of one call."""
+    """Return the shape and parameters of a random call."""
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=2, max_size=5)))
     axis = draw(st.integers(0, len(shape) - 1))
-    assume(prod(shape[axis + 1 :]) > 1)  # NumPy's otherwise
+    assume(prod(shape[axis + 1 :]) > 1)  # otherwise NumPy computes it
     return {
         "shape": shape,
         "axis": axis,
@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return a training call with all outputs."""
+    """Return the case of a training call with all outputs, with these changes."""
     return {
         "shape": (4, 5, 13, 11), "axis": 1, "dtype": np.float32, "fix_gamma": False, "use_global_stats": False,
         "is_train": True, "wanted": (True, True, True), "inplace": False, "seed": 0, **changes,
@@ -72,7 +72,7 @@ def case(**changes: Any) -> dict[str, Any]:
 @example(case(shape=(2, 3, 40, 41), inplace=True, dtype=np.float64))
 @example(case(shape=(7, 3, 2), axis=-2))
 def test_against_the_formula(given_case: dict[str, Any]):
-    """Outputs, moving statistics and gradients are those of float64 to within float noise, in place too."""
+    """Outputs, moving statistics and gradients equal float64 within rounding error, in place too."""
     shape, axis, dtype = given_case["shape"], given_case["axis"] % len(given_case["shape"]), given_case["dtype"]
     rng = np.random.default_rng(given_case["seed"])
     count = shape[axis]
@@ -129,8 +129,10 @@ def test_against_the_formula(given_case: dict[str, Any]):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("settings", [{}, {"fix_gamma": True}, {"use_global_stats": True}])
 def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str):
-    """The fused gradient has the bits of relu's and batch norm's gradients, without reading the relu's output: for
-    values next to the threshold, for inputs without negative values, and for NaN."""
+    """The fused gradient has the bits of the gradients of relu and batch norm.
+
+    It does not read relu's output. Inputs include values next to the threshold, no negative values, and NaN.
+    """
     if mode == "native" and dtype == np.float16:
         pytest.skip("there is no such kernel")
     op, norm = joined.GRADIENTS["_backward_BatchNorm"], registry.get("_backward_BatchNorm")
@@ -169,7 +171,7 @@ def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str)
 
 @pytest.mark.parametrize("plane", [7, 16, 49, 200, 1024])
 def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
-    """The same bits from code for 128, 256 and 512 bits."""
+    """Code for 128, 256 and 512 bits gives the same bits."""
     assert isinstance(HOST, Target)
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, 4, plane)).astype(np.float32)
@@ -212,7 +214,7 @@ def test_a_recomputed_call_leaves_the_moving_statistics_alone():
 
 @pytest.mark.parametrize(("shape", "name"), [((8, 64, 1, 2), "native"), ((8, 64, 1, 1), "numpy"), ((8, 64), "numpy")])
 def test_planes_of_one_element_are_left_to_numpy(shape, name):
-    """A compiled loop goes over the elements of a channel that lie side by side; without any it would be slower."""
+    """NumPy computes planes of a single element, for which a loop over a channel's contiguous elements is slower."""
     op = registry.get("BatchNorm")
     vector = TensorSpec((64,), np.dtype(np.float32))
     whole = TensorSpec(shape, np.dtype(np.float32))
@@ -223,8 +225,11 @@ def test_planes_of_one_element_are_left_to_numpy(shape, name):
 
 
 @pytest.mark.parametrize(("channel", "lines"), [(400, 4), (100, 1), (1600, 16), (401, 5)])
-def test_what_is_fetched_meanwhile_is_as_many_lines_as_its_planes_need(channel: int, lines: int) -> None:
-    """For every 256 bytes of a plane of 400 there are fetched as many lines as all of the other plane has in them."""
+def test_prefetched_lines_per_plane(channel: int, lines: int) -> None:
+    """Prefetching spreads the cache lines of the other array's plane evenly over a pass.
+
+    ``late_lines`` is the number of lines to prefetch per 256 bytes of the processed plane, which has 400 bytes.
+    """
     words = batch_norm.fetching(batch_norm_kernels.LATE, 4096, 3 * channel, channel, 400, behind=2)
     assert words == {
         "late_at": 4096 + 2 * channel, "late_image": 3 * channel, "late_channel": channel, "late_lines": lines,
@@ -232,8 +237,8 @@ def test_what_is_fetched_meanwhile_is_as_many_lines_as_its_planes_need(channel: 
     assert words.keys() <= set(batch_norm_kernels.FETCHED)
 
 
-def test_of_no_array_nothing_is_fetched() -> None:
-    """A result that is not wanted has the address 0, and no line of it is touched."""
+def test_unwanted_result_is_not_prefetched() -> None:
+    """An unwanted result has the address 0, and no line is prefetched for it."""
     assert batch_norm.fetching(batch_norm_kernels.EARLY, 0, 64, 64, 64)["early_lines"] == 0
 
 
@@ -242,7 +247,7 @@ def test_of_no_array_nothing_is_fetched() -> None:
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_known_statistics_give_the_same_bits(mode: str, relu: bool, fixed: bool, dtype: Any) -> None:
-    """Recompute a training batch norm from its data and its kept statistics; in place, too."""
+    """A training batch norm recomputed from its data and statistics has the same bits, also in place."""
     rng = np.random.default_rng(4)
     params = registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": fixed, "eps": 1e-3})
     data = rng.normal(0.5, 2, (3, 5, 7, 9)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Compiled objects on disk: found again, never trusted when others could have written them, and never in the way."""
+"""Compiled objects on disk: reused, recompiled if other users could have written them, and not required."""
 
 from __future__ import annotations
 
@@ -41,12 +41,18 @@ for line in sys.stdin:
     print(executor.forward()[0].asnumpy().tobytes().hex(), jit.statistics.compiled, jit.statistics.loaded, flush=True)
     os._exit(0)
 """
-"""A fresh process per line: each child has only imported the package, and its output is that of a new process."""
+"""Code that runs a convolution per input line in a forked child that has only imported the package.
+
+A child therefore prints what a new process would.
+"""
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """(Bits of a convolution in a process of its own, (modules compiled, modules loaded)), with these variables."""
+    """Return a function that runs a convolution in a new process with more environment variables.
+
+    It returns the bits of the result, and (modules compiled, modules loaded).
+    """
     home = tmp_path.resolve()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "WEFTPLAN_", "MXNET_"))}
     environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
@@ -77,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def objects(home: Path) -> list[Path]:
-    """Return the cached object files."""
+    """Return the paths of the cached object files."""
     return sorted((home / "cache" / "weftplan" / "kernels").glob("*/*"))
 
 
@@ -85,7 +91,10 @@ def objects(home: Path) -> list[Path]:
 @posix
 @pytest.mark.shows("WEFTPLAN_KERNEL_CACHE")
 def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path, start: Start):
-    """Compiled, then loaded; a corrupt object, an empty one and one that others could write are compiled again."""
+    """A second process loads the object that the first compiled.
+
+    A corrupt or empty object, and one that other users could write, is compiled again.
+    """
     home = tmp_path.resolve()
     bits, counts = start()
     assert counts == (1, 0)
@@ -109,13 +118,13 @@ def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path, 
 @needs_compiler
 @posix
 def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start):
-    """A file in the folder's place costs only time: everything works, silently."""
+    """If the cache folder cannot be created, modules are compiled in each process."""
     (tmp_path / "cache").write_text("in the way")
     assert start()[1] == (1, 0)
 
 
 def test_processors():
-    """Each processor gets its widest vectors; one without fused multiply-add, or of another kind, gets a reason."""
+    """Each processor gets its widest vectors; an unsupported processor gets a reason."""
     avx2 = {"avx2": True, "fma": True}
     wide = {**avx2, "avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True}
     for features, bits, places in (
@@ -135,7 +144,7 @@ def test_processors():
 
 @needs_compiler
 def test_threads_compile_once():
-    """Of many threads that ask at once one compiles, and all get the same functions."""
+    """If eight threads request a module at the same time, one compiles it and all get the same functions."""
     calls = []
 
     def functions(target: Target) -> list[ir.Function]:
@@ -158,7 +167,7 @@ def test_threads_compile_once():
 
 @needs_compiler
 def test_a_module_that_does_not_compile_leaves_nothing_behind():
-    """An error while a module is built is raised, and the next call retries."""
+    """An error while a module is built is raised, and the next call builds it again."""
 
     def broken(target: Target) -> list[ir.Function]:
         raise RuntimeError("not written")

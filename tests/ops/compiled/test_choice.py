@@ -1,4 +1,4 @@
-"""Which implementation computes a node: the choice, what it costs in a plan, and that results do not depend on it."""
+"""The choice of a node's implementation: its report, its scratch in the plan, and equal results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ F32 = np.dtype(np.float32)
 
 
 def network(**more: Any) -> mx.sym.Symbol:
-    """Two convolutions with a pooling between them, a transposed one, a loss."""
+    """Return a network of two convolutions with pooling between them, a deconvolution, and a loss."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=20, pad=(1, 1), name="first", **more)
     net = mx.sym.Pooling(mx.sym.Activation(net, act_type="relu"), kernel=(2, 2), stride=(2, 2), pool_type="max")
     net = mx.sym.Convolution(net, kernel=(3, 3), num_filter=12, num_group=2, stride=(2, 2), no_bias=True, name="second")
@@ -60,7 +60,7 @@ def trained(kernels: str, steps: int = 3) -> list[Any]:
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_training_gives_the_same_bits_everywhere(kind: str, workers: int):
-    """Parameters after training with compiled kernels have the same bits on every engine with one worker and two."""
+    """Training with compiled kernels gives the same bits on every engine, with one and with two workers."""
     expected = trained("native")
     with engine.using(engine.create(kind, **({} if kind == "NaiveEngine" else {"cpu_workers": workers}))):
         for one, second in zip(trained("native"), expected, strict=True):
@@ -69,14 +69,17 @@ def test_training_gives_the_same_bits_everywhere(kind: str, workers: int):
 
 @needs_compiler
 def test_training_agrees_with_numpy():
-    """Compiled kernels and NumPy's differ by float noise."""
+    """Training with compiled kernels and with NumPy's agrees within rounding error."""
     for one, second in zip(trained("native"), trained("numpy"), strict=True):
         np.testing.assert_allclose(one, second, rtol=2e-4, atol=2e-6)
 
 
 @needs_compiler
 def test_the_choice_is_shown():
-    """`debug_str` names the kernel of each node that has several, and why one is not used; the plan holds them."""
+    """`debug_str` names the kernel of each node that has several, and the reason for NumPy's.
+
+    The plan stores the choices.
+    """
     symbol = network()
     native = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels="native"))
     text = native.debug_str()
@@ -98,7 +101,7 @@ def test_the_choice_is_shown():
 
 @needs_compiler
 def test_scratch_is_small():
-    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image."""
+    """A compiled convolution of large images needs less than 2.2 MB of scratch, NumPy's needs more."""
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 64, "pad": (1, 1), "no_bias": True})
     ins = [TensorSpec((8, 64, 224, 224), F32), TensorSpec((64, 64, 3, 3), F32)]
@@ -110,7 +113,7 @@ def test_scratch_is_small():
 
 
 def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
-    """Where nothing can be compiled every mode means NumPy's kernels, and the reason is told."""
+    """Without a compiler every mode chooses NumPy's kernels, and the choice states the reason."""
     monkeypatch.setattr("weftplan.ops.compiled.convolution.implementation.host", lambda: "no compiler here")
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4})
@@ -123,7 +126,7 @@ def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_llvmlite_training_has_numpys_bits():
-    """A process in which llvmlite cannot be imported trains a network to the bits of the mode ``numpy``."""
+    """A process without llvmlite trains to the bits of the mode ``numpy``."""
     code = (
         "import sys; sys.modules['llvmlite'] = None\n"
         "from tests.ops.compiled.test_choice import trained\n"
@@ -136,7 +139,7 @@ def test_without_llvmlite_training_has_numpys_bits():
 
 
 def test_without_llvmlite_the_reason_names_the_extra():
-    """A process without llvmlite computes with NumPy, and names the package to install."""
+    """A process without llvmlite computes with NumPy; ``host()`` returns a reason that names llvmlite."""
     code = (
         "import sys; sys.modules['llvmlite'] = None\n"
         "from weftplan.ops.compiled.target import host; print(host())\n"
@@ -155,7 +158,7 @@ def test_without_llvmlite_the_reason_names_the_extra():
 
 
 def test_modes_are_checked(monkeypatch: pytest.MonkeyPatch):
-    """A mode that does not exist is an error that lists those that do, as an option and in the environment."""
+    """An unknown mode, as an option or in the environment, is an error that lists the modes."""
     with pytest.raises(PlanError, match="kernels must be one of auto, numpy, native"):
         PlanOptions(kernels="fast")
     monkeypatch.setenv("WEFTPLAN_KERNELS", "fast")
@@ -166,7 +169,7 @@ def test_modes_are_checked(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_importing_needs_no_compiler():
-    """`import weftplan` and its operators import no llvmlite."""
+    """``import weftplan`` and its operators do not import llvmlite."""
     code = "import sys, weftplan, weftplan.ops, weftplan.planner; print('llvmlite' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "False\n"
@@ -175,7 +178,7 @@ def test_importing_needs_no_compiler():
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_after_a_fork_computes():
-    """Functions compiled before a fork work in the child, and the child can compile what the parent did not."""
+    """Functions compiled before a fork work in the child, and the child can compile others."""
     code = """
 import os, numpy as np
 from weftplan.ops.compiled.convolution import dense
@@ -201,7 +204,7 @@ run("f8")
 
 @needs_compiler
 def test_other_threads_run_meanwhile():
-    """A kernel lets go of the interpreter: another thread counts while one long convolution runs."""
+    """A kernel releases the interpreter: another thread counts while a long convolution runs."""
     from weftplan.ops.compiled import size_table
     from weftplan.ops.compiled.convolution import dense
     from weftplan.ops.nn.conv_geometry import geometry
@@ -234,14 +237,14 @@ def test_other_threads_run_meanwhile():
     finally:
         over.set()
         second.join()
-    # A thread that kept the interpreter would be interrupted only before and after the call.
+    # If the call kept the interpreter lock, the other thread could run only before and after it.
     assert most > 20
 
 
 @needs_compiler
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_interrupts_while_compiling_and_running():
-    """Ctrl-C at any moment of binding and running ends in KeyboardInterrupt, after which the next run is right."""
+    """Ctrl-C at any moment of binding and running raises KeyboardInterrupt, and the next run is correct."""
     code = """
 import os, signal, sys, threading, time
 import numpy as np, weftplan as mx
@@ -276,7 +279,7 @@ print(interrupted)
 @needs_compiler
 @pytest.mark.shows("WEFTPLAN_KERNELS")
 def test_the_variable_chooses_who_computes(monkeypatch: pytest.MonkeyPatch):
-    """The next bind has compiled kernels, or NumPy's alone."""
+    """WEFTPLAN_KERNELS decides whether the next bind uses compiled or NumPy's kernels."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
     for mode in ("numpy", "native"):
         monkeypatch.setenv("WEFTPLAN_KERNELS", mode)
@@ -286,7 +289,7 @@ def test_the_variable_chooses_who_computes(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_kernel_that_needs_no_scratch(channels):
-    """A transposed convolution of single points has nothing to pack: it runs in a graph whose plan has no workspace."""
+    """A 1x1 deconvolution needs no scratch and runs in a graph whose plan has no workspace."""
     net = mx.sym.Deconvolution(mx.sym.Variable("x"), kernel=(1, 1), num_filter=2, no_bias=True, name="up")
     x = np.random.default_rng(0).random((2, channels, 4, 5), dtype=np.float32)
     weight = np.random.default_rng(1).random((channels, 2, 1, 1), dtype=np.float32)

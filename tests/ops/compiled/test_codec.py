@@ -1,4 +1,4 @@
-"""Codes of gradients: every way to look up what they stand for compiles, and gives the same bits."""
+"""Unpacking of gradient codes: every method compiles and gives the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str) or HOST.bits == 128, reaso
 
 @pytest.mark.parametrize("bits", [1, 2])
 def test_code_for_avx512_compiles(bits: int) -> None:
-    """On any x86, with the instruction that looks numbers up in registers of 512 bits where a code has two bits."""
+    """Code for AVX-512 compiles on any x86; two-bit codes use the 512-bit table look-up instruction."""
     assert isinstance(HOST, Target)
     features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
     target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
@@ -31,7 +31,7 @@ def test_code_for_avx512_compiles(bits: int) -> None:
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("count", [1, 4])
 def test_without_that_instruction_bits_are_the_same(bits: int, count: int) -> None:
-    """A processor whose registers are narrower compares codes instead."""
+    """Without the look-up instruction, comparing codes gives the same bits."""
     assert isinstance(HOST, Target)
     plain = replace(HOST, register="")
     assert codec._looks_up(HOST) == HOST.bits

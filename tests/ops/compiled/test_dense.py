@@ -1,4 +1,4 @@
-"""Compiled convolutions against a plain one in float64: random geometries, alignment, widths of vectors."""
+"""Compiled convolutions against a float64 reference: random geometries, alignments and vector widths."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ OTHER = (
     if isinstance(HOST, Target) and HOST.bits != 128
     else []
 )
-"""Other vector widths, which the compiler emulates with the machine's: other code, the same bits."""
+"""Targets of the other vector widths. The compiler emulates them: their code differs, and their bits must not."""
 
 
-def place(array: Any, shift: int) -> Any:
-    """Return a copy that begins ``shift`` elements into its memory, so that vectors are not aligned."""
+def shifted_copy(array: Any, shift: int) -> Any:
+    """Return a copy that starts ``shift`` elements into its memory, so that vectors are not aligned."""
     room = np.empty(array.size + shift, array.dtype)
     room[shift:] = array.reshape(-1)
     return room[shift:].reshape(array.shape)
@@ -58,13 +58,16 @@ def check_widths(run: Callable[..., list[Any]], given_case: dict[str, Any]) -> N
 
 
 def guarded(nbytes: int) -> tuple[Any, Any]:
-    """Return (scratch of exactly ``nbytes``, full of NaN; the guard after it)."""
+    """Return scratch of exactly ``nbytes``, filled with NaN, and the 256 guard bytes after it."""
     room = np.full(nbytes + 256, 0xFF, np.uint8)
     return room[:nbytes], room[nbytes:]
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Output and both gradients, with exactly the declared scratch."""
+    """Return the output and both gradients, computed in exactly the declared scratch.
+
+    Fail if a kernel writes outside its output or its scratch, or if the fused relu differs from a separate relu.
+    """
     s = size_table.sizes(geo)
     results, guards = [], []
 
@@ -93,7 +96,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Return one convolution of one to three axes."""
+    """Return a random convolution of one to three axes."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
     most = {1: 40, 2: 14, 3: 6}[rank]
     kernel, stride, dilate, pad, image = [], [], [], [], []
@@ -122,7 +125,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def geometry_of(case: dict[str, Any]) -> Geometry:
-    """Return the sizes of a case."""
+    """Return the geometry of a case."""
     grid = tuple(
         output_extent(e, k, s, p, d)
         for e, k, s, p, d in zip(*(case[n] for n in ("image", "kernel", "stride", "pad", "dilate")), strict=True)
@@ -134,7 +137,7 @@ def geometry_of(case: dict[str, Any]) -> Geometry:
 
 
 def arrays(case: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any, Any]:
-    """Data, weight, bias and output gradient."""
+    """Return random data, weight, bias and output gradient."""
     rng = np.random.default_rng(case["seed"])
     shapes = (
         (geo.batch, geo.channels, *geo.image),
@@ -142,12 +145,12 @@ def arrays(case: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any, Any]:
         (geo.filters,),
         (geo.batch, geo.filters, *geo.grid),
     )
-    x, w, b, dy = (place(rng.uniform(-1, 1, shape).astype(case["dtype"]), case["shift"]) for shape in shapes)
+    x, w, b, dy = (shifted_copy(rng.uniform(-1, 1, shape).astype(case["dtype"]), case["shift"]) for shape in shapes)
     return x, w, b, dy
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return a plain 3x3 convolution with some changes."""
+    """Return the case of a plain 3x3 convolution with these changes."""
     return {
         "batch": 2, "groups": 1, "channels": 4, "filters": 16, "image": (8, 8), "kernel": (3, 3), "stride": (1, 1),
         "dilate": (1, 1), "pad": (1, 1), "dtype": np.float32, "shift": 1, "seed": 0, **changes,
@@ -165,7 +168,7 @@ def case(**changes: Any) -> dict[str, Any]:
 @example(case(image=(1, 700), kernel=(1, 5), pad=(0, 2), batch=1))  # chunks of a long row
 @example(case(image=(4, 5), pad=(0, 0), kernel=(1, 1), channels=1, filters=1, batch=1))
 def test_against_the_definition(given_case: dict[str, Any]):
-    """Forward with bias, and both gradients, are those of a float64 sum to within float noise; scratch is exact."""
+    """Output and both gradients equal a float64 sum within rounding error, in exactly the declared scratch."""
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
     expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, *[1] * len(geo.grid))]
@@ -182,12 +185,12 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @example(case(batch=11, image=(3, 2), channels=64, filters=70))
 @example(case(channels=300, image=(24, 24)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    """Code for the other vector widths gives the bits of this machine's width."""
     check_widths(run, given_case)
 
 
 def test_not_a_number_and_infinity_arrive():
-    """A NaN spreads to exactly the windows that read it; infinity times zero of padding makes no difference."""
+    """A NaN reaches exactly the windows that read it; with an infinity there, none of their outputs is finite."""
     geo = geometry_of(case(channels=3, filters=9, image=(9, 9)))
     x, w, b, dy = arrays(case(channels=3, filters=9, image=(9, 9)), geo)
     x[0, 1, 4, 4] = np.nan
@@ -200,7 +203,7 @@ def test_not_a_number_and_infinity_arrive():
 
 @pytest.mark.skipif(not OTHER, reason="x86 only")
 def test_code_for_avx512_compiles():
-    """The modules for a processor with AVX-512 compile on any x86."""
+    """The modules for a processor with AVX-512 compile on any x86 machine."""
     assert isinstance(HOST, Target)
     features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
     target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
@@ -210,9 +213,11 @@ def test_code_for_avx512_compiles():
 
 
 @pytest.mark.parametrize("work", [dense.forward, dense.data_gradient, dense.weight_gradient])
-def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
-    """The words and the tables they point to are not freed before the call, even if another thread has made others of
-    the same sizes and those are remembered in place of these."""
+def test_offset_tables_live_as_long_as_their_call(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+    """The size words and offset tables that a call reads live until the call ends.
+
+    This holds even if another thread has replaced the cached tables of the same sizes.
+    """
     taken: list[weakref.ref[Any]] = []
     original = offset_tables.address
     makers = (offset_tables.forward, offset_tables.data, offset_tables.weight)
@@ -244,7 +249,10 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
     [((9, 7), (3, 3), (1, 1), (1, 1)), ((12, 11), (2, 2), (3, 3), (0, 0)), ((40, 40), (3, 3), (2, 1), (2, 0))],
 )
 def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, stride, pad):
-    """Filters taken a tile at a time, in the scratch of a tile, give what all of them give at once, gradients too."""
+    """Computing one tile of filters at a time, in the scratch of one tile, gives the bits of all filters at once.
+
+    The same is true of the data gradient and its tiles of channels.
+    """
     grid = tuple(output_extent(e, k, t, p, 1) for e, k, t, p in zip(image, kernel, stride, pad, strict=True))
     geo = geometry((batch, 50, *image), 75, kernel, stride, (1, 1), pad, grid, 1, np.dtype(np.float32), 1)
     random = np.random.RandomState(7)
@@ -267,7 +275,7 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
 
 @pytest.mark.parametrize(("image", "kernel"), [((6, 5), (3, 2)), ((2, 2), (1, 1)), ((12, 12), (5, 5))])
 def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
-    """Where images are small, filters are taken a panel at a time, in the scratch of one, and give the same bits."""
+    """For small images, filters are computed one panel at a time, in the scratch of one panel, with the same bits."""
     grid = tuple(output_extent(e, k, 1, 0, 1) for e, k in zip(image, kernel, strict=True))
     geo = geometry((1, 20, *image), 50, kernel, (1, 1), (1, 1), (0, 0), grid, 1, np.dtype(np.float32), 1)
     random = np.random.RandomState(8)
@@ -296,7 +304,10 @@ def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
 )
 @pytest.mark.parametrize("batch", [1, 6, 9])
 def test_a_gradient_that_reads_no_padding(batch, image, kernel, stride, pad, dtype):
-    """Where padding would be much of the work, places stand apart by the taps that reach them: the same gradient."""
+    """The data gradient groups positions by the taps that reach them if padding would be much of the work.
+
+    It then needs no padded scratch, reads nothing outside the output gradient, and equals the definition.
+    """
     grid = tuple(output_extent(e, k, t, p, 1) for e, k, t, p in zip(image, kernel, stride, pad, strict=True))
     ones = (1,) * len(image)
     geo = geometry((batch, 7, *image), 10, kernel, stride, ones, pad, grid, 1, np.dtype(dtype), 1)

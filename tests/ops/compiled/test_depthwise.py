@@ -1,4 +1,4 @@
-"""Compiled depthwise convolutions against the plain kernel in float64: geometries, scratch, widths of vectors."""
+"""Compiled depthwise convolutions against NumPy's kernel in float64: geometries, scratch, vector widths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Return one depthwise convolution of one or two axes."""
+    """Return a random depthwise convolution of one or two axes."""
     rank = draw(st.sampled_from((1, 2, 2)))
     kernel = tuple(draw(st.integers(1, 5)) for _ in range(rank))
     dilate = tuple(draw(st.integers(1, 3)) for _ in range(rank))
@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return a plain 3x3 one with some changes."""
+    """Return the case of a plain 3x3 convolution with these changes."""
     return {
         "batch": 2, "channels": 3, "image": (14, 14), "kernel": (3, 3), "stride": (1, 1), "dilate": (1, 1),
         "pad": (1, 1), "dtype": np.float32, "seed": 0, **changes,
@@ -47,7 +47,7 @@ def case(**changes: Any) -> dict[str, Any]:
 
 
 def geometry_of(one: dict[str, Any], dtype: Any) -> Geometry:
-    """Return the sizes of a case, of elements of ``dtype``."""
+    """Return the geometry of a case, with elements of ``dtype``."""
     names = ("image", "kernel", "stride", "pad", "dilate")
     grid = tuple(output_extent(e, k, s, p, d) for e, k, s, p, d in zip(*(one[n] for n in names), strict=True))
     channels = one["channels"]
@@ -57,7 +57,7 @@ def geometry_of(one: dict[str, Any], dtype: Any) -> Geometry:
 
 
 def arrays(one: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any]:
-    """Data, weight and output gradient."""
+    """Return random data, weight and output gradient."""
     rng = np.random.default_rng(one["seed"])
     shapes = (
         (geo.batch, geo.channels, *geo.image),
@@ -69,7 +69,10 @@ def arrays(one: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any]:
 
 
 def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Return output and both gradients, with exactly the declared scratch; check for writes out of bounds."""
+    """Return the output and both gradients, computed in exactly the declared scratch.
+
+    Fail if a kernel writes outside its output or its scratch.
+    """
     s = size_table.sizes(geo)
     assert depthwise_tables.takes(s)
     results = []
@@ -96,7 +99,7 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
 @example(case(image=(1, 1), pad=(3, 3), kernel=(5, 5), stride=(2, 2)))
 @example(case(image=(40, 3), pad=(0, 0), kernel=(2, 3)))
 def test_against_the_plain_kernel(given_case: dict[str, Any]):
-    """Forward and both gradients are those of NumPy's kernel in float64 to within float noise."""
+    """Output and both gradients equal NumPy's kernel in float64 within rounding error."""
     geo, wide = geometry_of(given_case, given_case["dtype"]), geometry_of(given_case, np.float64)
     x, w, dy = arrays(given_case, geo)
     x8, w8, dy8 = (a.astype(np.float64) for a in (x, w, dy))
@@ -108,7 +111,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
     bias = np.random.default_rng(7).uniform(-1, 1, geo.channels).astype(x.dtype)
     s = size_table.sizes(geo)
     room = np.empty(depthwise_tables.scratch(s), np.uint8)
-    for relu in (False, True):  # what the pass may do on its way out
+    for relu in (False, True):  # the forward pass can fuse a relu
         got = np.empty_like(dy)
         depthwise_tables.forward_call(s, x, w, bias, got, room, relu=relu)()
         whole = want[0] + bias.reshape(1, -1, *[1] * (dy.ndim - 2))
@@ -120,7 +123,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """The same bits from code for 128, 256 and 512 bits."""
+    """Code for 128, 256 and 512 bits gives the same bits."""
     assert isinstance(HOST, Target)
     geo = geometry_of(given_case, given_case["dtype"])
     data = arrays(given_case, geo)
@@ -142,7 +145,10 @@ def test_infinity_stays_where_it_is():
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_the_operator(stride: int):
-    """The operator with its bias, on exactly its scratch, agrees with NumPy's; strides of three are left to that."""
+    """The compiled operator with bias, in exactly its scratch, agrees with NumPy's.
+
+    For a stride of three NumPy's is chosen.
+    """
     op = registry.get("Convolution")
     params = registry.parse_params(
         op, {"kernel": (3, 3), "num_filter": 4, "num_group": 4, "stride": (stride, stride), "pad": (1, 1)}

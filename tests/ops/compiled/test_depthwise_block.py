@@ -1,4 +1,4 @@
-"""A depthwise convolution between two batch norms as one operator: the bits of its nodes, by NumPy and compiled."""
+"""A depthwise convolution between two batch norms, fused: the bits of its nodes, by NumPy and compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return a block on 2 images of 3 channels."""
+    """Return the case of a training block on 2 images of 3 channels, with these changes."""
     usual = {"batch": 2, "channels": 3, "image": (9, 20), "stride": 1, "relu": True, "fixed": (False, False),
              "given": (False, False), "train": True, "dtype": np.float32, "weighs": True, "seed": 0}  # fmt: skip
     return usual | changes
@@ -30,10 +30,10 @@ def case(**changes: Any) -> dict[str, Any]:
 
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
-    """Random sizes and parameters."""
+    """Return a case of random sizes and parameters."""
     booleans = st.booleans()
     image, stride = (draw(st.integers(1, 37)), draw(st.integers(1, 37))), draw(st.sampled_from((1, 2)))
-    assume(max(image) > stride)  # planes of one element are NumPy's
+    assume(max(image) > stride)  # NumPy computes planes of one element
     return case(
         batch=draw(st.integers(1, 4)),
         channels=draw(st.integers(2, 9)),
@@ -92,7 +92,7 @@ class Arrays:
         self.vector_grads = [np.full(channels, 7, dtype) for _ in range(4)]
 
     def forward(self, fixed: tuple[bool, bool]) -> tuple[list[Any], list[Any]]:
-        """Inputs and outputs of the block; a gamma that counts as 1 is ignored."""
+        """Return the block's inputs and outputs; a fixed gamma is None."""
         first, second = (
             [None if one else vectors[0], *vectors[1:]]
             for one, vectors in zip(fixed, (self.first, self.second), strict=True)
@@ -100,7 +100,7 @@ class Arrays:
         return [self.data, *first, self.weight, *second], [self.out, self.inner, *self.kept]
 
     def backward(self, fixed: tuple[bool, bool]) -> tuple[list[Any], list[Any]]:
-        """Those of its gradient."""
+        """Return the inputs and outputs of the block's gradient."""
         vectors = [
             [None if one else arguments[0], arguments[1], *kept]
             for one, arguments, kept in zip(
@@ -112,7 +112,7 @@ class Arrays:
         return inputs, [self.dgrad, a, b, self.wgrad, c, d]
 
     def results(self) -> list[bytes]:
-        """Everything that was written."""
+        """Return the bytes of every array that was written."""
         written = [self.out, self.inner, *self.kept, *self.first[2:], *self.second[2:], self.dgrad, *self.vector_grads]
         return [(array + 0).tobytes() for array in (*written, *(() if self.wgrad is None else (self.wgrad,)))]
 
@@ -120,7 +120,10 @@ class Arrays:
 def compute(
     op: Op, mode: str, params: Any, inputs: list[Any], outputs: list[Any], *, train: bool, like: list[Any] | None = None
 ) -> None:
-    """Run an operator by the implementation that a mode chooses, in exactly the scratch that it declares."""
+    """Run an operator by the implementation for ``mode``, in exactly its declared scratch.
+
+    ``like`` gives the inputs' specs if some inputs are None.
+    """
     specs = [spec(one) for one in (inputs if like is None else like)]
     result = [spec(one if one is not None else inputs[3]) for one in outputs]
     chosen = implementations.choose(op, params, specs, result, mode).implementation
@@ -176,14 +179,14 @@ def as_block(given_case: dict[str, Any], mode: str) -> list[bytes]:
 @example(case(given=(True, False), train=True))
 @example(case(train=False))
 def test_bits_are_those_of_the_nodes(given_case: dict[str, Any]) -> None:
-    """The block and its gradient write the nodes' bits, compiled and by NumPy."""
+    """The block and its gradient have the bits of the unfused nodes, compiled and by NumPy."""
     for mode in ("numpy", "native"):
         assert as_block(given_case, mode) == as_nodes(given_case, mode), mode
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_parts_change_no_bit(stride: int, always_cut: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channels in ranges, each in a room of its own, make the same as all at once."""
+    """Ranges of channels, each in its own scratch, give the bits of all channels at once."""
     from weftplan.ops.compiled.depthwise import tables as depthwise_tables
 
     given_case = case(channels=7, image=(21, 30), stride=stride)
@@ -198,7 +201,7 @@ def test_parts_change_no_bit(stride: int, always_cut: None, monkeypatch: pytest.
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_bits_do_not_depend_on_the_width_of_vectors(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits from code for 128, 256 and 512 bits."""
+    """Code for 128, 256 and 512 bits gives the same bits."""
     assert isinstance(HOST, Target)
     given_case = case(channels=4, image=(13, 29), stride=stride, batch=3)
     results = []
@@ -237,7 +240,7 @@ def test_the_gradient_may_overwrite_what_it_reads(other: str) -> None:
     ],
 )
 def test_other_convolutions_are_refused(changes: dict[str, Any], reason: str) -> None:
-    """The compiled kernel refuses unsupported convolutions with a reason."""
+    """The compiled kernel refuses unsupported convolutions with a reason; NumPy's is chosen."""
     given_case = case()
     params = params_of(given_case)
     layer = registry.get("Convolution")
@@ -256,7 +259,7 @@ def test_other_convolutions_are_refused(changes: dict[str, Any], reason: str) ->
 
 
 def test_a_recomputed_block_leaves_the_moving_statistics_alone() -> None:
-    """A block that is computed again changes no state."""
+    """A recomputed block does not change the moving statistics."""
     given_case = case()
     params = params_of(given_case)
     for mode in ("numpy", "native"):

@@ -29,14 +29,14 @@ REFUSED = ("exp", "tanh", "_power_scalar", "floor", "broadcast_maximum", "_backw
 
 
 def parts_of(name: str) -> tuple[Any, dict[str, Any], int]:
-    """Return an operator, settings for it, and how many inputs it has."""
+    """Return an operator, parameters for it, and its number of inputs."""
     op = registry.get(name)
     params = registry.parse_params(op, {one.name: SETTINGS[one.name] for one in op.params if one.name in SETTINGS})
     return op, params, len(op.input_names(params))
 
 
 def values(count: int, dtype: Any, seed: int) -> Any:
-    """Return numbers of every kind, shuffled: zeros of both signs, infinities, NaN, subnormal and normal numbers."""
+    """Return shuffled numbers of every kind: zeros of both signs, infinities, NaN, subnormal and normal numbers."""
     actual = np.random.default_rng(seed).standard_normal(count).astype(dtype)
     for k, special in enumerate((0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -0.5, 1.7)):
         actual[k::31] = special
@@ -44,7 +44,7 @@ def values(count: int, dtype: Any, seed: int) -> Any:
 
 
 def same_bits(a: Any, b: Any) -> None:
-    """Assert equal bits; any NaN equals any other."""
+    """Assert that two arrays have equal bits; any NaN equals any other."""
     np.testing.assert_array_equal(a, b)
     there = ~np.isnan(a)
     np.testing.assert_array_equal(np.signbit(a[there]), np.signbit(b[there]))
@@ -55,7 +55,10 @@ def same_bits(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
-    """The result and every state, for special values, a size that is no multiple of a vector, and a part of it."""
+    """The result and every state have NumPy's bits, for special values and in two uneven ranges.
+
+    The first range leaves the elements after it unchanged.
+    """
     op, params, count = parts_of(name)
     actual = formulas.recorded(
         [(op.forward, params, range(count), [count])], count + 1, np.dtype(dtype), given=range(count)
@@ -77,21 +80,24 @@ def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_may_have_other_bits_is_not_recorded(name):
-    """Functions that differ between libraries, and extrema of two arrays (the sign of zero is open), are refused."""
+    """Functions that differ between libraries are not recorded, nor are extrema of two arrays.
+
+    For extrema, the sign of zero is undefined.
+    """
     op, params, count = parts_of(name)
     calls = [(op.forward, params, range(count), [count])]
     assert formulas.recorded(calls, count + 1, np.dtype(np.float32), given=range(count)) is None
 
 
 def test_only_one_float_dtype_is_recorded():
-    """Integers and halves have rules of their own."""
+    """Formulas of integers, float16 and booleans are not recorded, because these dtypes have other rules."""
     op, params, _ = parts_of("elemwise_add")
     for dtype in ("int32", "float16", "bool"):
         assert formulas.recorded([(op.forward, params, (0, 1), [2])], 3, np.dtype(dtype), given=(0, 1)) is None
 
 
 def test_formulas_share_code_whatever_their_constants():
-    """A rate that changes at every step does not recompile."""
+    """Formulas that differ only in constants share code, so that a changing rate causes no recompilation."""
     result = []
     for rate in (0.1, 0.2):
         op = registry.get("sgd_mom_update")

@@ -1,4 +1,4 @@
-"""Compiled FullyConnected: the definition, bits, scratch, memory that operands share, the choice of kernels."""
+"""Compiled FullyConnected: definition, bits, scratch, shared memory of operands, choice of kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OP, BACK = registry.get("FullyConnected"), registry.get("_backward_FullyConnecte
 
 
 def arrays(case: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """Return (data, weight, bias, gradient of the output) of a case."""
+    """Return random (data, weight, bias, gradient of the output) of a case."""
     rng = np.random.default_rng(case["seed"])
     rows, columns, hidden, dtype = (case[name] for name in ("rows", "columns", "hidden", "dtype"))
     shapes = (rows, columns), (hidden, columns), (hidden,), (rows, hidden)
@@ -33,8 +33,11 @@ def arrays(case: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     return data, weight, bias, ograd
 
 
-def computed(op: Any, params: dict[str, Any], given: list[Any], like: list[Any], mode: str = "native") -> list[Any]:
-    """Outputs in memory with guards around, with exactly the declared scratch."""
+def run_op(op: Any, params: dict[str, Any], given: list[Any], like: list[Any], mode: str = "native") -> list[Any]:
+    """Return an operator's outputs, computed in exactly the declared scratch.
+
+    ``like`` gives the shapes and dtypes of the outputs. Fail if the kernel writes outside them or its scratch.
+    """
     specs = [[TensorSpec(a.shape, a.dtype) for a in some] for some in (given, like)]
     chosen = choose(op, params, *specs, mode).implementation
     assert chosen.name == mode
@@ -50,24 +53,24 @@ def computed(op: Any, params: dict[str, Any], given: list[Any], like: list[Any],
 
 
 def layer(case: dict[str, Any], mode: str = "native") -> list[Any]:
-    """Output, and gradients of data, weight and bias."""
+    """Return the output, and the gradients of data, weight and bias."""
     data, weight, bias, ograd = arrays(case)
     params = registry.parse_params(OP, {"num_hidden": case["hidden"], "no_bias": case["no_bias"]})
     remaining = [] if case["no_bias"] else [bias]
     return [
-        *computed(OP, params, [data, weight, *remaining], [ograd], mode),
-        *computed(BACK, params, [ograd, data, weight], [data, weight, *remaining], mode),
+        *run_op(OP, params, [data, weight, *remaining], [ograd], mode),
+        *run_op(BACK, params, [ograd, data, weight], [data, weight, *remaining], mode),
     ]
 
 
 def case_of(**changes: Any) -> dict[str, Any]:
-    """Return a layer with some changes."""
+    """Return the case of a small layer with these changes."""
     return {"rows": 9, "columns": 20, "hidden": 17, "no_bias": False, "dtype": np.float32, "seed": 0, **changes}
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Return a layer of any size."""
+    """Return a random layer of any size."""
     return case_of(
         rows=draw(st.integers(1, 70)),
         columns=draw(st.integers(1, 600)),
@@ -81,10 +84,10 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=80, deadline=None)
 @given(cases())
 @example(case_of(rows=8, columns=784, hidden=50))  # four chains, each a chunk of columns
-@example(case_of(rows=300, columns=16, hidden=530))  # rows and units that are not summed in one go
+@example(case_of(rows=300, columns=16, hidden=530))  # rows and units summed in several steps
 @example(case_of(rows=1, columns=1, hidden=1))
 def test_against_the_definition(case: dict[str, Any]):
-    """Products and the sum of the bias are those of float64 to within float noise."""
+    """Output and gradients equal float64 within rounding error."""
     data, weight, bias, ograd = (a.astype(np.float64) for a in arrays(case))
     out = data @ weight.T + (0 if case["no_bias"] else bias)
     want = [out, ograd @ weight, ograd.T @ data, ograd.sum(axis=0)]
@@ -98,7 +101,7 @@ def test_against_the_definition(case: dict[str, Any]):
 @given(cases())
 @example(case_of(rows=40, columns=784, hidden=50))
 def test_bits_do_not_depend_on_the_width_of_vectors(case: dict[str, Any]):
-    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    """Code for the other vector widths gives the bits of this machine's width."""
     data, weight, bias, ograd = arrays(case)
     sizes = fully_connected.Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
 
@@ -117,7 +120,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(case: dict[str, Any]):
 
 
 def test_parts_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch, always_cut: None):
-    """However products are cut for cores that are idle, bits are the same."""
+    """Products cut for idle cores have the bits of uncut products."""
     case = case_of(rows=150, columns=300, hidden=200)
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
     want = layer(case)
@@ -131,7 +134,7 @@ def test_parts_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch, alway
 
 @pytest.mark.parametrize("wanted", ["data", "weight", "bias", "none"])
 def test_single_gradients_are_those_of_all(wanted: str):
-    """Only what is asked for is computed, with the same bits."""
+    """Only the wanted gradient is computed, with the bits of computing all."""
     case = case_of()
     data, weight, bias, ograd = arrays(case)
     params = registry.parse_params(OP, {"num_hidden": case["hidden"]})
@@ -149,7 +152,7 @@ def test_single_gradients_are_those_of_all(wanted: str):
 
 
 def test_the_gradient_of_the_data_may_take_its_memory():
-    """The weight's gradient, which reads the data, comes first."""
+    """The data's gradient may overwrite the data: the weight's gradient, which reads it, is computed first."""
     case = case_of()
     data, weight, bias, ograd = arrays(case)
     params = registry.parse_params(OP, {"num_hidden": case["hidden"]})
@@ -164,13 +167,13 @@ def test_the_gradient_of_the_data_may_take_its_memory():
 
 
 def test_data_of_several_axes():
-    """All axes but the first are a row; with ``flatten=False`` only the last axis is."""
+    """By default all axes but the first form a row; with ``flatten=False`` only the last axis does."""
     rng = np.random.default_rng(1)
     data = rng.standard_normal((6, 4, 10)).astype(F32)
     for flatten, columns, lead in ((True, 40, (6,)), (False, 10, (6, 4))):
         weight = rng.standard_normal((11, columns)).astype(F32)
         params = registry.parse_params(OP, {"num_hidden": 11, "no_bias": True, "flatten": flatten})
-        got = computed(OP, params, [data, weight], [np.empty((*lead, 11), F32)])[0]
+        got = run_op(OP, params, [data, weight], [np.empty((*lead, 11), F32)])[0]
         np.testing.assert_allclose(got.reshape(-1, 11), data.reshape(-1, columns) @ weight.T, atol=1e-4)
 
 
@@ -180,7 +183,7 @@ def test_data_of_several_axes():
      ({"dtype": np.float16}, "numpy"), ({"dtype": np.float64}, "native")],
 )  # fmt: skip
 def test_who_computes(changes: dict[str, Any], name: str):
-    """Enough of everything to fill registers, in a type that kernels are written for."""
+    """The compiled kernel is chosen for float32 and float64 if rows, columns and units number at least 8."""
     data, weight, bias, ograd = (TensorSpec(a.shape, a.dtype) for a in arrays(case_of(**changes)))
     params = registry.parse_params(OP, {"num_hidden": weight.shape[0]})
     assert choose(OP, params, [data, weight, bias], [ograd], "auto").implementation.name == name
@@ -188,7 +191,7 @@ def test_who_computes(changes: dict[str, Any], name: str):
 
 
 def test_scratch_is_a_small_share_of_a_layer():
-    """Forward there is none; of a gradient each of four parts at most has a thirty-second of a large weight."""
+    """The forward pass needs no scratch; gradients need at most an eighth of a large weight."""
     params = registry.parse_params(OP, {"num_hidden": 4096, "no_bias": True})
     data, weight, out = (TensorSpec(shape, F32) for shape in ((64, 4096), (4096, 4096), (64, 4096)))
     assert (
@@ -203,14 +206,14 @@ def test_scratch_is_a_small_share_of_a_layer():
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients_of_layers_with_one_weight(no_bias: bool, whole: bool, dtype: Any):
-    """They are those of one layer with the rows of all, with the same bits, in exactly the declared scratch."""
+    """Layers that share a weight have the gradients of one layer with all their rows, bit by bit."""
     count, case = 3, case_of(rows=12, columns=40, hidden=24, no_bias=no_bias, dtype=dtype)
     data, weight, bias, ograd = arrays(case)
     want = layer(case)[1:]
     params = {**registry.parse_params(OP, {"num_hidden": 24, "no_bias": no_bias}), "count": count, "whole": whole}
     inputs = [*np.split(ograd, count), *np.split(data, count), *([weight] if whole else [])]
     like = [weight, *([] if no_bias else [bias]), *(np.split(data, count) if whole else [])]
-    got = computed(SHARED_GRADIENT, params, inputs, like)
+    got = run_op(SHARED_GRADIENT, params, inputs, like)
     if whole:
         head = 1 if no_bias else 2
         assert np.concatenate(got[head:]).tobytes() == want[0].tobytes()

@@ -1,4 +1,4 @@
-"""Compiled convolutions of float16: computed in float32 and rounded once, against NumPy's kernel in float64."""
+"""Compiled float16 convolutions, computed in float32 and rounded once, against NumPy's kernel in float64."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[Any, dict[str, Any], tuple[int, ...]]:
-    """Return a convolution or deconvolution of one to three axes, some with several chains of sums, and the data's
-    shape."""
+    """Return a random (de)convolution of one to three axes, its parameters, and the data's shape."""
     rank = draw(st.integers(1, 3))
     groups = draw(st.sampled_from((1, 1, 1, 2)))
 
@@ -42,7 +41,7 @@ def layers(draw: st.DrawFn) -> tuple[Any, dict[str, Any], tuple[int, ...]]:
 
 
 def run(layer: Any, params: dict[str, Any], shape: tuple[int, ...], dtype: str, kernels: str) -> list[Any]:
-    """Output and gradients, in float64; arguments are numbers of float16."""
+    """Return the output and gradients in ``dtype``; all arguments are float16 numbers."""
     net = layer(mx.sym.Variable("x"), name="c", **params)
     options = PlanOptions(kernels=kernels)
     executor = net.simple_bind(mx.cpu(), x=shape, type_dict={"x": dtype}, plan_options=options)
@@ -60,7 +59,7 @@ def run(layer: Any, params: dict[str, Any], shape: tuple[int, ...], dtype: str, 
 @settings(max_examples=25, deadline=None)
 @given(layers())
 def test_random_layers_are_rounded_once(one: tuple[Any, dict[str, Any], tuple[int, ...]]) -> None:
-    """Every result is as near to float64 as one rounding to float16 allows, or as NumPy's."""
+    """Each result is as close to float64 as one rounding to float16 allows, or as NumPy's."""
     layer, params, shape = one
     actual = run(layer, params, shape, "float16", "native")
     exact = run(layer, params, shape, "float64", "numpy")
@@ -72,7 +71,7 @@ def test_random_layers_are_rounded_once(one: tuple[Any, dict[str, Any], tuple[in
 
 
 def test_parts_and_slices_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
-    """Cut for idle cores, and with weights packed a tile at a time, results are the same to the last bit."""
+    """Work cut for idle cores, with weights packed a tile at a time, has the bits of uncut work."""
     params = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 70, "no_bias": False}
     whole = run(mx.sym.Convolution, params, (6, 40, 11, 9), "float16", "native")
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
@@ -84,7 +83,7 @@ def test_parts_and_slices_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("value", [65504.0, 65520.0, np.inf, np.nan, 6e-8, -0.0])
 def test_numbers_at_the_ends_of_float16(value: float) -> None:
-    """The largest number, what is rounded to infinity, infinity, NaN and the least numbers go through as in NumPy."""
+    """The largest number, overflow, infinity, NaN, a subnormal and -0 pass through as in NumPy."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(2, 2), num_filter=3, no_bias=True, name="c")
     executor = net.simple_bind(mx.cpu(), x=(1, 2, 9, 9), type_dict={"x": "float16"},
                                plan_options=PlanOptions(kernels="native"))  # fmt: skip
@@ -101,7 +100,7 @@ def test_numbers_at_the_ends_of_float16(value: float) -> None:
 
 
 def test_a_processor_without_instructions_for_float16_refuses() -> None:
-    """NumPy's kernel computes there, and a user can see why."""
+    """Without float16 instructions NumPy's kernel is chosen, and ``debug_str`` states the reason."""
     assert isinstance(HOST, Target)
     old = replace(HOST, bits=256, features=HOST.features.replace("+f16c", "-f16c"))
     assert not old.halves

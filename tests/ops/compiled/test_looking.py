@@ -1,4 +1,4 @@
-"""Polling memory without the interpreter: it ends with a change or after its turns; a polling thread takes parts."""
+"""Polling memory without the interpreter: it ends after a change or after its turns, and takes parts handed over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.ops.compiled.target import host
 
 @pytest.fixture
 def look():
-    """Return the polling function, if the processor has the instructions."""
+    """Return the polling function; skip the test if none is available."""
     host()
     actual = polling.look()
     if actual is None:
@@ -22,26 +22,26 @@ def look():
 
 
 def words(*values):
-    """Return words in memory, followed by a box, and their address."""
+    """Return an array of these words followed by an empty box of three words, and the array's address."""
     result = (ctypes.c_int64 * (len(values) + 3))(*values)
     return result, ctypes.addressof(result)
 
 
-def test_nobody_changes_anything(look):
-    """It ends all the same, and writes nothing."""
+def test_polling_ends_without_a_change(look):
+    """Without a change, polling ends after its turns and writes nothing."""
     result, start = words(7, 7, 3, 3)
     look(start)
     assert list(result) == [7, 7, 3, 3, 0, 0, 0]
 
 
 def test_changed_before(look):
-    """It ends at once, though its turns and pauses would never be over."""
+    """Polling ends at once if the word has changed before, however many turns remain."""
     _, start = words(8, 7, 1 << 62, 1 << 62)
     look(start)
 
 
 def test_changed_meanwhile(look):
-    """It ends with the change, which another thread can make, since the interpreter is free."""
+    """Polling ends when another thread changes the word; while it polls, other threads can run Python code."""
     result, start = words(7, 7, 1 << 62, 100)
     thread = threading.Thread(target=look, args=(start,), daemon=True)
     thread.start()
@@ -53,7 +53,7 @@ def test_changed_meanwhile(look):
 
 
 def test_no_compiler_is_imported_for_it(monkeypatch):
-    """Polling does not import the compiler in a process that uses no compiled kernels."""
+    """``polling.look`` returns None and asks for no compiler if the process uses no compiled kernels."""
 
     class Never:
         def cache_info(self):
@@ -70,7 +70,10 @@ AWAY, LOOKS, HANDED = range(3)
 
 
 class Parts:
-    """Parts that record their thread and scratch room; ``meet`` holds each part until ``meet`` threads have one."""
+    """Work in parts that records the number, room and thread of each part.
+
+    The first ``meet`` parts wait until ``meet`` threads have one each.
+    """
 
     def __init__(self, count, rooms, meet=1):
         self.words = (ctypes.c_int64 * (count * rooms))(*range(count * rooms))
@@ -88,8 +91,8 @@ class Parts:
             self.together.wait()
 
 
-def test_nobody_helps(look):
-    """The calling thread does every part once, in the first room."""
+def test_parts_run_without_helpers(look):
+    """Without helpers, the calling thread runs every part once, in the first room."""
     parts = Parts(5, 2)
     for _ in range(2):
         parts.seen.clear()
@@ -97,8 +100,11 @@ def test_nobody_helps(look):
         assert parts.seen == [(number, 0, threading.get_ident()) for number in range(5)]
 
 
-def test_who_looks_takes_parts(look):
-    """Two threads that wait for each other end; each part is done once; and looks go on until the word changes."""
+def test_polling_thread_takes_parts(look):
+    """A polling thread takes parts, in its own room, and each part runs once.
+
+    It goes on polling until the word changes.
+    """
     result, start = words(7, 7, 1 << 62, 0)
     thread = threading.Thread(target=look, args=(start,), daemon=True)
     thread.start()
@@ -118,8 +124,8 @@ def test_who_looks_takes_parts(look):
 
 
 @pytest.mark.parametrize("state", [AWAY, LOOKS])
-def test_who_does_not_come_is_not_waited_for(look, state):
-    """A thread that stopped polling gets no parts, and parts that no thread has begun are taken back."""
+def test_absent_helper_is_not_awaited(look, state):
+    """The caller runs all parts itself if the box's thread is away or takes none."""
     result, start = words(7, 7, 1 << 62, 0)
     result[4] = state
     parts = Parts(3, 2)
@@ -129,7 +135,7 @@ def test_who_does_not_come_is_not_waited_for(look, state):
 
 
 def test_handed_over_at_the_end_of_looks(look):
-    """Parts handed over at the end of all turns are done, by the first thread that reaches them.
+    """Parts handed over at the end of the last turn run once, in whichever thread reaches them first.
 
     looks       sees its last turn end
     owner                                looks -> handed

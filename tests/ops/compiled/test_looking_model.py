@@ -1,7 +1,7 @@
-"""All interleavings of a polling thread and of owners that hand parts over (``ops/compiled/exchange/polling.py``).
+"""All interleavings of a polling thread and owners that hand over parts (``ops/compiled/exchange/polling.py``).
 
-As ``tests/engine/test_protocol_model.py``, for the states of a box. A shared operation runs repeatedly, like a step of
-a network, so its counter restarts while another thread may still hold its address.
+Like ``tests/engine/test_protocol_model.py``, but for the states of a box. A shared operation runs repeatedly, as in the
+steps of a network. Its counter therefore restarts while another thread may still have its address.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ AWAY, LOOKS, HANDED, WORKS = range(4)
 
 
 class Setting(NamedTuple):
-    """One polling thread, and owners of work that use the box alternately."""
+    """One polling thread, and owners of work that use its box alternately."""
 
     owners: tuple[int, ...]
-    """For each owner, how often it runs its own work."""
+    """For each owner, the number of times it runs its own work."""
     parts: int = 2
     looks: int = 2
-    """How often the thread starts to poll."""
+    """Number of times the thread starts to poll."""
     turns: int = 1
     called: bool = False
     """Whether a thread changes the polled word."""
@@ -28,14 +28,14 @@ class Setting(NamedTuple):
 
 
 class Box:
-    """``looking``, ``sharing`` and ``parts`` as steps."""
+    """``looking``, ``sharing`` and ``parts`` of the implementation, as steps of the model."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.change = setting.change
 
     def look(self) -> Steps:
-        """Looks that begin again when they have ended, as a helper's do."""
+        """Poll ``setting.looks`` times, each time until the word changes or the turns are over, as a helper does."""
         for _ in range(self.setting.looks):  # _ is part of the state
             old = yield "get", "word"
             yield "set", "state", LOOKS
@@ -48,7 +48,7 @@ class Box:
             yield "set", "state", AWAY
 
     def take(self) -> Steps:
-        """Take parts of the work that was handed over, unless it has been taken back."""
+        """Take parts of the work that was handed over, unless the owner has taken it back."""
         if self.change == "it begins without asking":
             yield "set", "state", WORKS
         elif not (yield "change", "state", HANDED, WORKS):
@@ -58,7 +58,7 @@ class Box:
         yield "set", "state", LOOKS
 
     def do(self, job: int) -> Steps:
-        """``parts``."""
+        """Run parts of a job until none is left, as ``parts`` does."""
         yield "add", f"inside{job}", 1
         while True:
             number = yield "take a number", f"next{job}"
@@ -96,12 +96,12 @@ class Box:
             yield "release", "free"
 
     def call(self) -> Steps:
-        """Give the helper other work."""
+        """Change the polled word, as a caller with other work for the helper does."""
         yield "add", "word", 1
 
 
 def check(setting: Setting) -> Found:
-    """Explore ``setting``.
+    """Explore all interleavings of ``setting``.
 
     Raises:
         Violation: a property does not hold.
@@ -140,8 +140,11 @@ def check(setting: Setting) -> Found:
     ],
     ids=str,
 )
-def test_each_part_is_done_once_and_nobody_works_on_what_is_over(setting: Setting):
-    """Each part is done once, whenever the polling thread starts and stops."""
+def test_each_part_is_done_once(setting: Setting):
+    """Each part runs once, whenever the polling thread starts and stops.
+
+    No thread works on a job that is over.
+    """
     assert check(setting).ends >= 1
 
 
@@ -157,6 +160,6 @@ def test_each_part_is_done_once_and_nobody_works_on_what_is_over(setting: Settin
     ],
 )
 def test_each_step_is_needed(change: str, what: str):
-    """Leaving out a step lets a thread work on freed arrays, or hands parts to a box that no thread polls."""
+    """Without any one step, a thread works on freed arrays, or parts are handed to a box that no thread polls."""
     with pytest.raises(Violation, match=what):
         check(Setting((2,), change=change))

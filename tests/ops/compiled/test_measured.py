@@ -24,8 +24,8 @@ DATA, WEIGHT, OUT = TensorSpec((1, 3, 8, 8), F32), TensorSpec((4, 3, 3, 3), F32)
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache folder, and nothing known in this process."""
+def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the path of an empty cache folder, and clear this process's known measurements."""
     monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "weftplan" / "kernels"
@@ -33,7 +33,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Return the fake measurements, by implementation; ``calls`` counts the measurements."""
+    """Return fake measurements by implementation, in seconds; ``calls`` counts the measurements."""
     by_name = {"numpy": 2.0, "native": 1.0, "calls": 0.0}
 
     def fake(*_: Any, choices: list[Implementation]) -> dict[str, float]:
@@ -45,7 +45,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def choice(tune: int, **settings: Any) -> Choice:
-    """Return the choice for one convolution."""
+    """Return the tuned choice for one convolution at the autotune level ``tune``."""
     op = registry.get("Convolution")
     inputs = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
     params = registry.parse_params(op, inputs)
@@ -53,11 +53,11 @@ def choice(tune: int, **settings: Any) -> Choice:
     return autotune.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
 
 
-def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
-    """2 takes what was faster, 0 what the heuristic says without measuring anything."""
+def test_the_faster_one_is_chosen(cache_folder: Path, seconds: dict[str, float]):
+    """Level 2 chooses the faster implementation; level 0 chooses by the heuristic without measuring."""
     assert choice(2).text == "native (measured)"
     autotune._known.clear()
-    for file in kept.glob("*/*"):
+    for file in cache_folder.glob("*/*"):
         file.unlink()
     seconds["native"] = 3.0
     assert choice(2).text == "numpy (measured)"
@@ -66,8 +66,8 @@ def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
     assert seconds["calls"] == 2
 
 
-def test_all_that_can_compute_a_call_are_asked(kept: Path, seconds: dict[str, float]):
-    """A convolution that Winograd's kernels take is measured three times, and the fastest of all is chosen."""
+def test_all_that_can_compute_a_call_are_asked(cache_folder: Path, seconds: dict[str, float]):
+    """All three implementations of a convolution are measured, and the fastest is chosen."""
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 32, "no_bias": True})
     specs = [TensorSpec((4, 32, 12, 12), F32), TensorSpec((32, 32, 3, 3), F32)], [TensorSpec((4, 32, 10, 10), F32)]
@@ -75,17 +75,17 @@ def test_all_that_can_compute_a_call_are_asked(kept: Path, seconds: dict[str, fl
     assert first.text == "winograd"
     for fastest in ("winograd", "native", "numpy"):
         autotune._known.clear()
-        for file in kept.glob("*/*"):
+        for file in cache_folder.glob("*/*"):
             file.unlink()
         seconds.update({"winograd": 3.0, "native": 3.0, "numpy": 3.0, fastest: 1.0})
         assert autotune.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
 
 
-def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
-    """A second call in this process measures nothing, nor does a process that finds the file: it chooses alike."""
+def test_what_was_measured_is_kept(cache_folder: Path, seconds: dict[str, float]):
+    """Neither a second call nor another process that finds the file measures again; the choice is the same."""
     assert choice(2).implementation.name == choice(2).implementation.name == "native"
     assert seconds["calls"] == 1
-    assert len(list(kept.glob("*/*"))) == 1
+    assert len(list(cache_folder.glob("*/*"))) == 1
     seconds["native"] = 3.0
     autotune._known.clear()  # as in another process
     assert choice(2).implementation.name == "native"
@@ -93,32 +93,35 @@ def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
 
 
 @pytest.mark.parametrize("damage", ["cut", "others", "numbers", "words"])
-def test_damaged_files_are_measured_again(damage: str, kept: Path, seconds: dict[str, float]):
-    """A file whose hash does not match, or that holds anything but positive seconds of both, is as none."""
+def test_damaged_files_are_measured_again(damage: str, cache_folder: Path, seconds: dict[str, float]):
+    """A file with a wrong hash, or without positive seconds of both implementations, is measured and written again."""
     choice(2)
-    (file,) = kept.glob("*/*")
+    (file,) = cache_folder.glob("*/*")
     content = file.read_bytes()
     if damage == "cut":
         file.write_bytes(content[:-3])
     else:
         wrong: Any = {"others": {"numpy": 1.0}, "numbers": {"numpy": 1.0, "native": -1.0}, "words": ["numpy"]}[damage]
-        autotune.user_cache.keep(kept, file.name, json.dumps(wrong).encode())
+        autotune.user_cache.keep(cache_folder, file.name, json.dumps(wrong).encode())
     autotune._known.clear()
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 2
     assert file.read_bytes() == content
 
 
-def test_a_folder_that_cannot_be_written(kept: Path, seconds: dict[str, float]):
-    """It is measured, and nothing is said."""
-    kept.parent.write_text("a file where the folder would be")
+def test_a_folder_that_cannot_be_written(cache_folder: Path, seconds: dict[str, float]):
+    """If the cache folder cannot be created, the choice is still measured once, without an error."""
+    cache_folder.parent.write_text("a file where the folder would be")
     assert choice(2).implementation.name == "native"
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 1
 
 
-def test_the_workspace_limit(kept: Path, seconds: dict[str, float]):
-    """1 leaves out what needs more scratch than the node's workspace says; 2 does not look at it."""
+def test_the_workspace_limit(cache_folder: Path, seconds: dict[str, float]):
+    """Level 1 excludes implementations above the node's workspace limit; level 2 does not.
+
+    If none fits, all are measured.
+    """
     seconds["numpy"] = 0.5
     assert choice(1).text == choice(2).text == "numpy (measured)"
     op = registry.get("Convolution")
@@ -131,16 +134,16 @@ def test_the_workspace_limit(kept: Path, seconds: dict[str, float]):
     assert choice(1, workspace=0).text == "numpy (measured)", "nothing fits, so all are asked"
 
 
-def test_the_node_comes_first(kept: Path, seconds: dict[str, float]):
-    """cudnn_tune of a convolution decides whatever the variable says."""
+def test_the_node_comes_first(cache_folder: Path, seconds: dict[str, float]):
+    """A convolution's ``cudnn_tune`` overrides the level of the variable."""
     assert choice(0, cudnn_tune="fastest").text == "native (measured)"
     assert choice(2, cudnn_tune="off").text == "native"
     assert choice(2, cudnn_tune="limited_workspace").text == "native (measured)"
 
 
 @pytest.mark.shows("MXNET_CUDNN_AUTOTUNE_DEFAULT")
-def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.MonkeyPatch):
-    """Really measured: every node with several implementations says so, and results are those of the heuristic."""
+def test_the_variable_reaches_a_bound_graph(cache_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the variable set, bound nodes are measured and say so; results agree with the heuristic's."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
     net = mx.sym.Activation(mx.sym.BatchNorm(net, fix_gamma=False), act_type="relu")
     results = []
@@ -155,14 +158,16 @@ def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.Monk
         assert executor.allocated_bytes == executor.planned.memory.peak
         results.append([executor.outputs[0].asnumpy(), *(g.asnumpy() for g in executor.grad_arrays)])
         assert ("(measured)" in executor.debug_str()) == (value != "0")
-    assert len(list(kept.glob("*/*"))) >= 4, "four calls; compiled objects, too, unless this process has them already"
+    assert len(list(cache_folder.glob("*/*"))) >= 4, (
+        "four calls; compiled objects, too, unless this process has them already"
+    )
     for second in results[1:]:
         for a, b in zip(results[0], second, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
-def test_a_chosen_mode_is_not_measured(kept: Path, seconds: dict[str, float]):
-    """WEFTPLAN_KERNELS=numpy and native leave nothing to choose."""
+def test_a_chosen_mode_is_not_measured(cache_folder: Path, seconds: dict[str, float]):
+    """WEFTPLAN_KERNELS=numpy or native measures nothing, because there is no choice."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
     for kernels in ("numpy", "native"):
         plan_symbol(net, {"x": (2, 3, 9, 9)}, options=PlanOptions(kernels=kernels, autotune=2))

@@ -1,4 +1,4 @@
-"""Compiled kernels and pooling in parts on idle cores: the bits of one call, whatever the cores; planned scratch."""
+"""Compiled kernels in parts on idle cores: the bits of one call for any number of cores, in planned scratch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ pytest.importorskip("llvmlite")
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
-    """Work of test size is cut into parts, on four cores."""
+    """Cut work of test size into parts, on four cores."""
     monkeypatch.setattr(pooling, "_FEW_BLOCKS", 2)
     monkeypatch.setattr(dense, "FEW_PACKED", 1 << 12)
     for module, number in ((scratch, 1 << 12), (depthwise_tables, 1 << 8), (batch_norm, 1 << 7), (products, 1 << 10)):
         monkeypatch.setattr(module, "FEW", number)
 
 
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut nothing but products of matrices, whose parts are part of their bits."""
+def disable_cutting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable all cutting except that of matrix products, whose parts affect their bits."""
     for module in (scratch, depthwise_tables, batch_norm, compiled_pooling):
         monkeypatch.setattr(module, "FEW", 1 << 60)
     monkeypatch.setattr(pooling, "MOST", 1)
@@ -46,7 +46,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many parts each call was cut into, those of one left out."""
+    """Return a list to which each call that is cut adds its number of parts."""
     results: list[int] = []
     split = core_sharing.split
 
@@ -56,13 +56,13 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         split(work, count)
 
     monkeypatch.setattr(core_sharing, "split", noting)
-    # Where a helper looks at that very moment, it would be handed its parts without a split.
+    # A helper that polls at this moment would get its parts without a split.
     monkeypatch.setattr(parts, "with_lookers", lambda run, most, all_or_none: False)
     return results
 
 
 def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return the parameters of a convolution or deconvolution of one to three axes, and the shape of its data."""
+    """Return the parameters of a random convolution of one to three axes, and the shape of its data."""
     axes = rng.choice((1, 2, 2, 2, 3))
     most = {1: 40, 2: 14, 3: 6}[axes]
     kernel = tuple(rng.randint(1, 4) for _ in range(axes))
@@ -82,7 +82,7 @@ def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
 
 
 def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
-    """Return one layer, the shape and the dtype of its data."""
+    """Return a random network of one layer, and the shape and dtype of its data."""
     rng = random.Random(seed)
     dtype = rng.choice(("float32", "float32", "float64"))
     x = mx.sym.Variable("data", dtype=dtype)
@@ -103,8 +103,10 @@ def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
 
 
 def step(seed: int) -> bytes:
-    """Return the bytes of output, gradients and moving statistics of a training step; allocated memory is as
-    planned."""
+    """Return the bytes of output, gradients and moving statistics after one training step.
+
+    Check that the allocated memory is as planned.
+    """
     net, shape, dtype = network(seed)
     executor = net.simple_bind(mx.cpu(), plan_options=PlanOptions(kernels="native"), data=shape,
                                type_dict={"data": dtype})  # fmt: skip
@@ -122,7 +124,7 @@ def step(seed: int) -> bytes:
     "first", [*range(0, 30, 10), *(pytest.param(k, marks=pytest.mark.stress) for k in range(30, 60, 10))]
 )
 def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], first: int) -> None:
-    """Random layers cut into parts give the bits of uncut layers, on every engine and with one to four cores."""
+    """Random layers cut into parts have the bits of uncut layers, on every engine and with one to four cores."""
     by_name = {}
     ways: list[tuple[str, dict[str, Any], int]] = [
         ("NaiveEngine", {}, 4),
@@ -137,7 +139,7 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
             by_name[kind, count, *options] = [step(seed) for seed in range(first, first + 10)]
         engine.stop()
     assert cuts
-    whole(monkeypatch)
+    disable_cutting(monkeypatch)
     cuts.clear()
     want = [step(seed) for seed in range(first, first + 10)]
     assert not cuts
@@ -146,7 +148,7 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
 
 
 def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
-    """Return a 3x3 convolution."""
+    """Return the sizes of a square 3x3 convolution with padding 1."""
     return Sizes(
         batch=batch, groups=1, channels=channels, filters=filters, image=(1, side, side), grid=(1, side, side),
         kernel=(1, 3, 3), stride=(1, 1, 1), dilate=(1, 1, 1), pad=(0, 1, 1), itemsize=4,
@@ -154,13 +156,13 @@ def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
 
 
 def test_large_images_are_cut_by_images_and_large_weights_by_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The side that every part repeats is the smaller side; little work is not cut."""
+    """Work is cut so that the operand repeated by every part is the smaller one; little work is not cut."""
     monkeypatch.setattr(scratch, "FEW", 1 << 23)
     assert scratch.forward_cut(sizes(32, 128, 128, 32)) == scratch.Cut(4, 1)
     assert scratch.forward_cut(sizes(32, 256, 256, 4)) == scratch.Cut(1, 4)
     assert scratch.forward_cut(sizes(32, 512, 512, 4)) == scratch.Cut(
         4, 1
-    )  # in slices, as packed whole it is too large
+    )  # in slices, because packed as a whole it is too large
     assert scratch.forward_cut(sizes(1, 3, 8, 8)) == scratch.Cut(1, 1)
     assert scratch.weight_rows(sizes(32, 512, 512, 4)) == 128  # all parts read one copy of the images
     assert scratch.weight_rows(sizes(32, 512, 512, 8)) == 256
@@ -168,7 +170,7 @@ def test_large_images_are_cut_by_images_and_large_weights_by_channels(monkeypatc
 
 
 def test_scratch_of_slices_does_not_grow_with_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of the channels share the scratch for packed weights of a single call."""
+    """Parts of the channels share the packed-weight scratch of a single call."""
     one = sizes(8, 512, 512, 7)
     whole_packed = scratch.forward_scratch(one).packed
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
@@ -176,7 +178,7 @@ def test_scratch_of_slices_does_not_grow_with_parts(monkeypatch: pytest.MonkeyPa
 
 
 def test_scratch_is_a_small_share_of_a_training_plan() -> None:
-    """Packing and copying of compiled kernels adds at most a fortieth to the plan of a ResNet-18 for small images."""
+    """Scratch of compiled kernels adds at most 2.5 % to the plan of a ResNet-18 for small images."""
     symbol = mx.models.get("resnet18", image_shape=(3, 32, 32))
     weights = dict.fromkeys(set(symbol.list_arguments()) - {"data", "softmax_label"}, "write")
     peaks = [
@@ -186,12 +188,12 @@ def test_scratch_is_a_small_share_of_a_training_plan() -> None:
 
 
 def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
-    """Weights that several threads packed, and images that one thread copied, give the bits of uncut calls."""
+    """Calls whose parts share packed weights and copied images have the bits of uncut calls."""
     results = []
     for is_whole in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             if is_whole:
-                whole(patch)
+                disable_cutting(patch)
             cuts.clear()
             net = mx.sym.Convolution(
                 mx.sym.Variable("data"), kernel=(3, 3), num_filter=160, pad=(1, 1), no_bias=True, name="c"
@@ -211,7 +213,7 @@ def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_after_a_fork_splits_again() -> None:
-    """A child of a process whose helpers have worked starts helpers of its own, and computes the same."""
+    """A forked child starts its own helper threads and computes the parent's bits."""
     code = """
 import os
 import numpy as np, weftplan as mx
@@ -242,8 +244,11 @@ assert run() == before
 
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("awake", [True, False])
-def test_who_gets_light_parts(monkeypatch: pytest.MonkeyPatch, light: bool, awake: bool) -> None:
-    """Awake helpers get any parts; sleeping helpers are woken for heavy parts; light parts then run in one call."""
+def test_light_parts_wake_no_helper(monkeypatch: pytest.MonkeyPatch, light: bool, awake: bool) -> None:
+    """Polling helpers get parts of any kind.
+
+    If helpers sleep, heavy parts are split among them; light parts run in one call, and a helper is woken for the next.
+    """
     told: list[str] = []
     ranges: list[tuple[int, int]] = []
 

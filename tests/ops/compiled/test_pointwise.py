@@ -1,4 +1,4 @@
-"""1x1 convolutions as products that read the weight in place: the definition, bits, scratch, the choice of kernels."""
+"""1x1 convolutions as products that read the weight in place: definition, bits, scratch, choice of kernels."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ F32 = np.dtype(np.float32)
 
 
 def plain(**changes: Any) -> dict[str, Any]:
-    """Return a 1x1 convolution with some changes."""
+    """Return the case of a 1x1 convolution with these changes."""
     return case(**{"kernel": (1, 1), "pad": (0, 0), **changes})
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Output and gradient of the data, with exactly the declared scratch."""
+    """Return the output and the data's gradient, computed in exactly the declared scratch.
+
+    Fail if a kernel writes outside its output or its scratch, or if the fused relu differs from a separate relu.
+    """
     s = sizes(geo)
     there, back = pointwise.forward_pass(s), pointwise.data_pass(s)
     assert there is not None
@@ -55,7 +58,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A 1x1 convolution of any size that is taken."""
+    """Return a random supported 1x1 convolution."""
     wide = draw(st.booleans())
     return plain(
         batch=draw(st.integers(1, 4)),
@@ -70,13 +73,15 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
-@example(plain(batch=2, channels=128, filters=700, image=(5, 5)))  # sums that wait in the result, in both directions
+@example(
+    plain(batch=2, channels=128, filters=700, image=(5, 5))
+)  # partial sums stored in the result, in both directions
 @example(plain(batch=1, channels=64, filters=600, image=(2, 4), dtype=np.float64))
-@example(plain(batch=4, channels=520, filters=300, image=(7, 7)))  # pixels of several images side by side
+@example(plain(batch=4, channels=520, filters=300, image=(7, 7)))  # pixels of several images in one panel
 @example(plain(batch=7, channels=17, filters=9, image=(2, 4)))
 @example(plain(batch=1, channels=450, filters=330, image=(3, 5)))  # weights in two blocks, back
 def test_against_the_definition(given_case: dict[str, Any]):
-    """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise."""
+    """The output with bias and the data's gradient equal a float64 sum within rounding error."""
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
     expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
@@ -90,7 +95,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @given(cases())
 @example(plain(batch=2, channels=128, filters=1500, image=(5, 5)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    """Code for the other vector widths gives the bits of this machine's width."""
     check_widths(run, given_case)
 
 
@@ -98,7 +103,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 def test_bits_do_not_depend_on_parts(
     monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, batch: int, image: tuple[int, int]
 ):
-    """Uncut, and cut by pixels or by filters, on one core or four: the same bits."""
+    """Uncut work, and work cut by pixels or by filters, has the same bits on one core and on four."""
     chosen = plain(batch=batch, channels=100, filters=150, image=image)
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
@@ -120,7 +125,7 @@ def test_bits_do_not_depend_on_parts(
 def test_each_part_has_a_room_for_itself(
     monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int], back: bool
 ):
-    """A part that works in the last room writes into no other."""
+    """A part that uses the last room of scratch writes to no other room."""
     chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
@@ -140,8 +145,8 @@ def test_each_part_has_a_room_for_itself(
     assert not (room[-there.room :] == 0xFF).all()
 
 
-def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
-    """Few channels, and weights of few filters, at a time or all at once: the same bits."""
+def test_bits_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Bits do not depend on how many channels are summed at a time, or on the size of weight blocks."""
     chosen = plain(channels=190, filters=40, image=(6, 7))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
@@ -155,7 +160,7 @@ def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_scale_is_applied_to_whole_sums():
-    """With a scale and a shift for each filter the result is that of one fused multiply-add of the plain one."""
+    """With a scale and shift per filter, the result is one fused multiply-add of the unscaled result."""
     geo = geometry_of(plain(channels=300, filters=21, image=(5, 9)))
     x, w, b, dy = arrays(plain(channels=300, filters=21, image=(5, 9)), geo)
     there = pointwise.forward_pass(sizes(geo))
@@ -177,7 +182,7 @@ def test_a_scale_is_applied_to_whole_sums():
     ],
 )
 def test_who_computes(shape: tuple[int, ...], filters: int, more: dict[str, Any], name: str):
-    """By the heuristic, layers with enough pixels in one group are computed so, others as a product of NumPy's."""
+    """The heuristic chooses the compiled kernel for one group with enough pixels, else NumPy's product."""
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (1, 1), "num_filter": filters, "no_bias": True, **more})
     ins = [TensorSpec(shape, F32), TensorSpec((filters, shape[1] // more.get("num_group", 1), 1, 1), F32)]

@@ -1,4 +1,4 @@
-"""Gradients of the weight of 1x1 convolutions: the definition, bits, scratch, the choice of kernels."""
+"""Weight gradients of 1x1 convolutions: definition, bits, parts, choice of kernels."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def pass_of(geo: Geometry) -> Pass:
-    """The pass that takes this geometry."""
+    """Return the pass for this geometry, which must be supported."""
     actual = weight_pass(sizes(geo))
     assert actual is not None
     return actual
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Return the gradient of the weight."""
+    """Return [gradient of the weight]; fail if the kernel writes outside of it."""
     there = pass_of(geo)
     held = np.full(w.size + 64, np.nan, x.dtype)
     out = held[32:-32].reshape(w.shape)
@@ -43,7 +43,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A 1x1 convolution of any size that is taken."""
+    """Return a random supported 1x1 convolution."""
     return plain(
         batch=draw(st.integers(1, 6)),
         channels=draw(st.integers(16, 130)),
@@ -59,9 +59,9 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @given(cases())
 @example(plain(batch=3, channels=49, filters=9, image=(23, 37)))  # four chunks of an image, the last short
 @example(plain(batch=7, channels=16, filters=8, image=(7, 11)))  # three images in a chain, and one that is left over
-@example(plain(batch=2, channels=25, filters=11, image=(16, 16)))  # a chain that is as long as they get
+@example(plain(batch=2, channels=25, filters=11, image=(16, 16)))  # a chain of the greatest length
 def test_against_the_definition(given_case: dict[str, Any]):
-    """It is that of a float64 sum to within float noise."""
+    """The weight's gradient equals a float64 sum within rounding error."""
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
     want = gradients(geo, x, w, dy)[1]
@@ -74,7 +74,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @given(cases())
 @example(plain(batch=3, channels=49, filters=9, image=(23, 37)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    """Code for the other vector widths gives the bits of this machine's width."""
     check_widths(run, given_case)
 
 
@@ -82,7 +82,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 def test_parts_have_the_bits_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, always_cut: None, channels: int, filters: int
 ):
-    """Cut by channels or by filters, in any order: the same bits."""
+    """Parts cut by channels or by filters, run in reverse order, have the bits of uncut work."""
     chosen = plain(batch=2, channels=channels, filters=filters, image=(20, 30))
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
@@ -107,7 +107,10 @@ def test_parts_have_the_bits_of_the_whole(
 
 
 def test_a_chain_is_a_sum_in_the_order_of_pixels():
-    """Rounding in float32 reveals the order: chunks of pixels in sequence, image by image."""
+    """Chunks of pixels are summed in order, and added image by image.
+
+    Rounding in float32 would reveal another order.
+    """
     chosen = plain(batch=2, channels=16, filters=8, image=(24, 24))
     geo = geometry_of(chosen)
     x, w, b, dy = (np.ones_like(one) for one in arrays(chosen, geo))
@@ -131,7 +134,7 @@ def test_a_chain_is_a_sum_in_the_order_of_pixels():
      ({"dtype": np.float16}, False)],
 )  # fmt: skip
 def test_who_computes(changes: dict[str, Any], taken: bool):
-    """One group with enough channels and filters, without padding; it needs no scratch."""
+    """The kernel supports one group of enough channels and filters, without padding, and needs no scratch."""
     geo = geometry_of(plain(**{"channels": 64, "filters": 64, "image": (9, 9), **changes}))
     actual = weight_pass(sizes(geo))
     assert (actual is not None) == taken

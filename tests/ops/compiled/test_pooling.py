@@ -1,4 +1,4 @@
-"""Compiled pooling against NumPy's kernel: the same values, whatever the shape, the vectors and the cores."""
+"""Compiled pooling against NumPy's kernel: the same values for any shape, vector width and number of cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def compute(name: str, mode: str, params: dict[str, Any], inputs: list[Any], out: Any) -> str:
-    """Fill ``out`` with the implementation that a mode chooses, given exactly its scratch; returns its name."""
+    """Fill ``out`` by the implementation for ``mode``, in exactly its scratch; return the implementation's name."""
     op = registry.get(name)
     ins, outs = [TensorSpec(a.shape, a.dtype) for a in inputs], [TensorSpec(out.shape, out.dtype)]
     actual = implementations.choose(op, params, ins, outs, mode).implementation
@@ -34,10 +34,10 @@ def compute(name: str, mode: str, params: dict[str, Any], inputs: list[Any], out
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Extents and parameters of one call, of one to three axes."""
+    """Return the sizes and parameters of a random call of one to three axes."""
     rank = draw(st.integers(1, 3))
     kernel = draw(st.tuples(*[st.integers(1, 4)] * rank))
-    pairs = draw(st.booleans())  # windows side by side, two elements wide, have a gradient of their own
+    pairs = draw(st.booleans())  # adjacent windows, two elements wide, have their own gradient kernel
     kernel = (*kernel[:-1], 2) if pairs else kernel
     pad = tuple(0 if pairs else draw(st.integers(0, k - 1)) for k in kernel)
     image = tuple(draw(st.integers(max(1, k - 2 * p), (40, 12, 7)[rank - 1])) for k, p in zip(kernel, pad, strict=True))
@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """Return a call of ordinary size."""
+    """Return the case of a call of ordinary size with these changes."""
     return {
         "image": (19, 23), "kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pooling_convention": "valid",
         "dtype": np.float32, "values": "ties", "seed": 0, **changes,
@@ -79,7 +79,10 @@ def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
 @example(case(image=(70,), kernel=(3,), stride=(1,), pad=(1,), values="special"))
 @example(case(image=(5, 6, 40), kernel=(2, 3, 3), stride=(2, 1, 3), pad=(1, 1, 1), pooling_convention="full"))
 def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
-    """Maxima and gradients equal NumPy's to the last bit: ties go to the first, sums have its order, NaN goes on."""
+    """Maxima and their gradients equal NumPy's exactly.
+
+    Ties go to the first element, sums have NumPy's order, and NaN spreads.
+    """
     rng = np.random.default_rng(given_case["seed"])
     op = registry.get("Pooling")
     names = ("kernel", "stride", "pad", "pooling_convention")
@@ -88,7 +91,7 @@ def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
     shape = op.infer_shape(params, [x.shape], [None])[1][0]
     assert shape is not None
     if min(shape) < 1:
-        return  # "full" and "same" know windows of more than the image alone
+        return  # "full" and "same" allow windows larger than the image
     ograd = rng.normal(size=shape).astype(x.dtype)
     by_name = {}
     for mode in ("numpy", "native"):
@@ -108,7 +111,7 @@ def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
     case(image=(5, 6, 40), kernel=(2, 3, 3), stride=(2, 1, 3), pad=(1, 1, 1), pooling_convention="full"), "avg", True
 )
 def test_averages_and_sums_are_those_of_numpy(given_case: dict[str, Any], kind: str, include_pad: bool) -> None:
-    """Equal to the last bit, with padding counted or not; windows without elements are 0."""
+    """Averages and sums equal NumPy's exactly, with padding counted or not."""
     rng = np.random.default_rng(given_case["seed"])
     op = registry.get("Pooling")
     names = ("kernel", "stride", "pad", "pooling_convention")
@@ -131,7 +134,7 @@ def test_averages_and_sums_are_those_of_numpy(given_case: dict[str, Any], kind: 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
-    """The same bits from code for 128, 256 and 512 bits."""
+    """Code for 128, 256 and 512 bits gives the same bits."""
     assert isinstance(HOST, Target)
     rng = np.random.default_rng(1)
     x = rng.choice(np.array([0, 1, 2], np.float32), size=(2, 9, 40))
@@ -156,7 +159,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
 
 
 def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
-    """Cut into parts on two cores, each with scratch of its own: values are those of NumPy still."""
+    """Pooling cut into parts, each in its own scratch, has NumPy's bits."""
     monkeypatch.setattr(pooling, "FEW", 1 << 8)
     parts = []
     split = core_sharing.split

@@ -1,4 +1,4 @@
-"""Compiled kernels settle a call once: later runs of an executor compute no sizes, and give the bits of a first run."""
+"""Compiled kernels compute the sizes of a call once: later runs reuse them and give the bits of a first run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULES: tuple[Any, ...] = (convolution, batch_norm, pooling)
 
 
 def network() -> Any:
-    """Return one layer of every kind of compiled kernel."""
+    """Return a network with one layer for each kind of compiled kernel."""
     net = mx.sym.Variable("data")
     net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, name="dense")
     net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, num_group=8, no_bias=True, name="single")
@@ -31,7 +31,7 @@ def network() -> Any:
 
 
 def bound() -> Any:
-    """Return an executor full of random numbers."""
+    """Return an executor with random arguments and states."""
     executor = network().simple_bind(mx.cpu(), data=(3, 4, 10, 10), plan_options=PlanOptions(kernels="native"))
     rng = np.random.default_rng(5)
     for array in (*executor.arg_arrays, *executor.aux_arrays):
@@ -40,7 +40,7 @@ def bound() -> Any:
 
 
 def run(executor: Any, data: Any, *, train: bool) -> list[bytes]:
-    """Outputs and gradients of a run on ``data``."""
+    """Return the bytes of output and gradients of a run on ``data``."""
     out = executor.forward(is_train=train, data=data)[0]
     actual = [out]
     if train:
@@ -49,8 +49,8 @@ def run(executor: Any, data: Any, *, train: bool) -> list[bytes]:
     return [one.asnumpy().tobytes() for one in actual]
 
 
-def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run on other data asks for no sizes, and has the bits of an executor that runs for the first time."""
+def test_later_runs_reuse_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run on other data computes no sizes, and has the bits of a new executor's first run."""
     rng = np.random.default_rng(6)
     first, second = (mx.nd.array(rng.standard_normal((3, 4, 10, 10))) for _ in range(2))
     moving, fresh = bound(), bound()
@@ -66,7 +66,7 @@ def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPa
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, settled)
     assert run(moving, second, train=True) == wanted
-    for name, array in moving.aux_dict.items():  # they have seen more data
+    for name, array in moving.aux_dict.items():  # statistics after more batches
         array.copyto(fresh.aux_dict[name])
     repeated = run(moving, second, train=False)
     monkeypatch.undo()
@@ -74,7 +74,10 @@ def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_call_is_made_when_it_is_first_called() -> None:
-    """Binding settles nothing, since compiling would make it slow; the scratch of one call is that of all."""
+    """``RepeatedKernel.on`` prepares a call on its first run, not at binding, because compiling is slow.
+
+    Calling the kernel directly prepares a call each time.
+    """
     result: list[int] = []
 
     def make(ctx: Any, params: Any, inputs: Any, outputs: Any) -> Any:

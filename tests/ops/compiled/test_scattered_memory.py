@@ -1,4 +1,4 @@
-"""Kernels are linked wherever in the address space memory is free."""
+"""Kernels are linked even if free memory is scattered over the address space."""
 
 import subprocess
 import sys
@@ -49,6 +49,9 @@ winograd_weights.functions(host())
 @pytest.mark.skipif(sys.platform != "linux" or isinstance(host(), str), reason="needs Linux, and compiled kernels")
 @pytest.mark.parametrize("pages", [1, 3])
 def test_a_module_is_linked_where_free_pages_lie_gigabytes_apart(pages: int):
-    """A few free pages, and then none for 3 GiB: code and its constants come to lie near each other all the same."""
+    """A module links if only a few pages are free and the next free memory is 3 GiB away.
+
+    Code and constants are placed near each other all the same.
+    """
     done = subprocess.run([sys.executable, "-c", CHILD, str(pages)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

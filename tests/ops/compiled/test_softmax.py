@@ -1,4 +1,4 @@
-"""Compiled SoftmaxOutput: the definition, bits, NaN, memory that operands share, the choice of kernels."""
+"""Compiled SoftmaxOutput: the definition, bits, NaN, shared memory of operands, the choice of kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SIZES = [(1, 1), (3, 15), (3, 16), (2, 63), (2, 64), (5, 80), (4, 100), (3, 1000
 
 
 def numbers(rows: int, classes: int, scale: float = 3) -> Any:
-    """Random rows."""
+    """Return random float32 rows with standard deviation ``scale``."""
     return (scale * np.random.default_rng(rows * classes).standard_normal((rows, classes))).astype(F32)
 
 
-def computed(x: Any, target: Target | None = None) -> Any:
-    """Return the softmax of rows, with guards around it."""
+def run_softmax(x: Any, target: Target | None = None) -> Any:
+    """Return the softmax of rows; fail if the kernel writes outside its output."""
     held = np.full(x.size + 64, np.nan, F32)
     out = held[32:-32].reshape(x.shape)
     softmax.call(x, out, *x.shape, target)()
@@ -37,19 +37,19 @@ def computed(x: Any, target: Target | None = None) -> Any:
 
 @pytest.mark.parametrize(("rows", "classes"), SIZES)
 def test_against_the_definition(rows: int, classes: int) -> None:
-    """Probabilities are those of float64 to within float noise, and so are their sums."""
+    """Probabilities and their sums equal float64 within rounding error."""
     x = numbers(rows, classes)
     want = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     want /= want.sum(axis=1, keepdims=True)
-    got = computed(x)
+    got = run_softmax(x)
     np.testing.assert_allclose(got, want, rtol=3e-6)
     np.testing.assert_allclose(got.sum(axis=1, dtype=np.float64), 1, rtol=1e-6)
 
 
 def test_powers_of_all_sizes() -> None:
-    """Right to three bits, as far down as shares of them are numbers with all bits; far beyond they are 0."""
+    """Powers of e have a relative error of at most 2^-21 down to exponent -79; from -88 on they are 0."""
     x = np.concatenate([[0], np.linspace(-79, 0, 100_000), [-88, -104, -1e30]]).astype(F32)[None]
-    got = computed(x)[0]
+    got = run_softmax(x)[0]
     want = np.exp(x[0].astype(np.float64))
     np.testing.assert_allclose(got[:-3] / got[0], want[:-3], rtol=8 * 2**-24)
     assert (got[-3:] == 0).all()
@@ -57,11 +57,14 @@ def test_powers_of_all_sizes() -> None:
 
 @pytest.mark.parametrize("classes", [64, 70, 200])
 def test_what_is_not_a_number(classes: int) -> None:
-    """A row with NaN or plus infinity, or with minus infinity alone, is NaN; one with a number gives the others 0."""
+    """A row with NaN or plus infinity, or of minus infinity alone, gives NaN.
+
+    In a row with one finite number, the minus infinities get 0.
+    """
     bad = np.zeros((4, classes), F32)
     bad[0, classes - 1], bad[1, 3], bad[2] = np.nan, np.inf, -np.inf
     bad[3, 1:] = -np.inf
-    got = computed(bad)
+    got = run_softmax(bad)
     assert np.isnan(got[:3]).all()
     assert got[3, 0] == 1
     assert (got[3, 1:] == 0).all()
@@ -70,19 +73,19 @@ def test_what_is_not_a_number(classes: int) -> None:
 @pytest.mark.skipif(not OTHER, reason="one width only")
 @pytest.mark.parametrize(("rows", "classes"), SIZES)
 def test_bits_do_not_depend_on_the_width_of_vectors(rows: int, classes: int) -> None:
-    """Code for other widths gives the bits of this machine's."""
+    """Code for other vector widths gives the bits of this machine's width."""
     x = numbers(rows, classes)
     for target in OTHER:
-        assert computed(x, target).tobytes() == computed(x).tobytes(), target.bits
+        assert run_softmax(x, target).tobytes() == run_softmax(x).tobytes(), target.bits
 
 
 def test_parts_and_the_same_memory(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
-    """Rows in parts, and rows over the data, have the bits of one call."""
+    """Rows computed in parts, and rows computed in place, have the bits of one call."""
     x = numbers(50, 100)
-    want = computed(x).tobytes()
+    want = run_softmax(x).tobytes()
     monkeypatch.setattr(softmax, "LITTLE", 300)
     monkeypatch.setattr(softmax, "FEW", 300)
-    assert computed(x).tobytes() == want
+    assert run_softmax(x).tobytes() == want
     softmax.call(x, x, *x.shape)()
     assert x.tobytes() == want
 
@@ -94,7 +97,7 @@ def test_parts_and_the_same_memory(monkeypatch: pytest.MonkeyPatch, always_cut: 
      ((30, 100, 10), {"multi_output": True}, F32, "numpy"), ((30, 10, 100), {"preserve_shape": True}, F32, "native")],
 )  # fmt: skip
 def test_who_computes(shape: Any, params: dict[str, Any], dtype: Any, name: str) -> None:
-    """Rows that are long, and enough of them, in float32; the result is NumPy's to within float noise."""
+    """Enough long float32 rows are computed by the compiled kernel, others by NumPy; results agree."""
     parsed = registry.parse_params(OP, params)
     x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     label = np.zeros(shape[:1], dtype)

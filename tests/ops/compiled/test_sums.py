@@ -1,4 +1,4 @@
-"""Compiled sums and copies: NumPy's bits, for any number of arrays, any range, and results past the caches."""
+"""Compiled sums and copies: NumPy's bits for any number of arrays and any range, also with writes past the caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))
 
 
 def arrays(count: int, size: int, dtype: str) -> list[np.ndarray]:
-    """Arrays whose sum depends on the order, with infinities and a NaN among them; each begins on a line."""
+    """Return arrays aligned to cache lines, whose sum depends on the order, with infinities and a NaN."""
     rng = np.random.default_rng(count * 100 + size)
     result = []
     for _ in range(count):
@@ -25,8 +25,8 @@ def arrays(count: int, size: int, dtype: str) -> list[np.ndarray]:
     return result
 
 
-def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
-    """Return the same by NumPy."""
+def numpy_sum(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
+    """Return the sum of arrays by NumPy, in order or in brackets of four terms."""
     total = xs[0].copy()
     step = 4 if grouped else 1
     for first in range(1, len(xs), step):
@@ -41,7 +41,10 @@ def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("count", "grouped"), [(2, True), (6, True), (6, False), (32, False)])
 def test_sums_have_numpys_bits(monkeypatch, count, grouped, dtype, past):
-    """Sums have NumPy's bits in both orders, in two ranges, with elements after the last whole line; no other write."""
+    """Sums in two ranges have NumPy's bits in both orders, also after the last whole line.
+
+    Nothing is written outside of the result.
+    """
     if past:
         monkeypatch.setattr(sums, "PAST", 0)
     size = 1003
@@ -52,16 +55,16 @@ def test_sums_have_numpys_bits(monkeypatch, count, grouped, dtype, past):
     with np.errstate(all="ignore"):
         work(512, size)
         work(0, 512)
-        np.testing.assert_array_equal(out[:size], added(xs, grouped=grouped))
+        np.testing.assert_array_equal(out[:size], numpy_sum(xs, grouped=grouped))
     np.testing.assert_array_equal(out[size:], behind)
 
 
 def test_a_sum_into_its_first_source(monkeypatch):
-    """Is made line by line, and never past the caches."""
+    """A sum may overwrite its first source; it then does not write past the caches."""
     monkeypatch.setattr(sums, "PAST", 0)
     xs = arrays(3, 777, "float32")
     with np.errstate(all="ignore"):
-        want = added(xs, grouped=False)
+        want = numpy_sum(xs, grouped=False)
     sums.compiled_sum(xs, xs[0], grouped=False)(0, 777)
     np.testing.assert_array_equal(xs[0], want)
 
@@ -70,7 +73,7 @@ def test_a_sum_into_its_first_source(monkeypatch):
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("size", [333, 3 * sums.BLOCK // 4 + 5])
 def test_copies_to_several(monkeypatch, count, past, size):
-    """Every target gets every element of the range, and nothing after it."""
+    """Every target gets every element of the range, and nothing is written after it."""
     if past:
         monkeypatch.setattr(sums, "PAST", 0)
     source = arrays(1, size, "float32")[0]
@@ -97,23 +100,23 @@ def test_copies(dtype, begins, size):
 
 
 def test_copies_of_less_than_a_line():
-    """Are left to NumPy."""
+    """Copies of less than a cache line are left to NumPy."""
     assert not sums.copy_past(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 
 def test_results_that_do_not_begin_on_a_line(monkeypatch):
-    """Are not written past the caches, which would fault."""
+    """A result that is not aligned to a cache line is not written past the caches, which would fault."""
     monkeypatch.setattr(sums, "PAST", 0)
     xs = arrays(3, 100, "float32")
     out = arrays(1, 101, "float32")[0][1:]
     sums.compiled_sum(xs, out, grouped=False)(0, 100)
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(out, added(xs, grouped=False))
+        np.testing.assert_array_equal(out, numpy_sum(xs, grouped=False))
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(1, "float32"), (33, "float32"), (3, "int32"), (3, "float16")])
 def test_what_is_left_to_numpy(count, dtype):
-    """One array, very many, and other dtypes have no compiled sum."""
+    """One array, more than 32 arrays, and dtypes other than float32 and float64 have no compiled sum."""
     xs = [np.zeros(10, dtype) for _ in range(count)]
     assert sums.compiled_sum(xs, np.zeros(10, dtype), grouped=False) is None
 
@@ -121,7 +124,10 @@ def test_what_is_left_to_numpy(count, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("terms", "targets"), [(1, 1), (1, 3), (2, 1), (5, 2)])
 def test_pieces(terms, targets, dtype):
-    """Pieces of any length and place are added from left to right into every target, and nothing else is written."""
+    """Pieces of any length and position are summed from left to right into every target.
+
+    Nothing else is written.
+    """
     size, ranges = 1003, [(0, 1), (3, 20), (20, 21), (40, 1000)]
     xs = arrays(terms, size, dtype)
     rooms = arrays(targets, size, dtype)
@@ -129,7 +135,7 @@ def test_pieces(terms, targets, dtype):
     with np.errstate(all="ignore"):
         for room in want:
             for first, end in ranges:
-                room[first:end] = added(xs, grouped=False)[first:end]
+                room[first:end] = numpy_sum(xs, grouped=False)[first:end]
     pieces = [
         ((end - first) * xs[0].itemsize, *(address(one[first:]) for one in (*xs, *rooms))) for first, end in ranges
     ]
@@ -138,7 +144,7 @@ def test_pieces(terms, targets, dtype):
 
 
 def test_pieces_that_are_left_to_numpy():
-    """None at all, other dtypes and very many terms have no compiled loop."""
+    """No pieces, other dtypes and more than 32 terms have no compiled loop."""
     assert sums.compiled_pieces([], 1, np.dtype("float32")) is None
     assert sums.compiled_pieces([(4, 0, 0)], 1, np.dtype("int32")) is None
     assert sums.compiled_pieces([(4, *range(40))], 33, np.dtype("float32")) is None

@@ -1,4 +1,4 @@
-"""Winograd's convolutions against a plain one in float64 and against the direct kernels: bits, scratch, the choice."""
+"""Winograd convolutions against a float64 reference and the direct kernels: bits, scratch, and the choice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ F32 = np.dtype(np.float32)
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Output and both gradients, with exactly the declared scratch."""
+    """Return the output and both gradients, computed in exactly the declared scratch.
+
+    Fail if a kernel writes outside its output or its scratch, or if the fused relu differs from a separate relu.
+    """
     s = sizes(geo)
     results = []
     there, back = winograd.forward_pass(s), winograd.data_pass(s)
@@ -62,7 +65,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Return a 3x3 convolution of any size, with any padding that is taken."""
+    """Return a random supported 3x3 convolution."""
     pad = draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return case(
         batch=draw(st.integers(1, 6)),
@@ -80,10 +83,12 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @example(case(batch=1, channels=8, filters=16, image=(14, 14)))  # 49 tiles
 @example(case(batch=3, channels=3, filters=5, image=(9, 70)))  # rows of more tiles than two blocks have
 @example(case(batch=40, channels=5, filters=3, image=(1, 1)))  # images of one tile
-@example(case(batch=2, channels=200, filters=160, image=(4, 4)))  # u that is made again for each block
+@example(case(batch=2, channels=200, filters=160, image=(4, 4)))  # transformed weights computed for each block
 def test_against_the_definition(given_case: dict[str, Any]):
-    """Forward with bias, and both gradients, equal a float64 sum within rounding: sixteen times the bound of a plain
-    sum of as many products, which allows for the additions of the transforms."""
+    """Output with bias, and both gradients, equal a float64 sum within rounding error.
+
+    The bound is sixteen times that of a plain sum of as many products, because the transforms add terms.
+    """
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
     expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), *gradients(geo, x, w, dy)]
@@ -94,7 +99,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 
 
 def test_noise_is_that_of_the_direct_kernels():
-    """On many channels the root of the mean square of the error is at most twice that of the direct kernels."""
+    """On many channels the root mean square error is at most twice that of the direct kernels."""
     chosen = case(batch=2, channels=256, filters=64, image=(12, 12))
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
@@ -109,7 +114,7 @@ def test_noise_is_that_of_the_direct_kernels():
 @given(cases())
 @example(case(batch=2, channels=200, filters=160, image=(14, 14)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
-    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    """Code for the other vector widths gives the bits of this machine's width."""
     check_widths(run, given_case)
 
 
@@ -117,7 +122,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 def test_bits_do_not_depend_on_blocks_and_parts(
     monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, kept: bool
 ):
-    """Uncut, and in parts on one core or four, with long and short blocks: the same bits."""
+    """Uncut work, and parts on one core or four with long or short blocks, have the same bits."""
     chosen = case(batch=3, channels=70, filters=90, image=(13, 17))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
@@ -146,7 +151,7 @@ def test_bits_do_not_depend_on_blocks_and_parts(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_cut: None, kept: bool):
-    """No two parts of a pass, each in its room, write the same bytes of scratch: they may run at the same time."""
+    """No two parts of a pass write the same bytes of scratch, so that they may run at the same time."""
     geo = geometry_of(case(batch=3, channels=70, filters=90, image=(13, 17)))
     s, (x, w, b, dy) = sizes(geo), arrays(case(batch=3), geo)
     there, back = winograd.forward_pass(s), winograd.data_pass(s)
@@ -183,7 +188,7 @@ def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_c
 
 @pytest.mark.parametrize("place", [(4, 4), (3, 4), (5, 3), (0, 8)])
 def test_not_a_number_and_infinity_arrive(place: tuple[int, int]):
-    """A NaN or an infinity spreads to exactly the windows that read it, wherever in a tile it is."""
+    """A NaN or infinity, anywhere in a tile, reaches exactly the windows that read it."""
     chosen = case(channels=3, filters=9, image=(9, 9))
     geo = geometry_of(chosen)
     for value in (np.nan, np.inf, -np.inf):
@@ -195,7 +200,7 @@ def test_not_a_number_and_infinity_arrive(place: tuple[int, int]):
 
 @pytest.mark.skipif(not OTHER, reason="x86 only")
 def test_code_for_avx512_compiles():
-    """The modules for a processor with AVX-512 compile on any x86."""
+    """The modules for a processor with AVX-512 compile on any x86 machine."""
     assert isinstance(HOST, Target)
     features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
     target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
@@ -204,7 +209,7 @@ def test_code_for_avx512_compiles():
 
 
 def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int], **settings: Any) -> str:
-    """Return the name of a convolution's implementation, as reports show it."""
+    """Return the name of the implementation chosen for a convolution, as reports show it."""
     op = registry.get("Convolution")
     inputs = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True, **settings}
     params = registry.parse_params(op, inputs)
@@ -217,7 +222,7 @@ def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int],
 
 
 def test_the_choice_follows_from_shapes():
-    """Many channels and tiles, one group, no strides: Winograd's; everything else is computed as before."""
+    """Winograd is chosen for many channels and tiles, one group, and no strides; otherwise the direct kernel is."""
     assert chosen_name(64, 64, 8, (14, 14)) == "winograd"
     assert chosen_name(32, 32, 1, (14, 14)) == "winograd"
     assert chosen_name(16, 16, 1, (32, 32)) == "winograd"
@@ -230,7 +235,10 @@ def test_the_choice_follows_from_shapes():
 
 
 def trained(options: PlanOptions) -> tuple[list[bytes], Any]:
-    """Results and gradients of two layers, and the executor, which allocated what its plan says."""
+    """Return the bytes of output and gradients of two layers, and the executor.
+
+    Check that the executor allocates the planned peak.
+    """
     x = mx.sym.Variable("data")
     x = mx.sym.Activation(mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=40, name="one"), act_type="relu")
     net = mx.sym.Convolution(x, kernel=(3, 3), pad=(0, 2), num_filter=33, no_bias=True, name="two")
@@ -244,8 +252,11 @@ def trained(options: PlanOptions) -> tuple[list[bytes], Any]:
     return [out.tobytes(), *(one.asnumpy().tobytes() for one in executor.grad_arrays)], executor
 
 
-def test_a_network_is_computed_so_on_every_engine():
-    """Layers with relu, bias and odd planes: shown as Winograd's, the same bits on every engine, near NumPy's."""
+def test_network_has_the_same_bits_on_every_engine():
+    """A network of two Winograd layers has the same bits on every engine, and is close to NumPy's.
+
+    The layers have a relu, a bias and odd planes.
+    """
     expected, executor = trained(PlanOptions())
     assert executor.debug_str().count("Kernel: winograd\n") == 4
     for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):

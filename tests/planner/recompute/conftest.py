@@ -11,9 +11,9 @@ import pytest
 import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, drafts, plan_symbol
-from weftplan.planner.inplace import Assignment
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Tape
+from weftplan.planner.storage_assignment import Assignment
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.node_seconds import node_seconds
 

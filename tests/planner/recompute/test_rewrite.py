@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from weftplan import symbol as sym
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.inplace import assign
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import repeat
 from weftplan.planner.rewiring import needed_twins, repeatable
+from weftplan.planner.storage_assignment import assign
 from weftplan.planner.symbolic.network import realised
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

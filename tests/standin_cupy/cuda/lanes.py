@@ -1,7 +1,7 @@
-"""All threads of a launch side by side: a variable is an array with one element per thread.
+"""Lockstep execution of all threads of a launch: a variable is an array with one element per thread.
 
-A statement is run for the threads that reach it, and says which of them go on. ``__syncthreads()`` must be reached by
-all threads of a block together. Blocks are run some at a time, in any order that does not matter to a right kernel.
+A statement runs for the threads that reach it and returns the threads that continue. All threads of a block must reach
+``__syncthreads()`` together. Blocks run in groups, in an order that does not affect a correct kernel.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from tests.standin_cupy.cuda.memory import Cells, KernelError, Pointer
 from tests.standin_cupy.cuda.syntax import CompileException, Function
-from tests.standin_cupy.cuda.types import BINARY, FUNCTIONS, convert, kind_of, meeting, number, shifted
+from tests.standin_cupy.cuda.types import BINARY, FUNCTIONS, common_type, convert, kind_of, number, shifted
 
 LANES = 1 << 16
-"""Threads that are run together."""
+"""Number of threads that run together."""
 _NONE = np.empty(0, np.int64)
 
 
 def launch(
     functions: Mapping[str, Function], kernel: Function, grid: Sequence[int], block: Sequence[int], given: Sequence[Any]
 ) -> None:
-    """Run every thread of a grid; ``given`` are Cells and NumPy numbers."""
+    """Run every thread of a grid; ``given`` are the arguments as Cells and NumPy numbers."""
     threads, blocks = int(np.prod(block)), int(np.prod(grid))
     step = max(1, LANES // threads)
     for first in range(0, blocks, step):
@@ -37,7 +37,7 @@ class _Loop:
 
 
 class _Frame:
-    """The frame of a call: its variables and its return value."""
+    """A call's variables, arrays, loops, and return value."""
 
     def __init__(self, result: Any) -> None:
         self.variables: dict[str, Any] = {}
@@ -54,12 +54,12 @@ def _together(*parts: Any) -> Any:
 
 
 def _spread(values: Any, shape: tuple[int, ...]) -> Any:
-    """Broadcast to one value per thread; NumPy's function takes ten times as long for an array of that shape."""
+    """Broadcast to one value per thread; skip NumPy's slow function if the shape is right already."""
     return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
 class Lanes:
-    """The threads of some blocks."""
+    """The threads of some blocks of a grid, and the state of their execution."""
 
     def __init__(
         self, functions: Mapping[str, Function], grid: Sequence[int], block: Sequence[int], blocks: Any
@@ -87,7 +87,7 @@ class Lanes:
         return places
 
     def run(self, kernel: Function, given: Sequence[Any]) -> None:
-        """The kernel, from its first statement to its last."""
+        """Run the kernel with the arguments ``given``."""
         for parameter, value in zip(kernel.parameters, given, strict=True):
             if isinstance(value, Cells):
                 zero = np.zeros(self.count, np.int64)
@@ -97,10 +97,10 @@ class Lanes:
         with np.errstate(all="ignore"):
             self.do(kernel.body, np.arange(self.count))
 
-    # -- statements: the threads that go on ---------------------------------------------------------------------------
+    # -- statements: the threads that continue ------------------------------------------------------------------------
 
     def do(self, statement: Any, act: Any) -> Any:
-        """Run one statement for the threads ``act``."""
+        """Run one statement for the threads ``act``; return the threads that continue."""
         return getattr(self, f"_do_{statement[0]}")(statement, act)
 
     def _do_block(self, statement: Any, act: Any) -> Any:
@@ -185,7 +185,7 @@ class Lanes:
         return getattr(self, f"_of_{tree[0]}")(tree, act)
 
     def truth(self, tree: Any, act: Any) -> Any:
-        """Return a boolean for each thread."""
+        """Return a boolean for each of the threads ``act``."""
         return _spread(convert(self.value(tree, act), "bool"), act.shape)
 
     def _of_number(self, tree: Any, act: Any) -> Any:
@@ -211,7 +211,7 @@ class Lanes:
         actual = self.value(inner, act)
         if sign == "!":
             return ~convert(actual, "bool")
-        actual = convert(actual, meeting(kind_of(actual), "int32"))
+        actual = convert(actual, common_type(kind_of(actual), "int32"))
         return {"-": np.negative, "+": np.positive, "~": np.invert}[sign](actual)
 
     def _of_binary(self, tree: Any, act: Any) -> Any:
@@ -230,7 +230,7 @@ class Lanes:
             return Pointer(a.cells, a.offset + (moved if sign == "+" else -moved), const=a.const)
         if sign in ("<<", ">>"):
             return shifted(sign, a, b)
-        kind = meeting(kind_of(a), kind_of(b))
+        kind = common_type(kind_of(a), kind_of(b))
         return BINARY[sign](convert(a, kind), convert(b, kind))
 
     def _of_choose(self, tree: Any, act: Any) -> Any:
@@ -241,7 +241,7 @@ class Lanes:
             return np.zeros(0, "int32")
         kind = kind_of(parts[0][1])
         second = self.kind(no if parts[0][0] is true else yes, act) if len(parts) == 1 else kind_of(parts[1][1])
-        kind = kind if kind == second else meeting(kind, second)
+        kind = kind if kind == second else common_type(kind, second)
         actual = np.empty(act.shape, kind)
         for where, value in parts:
             actual[where] = convert(value, kind)

@@ -1,6 +1,6 @@
-"""Memory that the threads of a launch read and write: bounds are checked, and races between threads are refused.
+"""Memory that the threads of a launch read and write, with checks of bounds and races between threads.
 
-After a thread has written a cell, another thread of its block may access it only after ``__syncthreads()``, and a
+After a thread writes a cell, another thread of its block may access the cell only after ``__syncthreads()``, and a
 thread of another block never. The same holds for a write after another thread's read.
 """
 
@@ -15,19 +15,22 @@ Lanes = Any
 
 
 _SEVERAL = 1 << 40
-"""Above the number of every thread: with the number of a block added, several threads of it; doubled, of several."""
+"""A number above every thread's.
+
+``_SEVERAL + block`` stands for several threads of a block, and ``2 * _SEVERAL`` for threads of several blocks.
+"""
 
 
 class KernelError(AssertionError):
-    """A kernel accesses memory out of bounds, or its threads race."""
+    """An error for a kernel that accesses memory out of bounds, or whose threads race."""
 
 
 class Cells:
     """Flat memory; ``what`` names it in errors.
 
     Args:
-        tracked: whether races are detected; False for memory that no thread writes, or that only one thread reaches.
-        length: of an array that each thread or block has a copy of: elements of one copy.
+        tracked: whether races are detected; False for memory that no thread writes, or that only one thread accesses.
+        length: number of elements of one copy, if each thread or block has its own copy of the array.
     """
 
     def __init__(self, values: np.ndarray, what: str, *, tracked: bool = False, length: int | None = None) -> None:
@@ -84,7 +87,7 @@ class Cells:
             self.reader[where[apart]] = _SEVERAL + _SEVERAL
 
     def store(self, where: Lanes, values: Lanes, lanes: Lanes, epoch: Lanes, threads: int) -> None:
-        """Write the elements at ``where``."""
+        """Write ``values`` to the elements at ``where``, by the threads ``lanes``."""
         self._check(where, "writes")
         if self.tracked:
             if self.writer is None:
@@ -114,7 +117,7 @@ class Cells:
 
 
 class Pointer:
-    """A place in :class:`Cells`, for each thread; through a const one nothing is written."""
+    """A position in :class:`Cells` for each thread; a const pointer does not allow writes."""
 
     def __init__(self, cells: Cells, offset: Lanes, *, const: bool = False) -> None:
         self.cells = cells
@@ -122,7 +125,7 @@ class Pointer:
         self.const = const
 
     def aligned(self, nbytes: int) -> Pointer:
-        """Return the same place, of which the kernel says that its address is a multiple of ``nbytes``."""
+        """Check that every address is a multiple of ``nbytes``, as the kernel promises; return the same pointer."""
         values = self.cells.values
         if ((values.ctypes.data + self.offset * values.itemsize) % nbytes).any():
             raise KernelError(f"{self.cells.what} is not aligned to {nbytes} bytes, as the kernel says")

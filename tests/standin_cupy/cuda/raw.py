@@ -1,4 +1,7 @@
-"""``cupy.RawKernel`` of the stand-in: source text, run by ``lanes.py`` or as machine code, one launch a call."""
+"""``cupy.RawKernel`` of the stand-in: source text, interpreted (``lanes.py``) or run as machine code.
+
+Each call is one launch.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ _NUMBERS = {int: "int64", float: "float64"}
 
 
 class RawKernel:
-    """One function of a source text; it is compiled when it is first called.
+    """One kernel of a source text, compiled on its first call.
 
     Attributes:
-        host: runner of kernels in place of the interpreter (``tests/cuda_on_host``); None: the interpreter.
+        host: runner that replaces the interpreter (``tests/cuda_on_host``); None for the interpreter.
     """
 
     host: ClassVar[Any] = None
@@ -73,7 +76,7 @@ class RawKernel:
         launch(self._functions, kernel, grid, block, [next(cells) if isinstance(n, Parameter) else n for n in numbers])
 
     def _cells(self, arrays: list[tuple[Parameter, ndarray]]) -> list[Cells]:
-        """The memory of each array; one that two parameters share is one, so that their races are seen."""
+        """Return the memory of each array; parameters with the same array share Cells, so that races are detected."""
         result: dict[tuple[int, int, str], Cells] = {}
         results = []
         for parameter, array in arrays:

@@ -1,10 +1,10 @@
 """A parser for the part of CUDA C that the package's kernels use.
 
-Declarations, assignments, ``if``, ``for``, ``while``, ``break``, ``continue``, ``return``; all operators but the comma,
-addresses and pointers to pointers; functions; shared and local arrays of constant length. What lies outside raises
-:class:`CompileException`, as NVRTC refuses what is no CUDA C.
+It supports declarations, assignments, ``if``, ``for``, ``while``, ``break``, ``continue``, ``return``, functions, and
+shared and local arrays of constant length. It supports all operators but the comma, and no addresses or pointers to
+pointers. Other source raises :class:`CompileException`, as NVRTC does for invalid source.
 
-A tree is made of tuples: ``(kind, …)``, expressions and statements alike.
+Expressions and statements are trees of tuples: ``(kind, …)``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class CompileException(Exception):
-    """Source that cannot be compiled."""
+    """An error for source that cannot be compiled."""
 
 
 TYPES = {
@@ -44,7 +44,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ALIGNED = re.compile(r"\(\s*(?:const )?[\w ]+\*\s*\)\s*(__builtin_assume_aligned\b)")
-"""A cast of a pointer that is said to be aligned: the interpreter checks that it is."""
+"""A cast of a pointer to a promised alignment, which the interpreter checks."""
 _BINARY = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!="], ["<", ">", "<=", ">="], ["<<", ">>"], ["+", "-"],
            ["*", "/", "%"]]  # fmt: skip
 ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
@@ -52,7 +52,7 @@ ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: a value of a type, or a pointer to such values."""
+    """A parameter: a value of a type, or a pointer to values of this type."""
 
     name: str
     type: str
@@ -62,7 +62,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Function:
-    """A function or a kernel."""
+    """A parsed function or kernel."""
 
     name: str
     result: str
@@ -135,7 +135,7 @@ class _Reader:
         return self.next in _WORDS or self.next in _QUALIFIERS
 
     def type(self) -> tuple[str, bool, bool]:
-        """Return (dtype, whether const, whether a pointer)."""
+        """Parse a type; return (dtype, whether it is const, whether it is a pointer)."""
         words, const, pointer = [], False, False
         while self.is_type() or self.next == "*":
             word = self.take()

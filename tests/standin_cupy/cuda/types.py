@@ -16,7 +16,7 @@ _RANKS = ["int32", "uint32", "int64", "uint64", "float32", "float64"]
 
 
 _name = cache(str)
-"""Cached names of types: NumPy formats a name each time, which took a sixth of a kernel's time."""
+"""Return a dtype's name, cached because NumPy formats it each time, which took a sixth of a kernel's time."""
 
 
 def kind_of(value: Any) -> str:
@@ -25,7 +25,7 @@ def kind_of(value: Any) -> str:
 
 
 @cache
-def meeting(a: str, b: str) -> str:
+def common_type(a: str, b: str) -> str:
     """Return the common type of two operands: at least int, the wider integer, or a float."""
     for kind in (a, b):
         if kind == "float16":
@@ -35,9 +35,9 @@ def meeting(a: str, b: str) -> str:
 
 
 def convert(value: Any, kind: str) -> Any:
-    """Return ``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU.
+    """Return ``value`` converted as in C; floats outside an integer's range saturate, as on a GPU.
 
-    NaN converts as PTX's ``cvt`` does: to the lowest value for 64 bits, and for 32 bits from a double, otherwise to 0.
+    NaN converts as by PTX's ``cvt``: to the lowest value for 64 bits, and for 32 bits from a double, otherwise to 0.
     """
     if isinstance(value, Pointer):
         raise CompileException("a pointer is no number")
@@ -56,7 +56,7 @@ def convert(value: Any, kind: str) -> Any:
 
 
 def number(text: str) -> Any:
-    """Return a literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
+    """Return the value of a literal: 1, 1u, 1ll and 0x1ull are integers, 1.0 is double, 1.0f is float."""
     actual = _number(text)
     actual.flags.writeable = False
     return actual
@@ -112,8 +112,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def shifted(sign: str, a: Any, b: Any) -> Any:
-    """``a << b`` and ``a >> b``, in the type of ``a``."""
-    kind = meeting(kind_of(a), "int32")
+    """Return ``a << b`` or ``a >> b``, by ``sign``, in the type of ``a``."""
+    kind = common_type(kind_of(a), "int32")
     a = convert(a, kind)
     b = convert(b, kind)
     if np.any(b >= a.dtype.itemsize * 8) or np.any(b < 0):
@@ -122,7 +122,7 @@ def shifted(sign: str, a: Any, b: Any) -> Any:
 
 
 def _high(a: Any, b: Any) -> Any:
-    """Return the upper 64 bits of a product of 64-bit numbers."""
+    """Return the upper 64 bits of the product of two 64-bit numbers."""
     a, b = convert(a, "uint64"), convert(b, "uint64")
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low
@@ -135,7 +135,7 @@ def _float(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*given: Any) -> Any:
         kind = kind_of(given[0])
         for value in given[1:]:
-            kind = meeting(kind, kind_of(value))
+            kind = common_type(kind, kind_of(value))
         if kind not in ("float32", "float64"):
             kind = "float64"
         return function(*(convert(value, kind) for value in given)).astype(kind)
@@ -145,7 +145,7 @@ def _float(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(a: Any, b: Any) -> Any:
-        kind = meeting(kind_of(a), kind_of(b))
+        kind = common_type(kind_of(a), kind_of(b))
         if kind_of(a) != kind_of(b):
             raise CompileException(f"min and max of {kind_of(a)} and {kind_of(b)} are ambiguous")
         return function(convert(a, kind), convert(b, kind))

@@ -1,4 +1,4 @@
-"""Stores of several processes, over MPI. ``README.md`` has the protocol, ``sync.py`` the stores.
+"""Stores of several processes, over MPI; ``README.md`` describes the protocol.
 
-Importing the package imports no MPI: that happens when a store is made.
+Importing this package does not import MPI; creating a store does.
 """

@@ -1,13 +1,14 @@
-"""``dist_async``: no process waits for another; servers apply each push on arrival.
+"""``dist_async``: servers apply each push on arrival, and no worker waits for another.
 
-Every process is a worker and, on a thread of its own, a server of a share of the values (``server.py``). A push sums
-over this process's devices and sends the sum to the servers of the value; a pull asks them. Between a worker's pull of
-a value and its push, other workers may have pushed: their number is the *staleness* that
-:meth:`KVStoreDistAsync.statistics` reports. Results depend on the order of arrival, so runs differ; use ``dist_sync``
-for reproducible results.
+Each process is a worker and, on a separate thread, the server of a part of the values (``server.py``). A push sums over
+this process's devices and sends the sum to the servers of the value; a pull requests the value from them. Between a
+worker's pull of a value and its push, other workers may push: the number of these pushes is the *staleness* reported by
+:meth:`KVStoreDistAsync.statistics`. Results depend on the order of arrival, so runs differ; ``dist_sync`` gives
+reproducible results.
 
-A push and a pull of one key happen in the order of the program. After the death of a process the others get a
-:class:`~weftplan.errors.WorkerLostError` at their next push or pull: its share is gone, and the job is over.
+A worker's pushes and pulls of one key take effect in program order. After the death of a process, the others get a
+:class:`~weftplan.errors.WorkerLostError` at their next push or pull. The dead server's values are lost, so the job
+cannot go on.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
-from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import OptimizerProtocol, Updater
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
 
 
 class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
-    """A store whose values live on servers, one in each process; it needs an optimizer."""
+    """A store whose values are on servers, one in each process; pushes need an optimizer."""
 
     def __init__(self, name: str = "dist_async") -> None:
         if ElasticJob.of_this_process() is not None:
@@ -58,16 +59,16 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._server = Server(self._mpi, self._comm)
         self._group.advice = "start again from a checkpoint"
         self._versions: dict[Key, list[int]] = {}
-        """Of each range of a key, the version that this worker saw last."""
+        """By key: for each range of its value, the last version that this worker has received."""
         self._optimizer: Any = None
 
     # -- data -----------------------------------------------------------------------------------------------------
 
     def init(self, key: object, value: object) -> None:
-        """Make keys with the values of rank 0 and give them to their servers; every rank calls it, and waits here.
+        """Create keys on their servers with the values of rank 0; every rank calls this and waits for the others.
 
         Raises:
-            KVStoreError: as ``dist_sync``.
+            KVStoreError: a key exists already, or keys or values are wrong or differ between ranks.
         """
         with self._turn:
             new_values = self._new_values(key, value)
@@ -75,7 +76,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             try:
                 values = {k: self._stored[k].asnumpy().reshape(-1) for k, _ in new_values}
             except BaseException:
-                for k, _ in new_values:  # no server has it
+                for k, _ in new_values:  # no server has the keys yet
                     self._stored.pop(k, None)
                 raise
             for k, flat in values.items():
@@ -98,12 +99,12 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             total = self._merge_buffer(key, arrays)
             for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
                 self._launch(lot, (), priority)
-            # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
+            # The operation also writes the stored value's var, so that a later pull of this key waits for the push.
             self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
-        self._copy_out(layout.pulled, priority, apart=True)
+        self._copy_out(layout.pulled, priority, separate=True)
 
-    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
-        del apart
+    def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
+        del separate
         self._sequencer.check()
         for key, arrays in pulled:
             stored = self._stored[key]
@@ -113,7 +114,10 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
     ) -> None:
-        """Push the operation that asks the servers of ``key``; requests are sent in the order of readiness."""
+        """Push the operation that sends a request to the servers of ``key``.
+
+        It queues the exchange when its arrays are ready, since no order between processes is needed.
+        """
         exchange = self._request(key, verb, rate)
 
         def start(on_complete: OnComplete) -> None:
@@ -132,7 +136,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         def exchange(
             group: Group, shares: Sequence[Array], values: Sequence[Array], what: str, failure: str | None
         ) -> Steps[None]:
-            del shares  # the same
+            del shares  # the same arrays as `values`
             if failure is not None:
                 raise KVStoreError(f"{what}: {failure}")
             flat = values[0].reshape(-1)
@@ -155,30 +159,32 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_optimizer(self, optimizer: object) -> None:
-        """Let the servers apply a copy of ``optimizer``; a later change of its learning rate goes out with pushes.
+        """Make the servers apply a copy of ``optimizer``; its current learning rate is sent with each push.
+
+        Every rank calls this and waits for the others.
 
         Raises:
-            KVStoreError: ranks give different optimizers.
+            KVStoreError: the optimizers of the ranks differ.
         """
         super().set_optimizer(optimizer)
-        self._updater = None  # it belongs to the server
+        self._updater = None  # the server has the updater
         ours: Any = copies.deepcopy(optimizer)
-        ours.lr_scheduler = None  # the worker's rate comes with each push, and sets `lr`
+        ours.lr_scheduler = None  # each push brings the worker's learning rate, which sets `lr`
         self._server.use(Updater(ours))
         self._optimizer = optimizer
         self._meet("begin with this optimizer")
 
     def _states(self) -> Updater:
-        """Return the states on all servers. One process may read or replace them alone."""
+        """Return an updater that reads and replaces the states on all servers; one process may use it alone."""
         if self._optimizer is None:
-            return super()._states()  # which raises
+            return super()._states()  # raises KVStoreError
         return ServerStates(self._optimizer, self._places, self._ask_now)
 
     def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]:
         return {k: (value.shape, self._keys.number(k), self._ranges(k)) for k, value in self._stored.items()}
 
     def _ask_now(self, requests: Sequence[tuple[int, Header, Array]], what: str) -> list[tuple[Header, Array]]:
-        """Ask servers after all that this process has pushed, and wait for their answers."""
+        """Send requests to servers after all earlier pushes of this process, and return the answers."""
         self._await_pushes()
         answers: list[tuple[Header, Array]] = self._sequencer.call(
             lambda group: ask(self._mpi, self._comm, requests, group, what)
@@ -186,19 +192,23 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         return answers
 
     def _await_pushes(self) -> None:
-        for stored in list(self._stored.values()):  # a push is queued when its sum is there, so it must be over first
+        # A push enters the sequencer's queue only when its sum is ready: wait for it, or a later call overtakes it.
+        for stored in list(self._stored.values()):
             get_engine().wait_until_written(stored.var)
 
     def barrier(self) -> None:
-        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+        """Wait until every process has called this; servers have then applied all earlier pushes of all processes."""
         self._await_pushes()
         super().barrier()
 
     _barrier = barrier
 
     def statistics(self) -> dict[str, int]:
-        """Return the statistics of ``local``, and of this process's server: bytes, pushes, and the staleness of
-        pushes."""
+        """Return the statistics of ``local`` and of this process's server.
+
+        ``server_bytes``: values and gradients; ``pushes``: pushes applied; ``staleness_max`` and ``staleness_sum``:
+        greatest staleness of a push, and the sum over all pushes.
+        """
         return {
             **super().statistics(),
             "server_bytes": self._server.nbytes,
@@ -208,7 +218,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         }
 
     def recover(self) -> int:
-        """Not here: the values that were on the server of the process that died are gone.
+        """Raise an error: the values on the server of the dead process are lost.
 
         Raises:
             KVStoreError: always.
@@ -218,7 +228,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         )
 
     def _end(self) -> None:
-        written = threading.Event()  # pushes are queued when their sums are there, so they must be over first
+        # A push enters the sequencer's queue only when its sum is ready: wait for all before closing the queue.
+        written = threading.Event()
         values = [stored.var for stored in list(self._stored.values())]
         failed = program_end.failure() is not None
         if not self._sequencer.closed and not failed:
@@ -229,14 +240,14 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
 
 class RatedOptimizer(OptimizerProtocol, Protocol):
-    """An optimizer whose learning rate a worker sends with each push."""
+    """An optimizer with a learning rate, which a worker sends with each push."""
 
     lr: float
     num_update: int
 
 
 def _rate(optimizer: RatedOptimizer) -> float:
-    """Return the learning rate of the worker's optimizer now."""
+    """Return the current learning rate of an optimizer, by its schedule if it has one."""
     scheduler = getattr(optimizer, "lr_scheduler", None)
     if scheduler is not None:
         return float(scheduler(optimizer.num_update))

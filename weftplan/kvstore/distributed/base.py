@@ -1,4 +1,4 @@
-"""Base class of distributed stores: rank in the job, exchange thread, initial values of rank 0."""
+"""Base class of distributed stores: the group of processes, the thread for exchanges, and initial values of rank 0."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
 from weftplan.kvstore.distributed.transport.formation import Formation
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST, Repeated, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
@@ -33,17 +33,22 @@ from weftplan.ndarray import NDArray, empty
 from weftplan.support import program_end, slots
 
 EXIT_S = 30.0
-"""Seconds that a process which ends gives its last exchanges."""
+"""Seconds allowed for the last exchanges of a process that ends normally."""
 FAILED_S = 2.0
-"""Seconds that a process which fails gives them."""
+"""Seconds allowed for the last exchanges of a process that has failed."""
 
 
 class KVStoreDist(KVStoreLocal):
-    """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
+    """A store shared by the processes of a job, with initial values from rank 0, barriers, and a thread for exchanges.
+
+    Every process must make the same calls in the same order.
+    """
 
     _inline = 1 << 19
-    """Most bytes of a copy that runs inline: handing it to a worker takes longer than the copy, since processes share
-    cores."""
+    """Maximum bytes of a copy that runs on the thread that makes it ready.
+
+    Processes share the machine's cores, so waking a worker takes longer than such a copy.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -59,16 +64,17 @@ class KVStoreDist(KVStoreLocal):
         self._sequencer = Sequencer(self._group, name)
         slots.WAIT_HELPERS.get().append(self._sequencer.help)
         self._wire: dict[Key, NDArray] = {}
-        """Host copies of device arrays for the exchange."""
+        """By key: copies in host memory of arrays on devices, for the exchange between processes."""
         self._at_exit = _once_at_exit(self._end)
         self._meet(f"create the store {name!r}")
         self._sequencer.call(Group.share_memory)
 
     def init(self, key: object, value: object) -> None:
-        """Create keys with the values of rank 0; every rank passes a value of the same shape and dtype.
+        """Create keys with the values of rank 0; every rank passes values of the same shapes and dtypes.
 
         Raises:
-            KVStoreError: as ``local``; reading the value raises the other ranks' errors.
+            KVStoreError: a key exists already or has several values, or a key or value has a wrong type. An error on
+                another rank is raised when the value is read.
         """
         with self._turn:
             self._sequencer.check()
@@ -87,7 +93,7 @@ class KVStoreDist(KVStoreLocal):
 
     @contextlib.contextmanager
     def _naming_this_rank(self) -> Iterator[None]:
-        """Name this rank in the error of a call that other ranks may make rightly."""
+        """Add this rank to the message of a KVStoreError, because the same call may be right on other ranks."""
         try:
             yield
         except KVStoreError as error:
@@ -96,7 +102,7 @@ class KVStoreDist(KVStoreLocal):
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
         if calls is not self._pulls:
             return False
-        self._sequencer.hurry()  # small exchanges that are ready are made now, so that the sums can be copied inline
+        self._sequencer.hurry()  # runs small ready exchanges now, so that their sums can be copied inline
         return super()._repeat(calls, key, arrays)
 
     def _exchange_bucket(
@@ -105,13 +111,12 @@ class KVStoreDist(KVStoreLocal):
         items: Sequence[tuple[Key, NDArray, NDArray]],
         priority: int,
     ) -> None:
-        """Push the operation that exchanges the arrays of a bucket, and queue its exchange.
-
-        The exchange is queued before the push, which on an engine that runs operations inline waits for it.
+        """Queue the exchange of a bucket, and push the operation that waits for it.
 
         Args:
-            ticket: makes the exchange.
-            items: (key, array, array that receives the result).
+            ticket: function that returns the ticket of the exchange for a part.
+            items: (key, array to send, array that receives the result); may be the same array.
+            priority: engine priority of the operation.
         """
         sources, totals, back = [], [], []
         for key, source, total in items:
@@ -124,16 +129,17 @@ class KVStoreDist(KVStoreLocal):
             sources.append(wire)
             totals.append(wire)
             back.append((wire, total))
-        with shielded():
+        with shielded():  # Ctrl-C between the two calls would leave a ticket whose part never arrives
             unbroken()
             part = BucketPart(sources, totals)
+            # Queue first: on an engine that runs operations inline, the push waits for the exchange.
             self._sequencer.put(ticket(part))
             part.push(priority)
         for wire, total in back:
             copy(wire, total, priority)
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
-        """Queue that the ``array`` of a key becomes that of rank ``root``."""
+        """Queue a broadcast of the ``array`` of a key from rank ``root``; ``verb`` names the method in errors."""
         description = f"{verb} {described(key, array)}"
 
         def exchange(
@@ -145,11 +151,10 @@ class KVStoreDist(KVStoreLocal):
         self._exchange_bucket(lambda part: Ticket(description, [part], exchange), [(key, array, array)], 0)
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """Set the updater as in ``local``. Every rank calls this, or ``set_optimizer``, with an equal updater, and
-        waits.
+        """Set the updater; every rank calls this, or ``set_optimizer``, with an equal updater and waits for the others.
 
         Raises:
-            KVStoreError: ranks pass updaters that differ, as far as can be compared. The store keeps its old updater.
+            KVStoreError: the optimizers of the ranks differ in class or settings. The old updater stays.
         """
         self._meet(f"use {_named(updater)}")
         super().set_updater(updater)
@@ -157,7 +162,7 @@ class KVStoreDist(KVStoreLocal):
     _set_updater = set_updater
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """Raises KVStoreError: no process takes commands."""
+        """Raise KVStoreError: no process accepts commands."""
         del head, body
         raise KVStoreError(
             f"a store {self.type!r} has no servers that take commands: call set_optimizer or set_gradient_compression "
@@ -165,53 +170,54 @@ class KVStoreDist(KVStoreLocal):
         )
 
     def _meet(self, description: str) -> None:
-        """Wait for all processes, and compare what they are about to do."""
+        """Wait for all processes; raise KVStoreError unless all pass the same description of their next step."""
         self._sequencer.call(lambda group: group.meet(description))
 
     # -- the group ------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """This process's place among those that share the store, from 0."""
+        """The index of this process among the processes that share the store; of a replacement alone, its job rank."""
         return self._group.rank if self._group.is_alone else self._group.position
 
     @property
     def shares_memory(self) -> bool:
-        """True where exchanges go through memory that the processes of one host share."""
+        """True if the processes exchange data in shared memory, because all run on one host."""
         return self._group.shares_memory
 
     @property
     def num_workers(self) -> int:
-        """How many processes share the store now."""
+        """The number of processes that share the store; for a replacement alone, the number of processes in the job."""
         return self._group.job_size if self._group.is_alone else len(self._group.members)
 
     def barrier(self) -> None:
-        """Wait until every process is here and all that was pushed before has been exchanged.
+        """Wait until every process has called this and all earlier pushes have been exchanged.
 
         Raises:
-            KVStoreError: a process does something else, or does not come in time.
-            WorkerLostError: a process died.
+            KVStoreError: a process makes another call.
+            WorkerLostError: a process has died, or does not call this in time.
         """
         self._meet("meet at a barrier")
 
     _barrier = barrier
 
     def agree(self, what: str) -> None:
-        """Wait as :meth:`barrier` does, before every process does ``what``, in words; raise if they differ."""
+        """Wait as :meth:`barrier` does; raise KVStoreError unless all processes pass the same description ``what``."""
         self._meet(what)
 
     def close(self) -> None:
-        """Take part in no exchange any more; the others go on without this process. A process that ends does this.
+        """Leave the group; the other processes go on without this process. Called automatically at exit.
 
-        If the program ends by an exception or with a status other than 0, or while an exception is handled, the others
-        get a :class:`~weftplan.errors.WorkerLostError` that quotes it.
+        If the program has failed (by an exception, also while it is handled, or by an exit status other than 0), the
+        other processes get a :class:`~weftplan.errors.WorkerLostError` that quotes the failure.
         """
         self._at_exit()
 
     def _end(self) -> None:
         why = program_end.failure()
         if why:
-            note_loss()  # do not wait for the other processes, which have to stop
+            note_loss()  # exit without MPI_Finalize, which would wait for the other processes
+        # Close before this process stops helping: the other processes wait for the queued exchanges.
         self._sequencer.close(FAILED_S if why else EXIT_S, why)
         slots.WAIT_HELPERS.get().remove(self._sequencer.help)
 
@@ -237,7 +243,7 @@ def arrays_in(state: object) -> Iterator[NDArray]:
 
 
 def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``end`` when it is called or when the process ends, whichever comes first."""
+    """Return a function that calls ``end`` once: when it is called, or at exit if it was not called before."""
     done: list[bool] = []
 
     def at_exit() -> None:
@@ -251,7 +257,7 @@ def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
 
 
 def _named(updater: UpdaterFunction | None) -> str:
-    """Return the part of an updater that must be equal on all ranks; functions cannot be compared."""
+    """Return text that must be equal on all ranks: an optimizer's settings; functions cannot be compared."""
     if updater is None:
         return "no updater"
     if not isinstance(updater, Updater):
@@ -262,7 +268,7 @@ def _named(updater: UpdaterFunction | None) -> str:
 
 
 def _settings(settled: object) -> str:
-    """Return the class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
+    """Return the class, public plain attributes and multipliers of an optimizer or learning rate schedule as text."""
     plain, multipliers = {}, {}
     for name, value in sorted(vars(settled).items()):
         numbers = isinstance(value, list | tuple) and all(isinstance(one, (int, float)) for one in value)

@@ -1,8 +1,8 @@
-"""Memory footprint of distributed stores, computed from sizes before a job starts.
+"""Memory footprint of distributed stores, computed from the sizes of arrays.
 
-The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_stores`), so
-that a plan can say what a job will keep. The figures are those of ``statistics()``. They belong to gradients that are
-pushed together, as ``Module`` does it, in the order of the keys' creation.
+The stores derive from these classes. So do stand-ins that never start MPI (:func:`planned_stores`), which give the
+footprint before a job starts. The figures match ``statistics()`` if all gradients are pushed in one call, in the order
+of the keys' creation, as ``Module`` does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from weftplan.kvstore.stages import HOST
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process stands among those that share a store.
+    """The position of a process among the processes that share a store.
 
     Attributes:
-        position: from 0.
-        shares_memory: all processes are on one host and exchange in memory that they share.
+        workers: number of processes.
+        position: index of this process, from 0.
+        shares_memory: whether all processes run on one host and exchange data in shared memory.
     """
 
     workers: int
@@ -41,13 +42,13 @@ class Place:
     shares_memory: bool
 
     def part(self, size: int) -> int:
-        """Return how many of ``size`` elements this process adds up for all."""
+        """Return the number of elements, out of ``size``, that this process sums for all."""
         first, end = even_range(size, self.workers, self.position)
         return end - first
 
 
 class SyncFootprint(KVStoreLocal):
-    """Memory of a process of ``dist_sync``."""
+    """Base class that computes the memory footprint of a process of ``dist_sync``."""
 
     _dist_compression: Compression | None = None
 
@@ -62,7 +63,11 @@ class SyncFootprint(KVStoreLocal):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of every store; and memory for exchanges, copies in host memory of sums on devices, and residuals."""
+        """Return the bytes of the base store's buffers, and of ``exchange``, ``wire`` and ``residual`` buffers.
+
+        ``exchange``: buffers for other processes' data, and shared memory; ``wire``: copies in host memory of sums on
+        devices; ``residual``: residuals of compression.
+        """
         by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
         away = 0 if any(context.device_type in HOST for context in contexts) else 1
         wire = away * sum(nbytes for _, nbytes in arrays) if isinstance(self, KVStoreDevice) else 0
@@ -73,7 +78,7 @@ class SyncFootprint(KVStoreLocal):
         place, chosen = self._place(), self._dist_compression
         if place.workers == 1:
             return 0
-        if chosen is not None:  # packed gradients of all processes, key by key
+        if chosen is not None:  # one key at a time, the compressed gradients of all processes
             packed = [chosen.packed_size(elements) for elements, _ in arrays]
             return place.workers * max((sent for sent in packed if sent > INLINE), default=0)
         sized = [((elements, nbytes // elements), nbytes) for elements, nbytes in reversed(arrays) if elements]
@@ -81,13 +86,15 @@ class SyncFootprint(KVStoreLocal):
         totals = [(sum(elements for elements, _ in bucket), bucket[0][1]) for bucket in buckets]
         large = [(elements, itemsize) for elements, itemsize in totals if elements * itemsize > INLINE]
         parts = max((place.part(elements) * itemsize for elements, itemsize in large), default=0)
-        if place.shares_memory:  # what the others read: shares of one bucket, and sums of another
+        # Shared memory has an area for the shares of one bucket, without the range that this process sums, and an area
+        # for two sums of this range. By MPI, this process receives its range from each process.
+        if place.shares_memory:
             return parts + max((elements * itemsize for elements, itemsize in large), default=0)
         return place.workers * parts
 
 
 class AsyncFootprint(KVStoreLocal):
-    """Memory of a process of ``dist_async``, as a worker and as a server."""
+    """Base class that computes the memory footprint of a process of ``dist_async``, a worker and a server."""
 
     def _place(self) -> Place:
         raise NotImplementedError
@@ -95,7 +102,7 @@ class AsyncFootprint(KVStoreLocal):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of every store; and the values that this process serves, with a gradient for each."""
+        """Return the bytes of the base store's buffers, and of ``server``: its values, and a gradient for each."""
         by_purpose = super().buffer_bytes(arrays, contexts, updates=True)
         served = sum(
             2 * self.updated_here(number, elements) * (nbytes // elements)
@@ -105,7 +112,7 @@ class AsyncFootprint(KVStoreLocal):
         return {**by_purpose, "server": served}
 
     def updated_here(self, number: int, elements: int) -> int:
-        """Return the elements of a key that this process serves."""
+        """Return the number of elements of key ``number`` whose optimizer state is on this process's server."""
         place = self._place()
         ranges = placement(number, elements, place.workers, self._bound)
         return sum(end - first for server, first, end in ranges if server == place.position)
@@ -115,7 +122,7 @@ class AsyncFootprint(KVStoreLocal):
 
 
 class _PlannedSync(SyncFootprint):
-    """``dist_sync`` at a place, without a job."""
+    """Stand-in for ``dist_sync`` at a given place, without a job."""
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name)
@@ -126,11 +133,11 @@ class _PlannedSync(SyncFootprint):
 
 
 class _PlannedDeviceSync(_PlannedSync, KVStoreDevice):
-    """``dist_device_sync``, likewise."""
+    """Stand-in for ``dist_device_sync`` at a given place, without a job."""
 
 
 class _PlannedAsync(AsyncFootprint):
-    """``dist_async``, likewise."""
+    """Stand-in for ``dist_async`` at a given place, without a job."""
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name)
@@ -141,16 +148,15 @@ class _PlannedAsync(AsyncFootprint):
 
 
 def planned_stores(name: str, workers: int | None) -> list[KVStoreBase]:
-    """Return stand-ins for the store of each process of a job, which answer ``buffer_bytes`` and start nothing.
+    """Return a stand-in for the store of each process of a job, for ``buffer_bytes``; no MPI is started.
 
     Args:
-        name: of a store of several processes.
-        workers: number of processes on one host; None inside a job: the job's number, with a stand-in for this process
-            only.
+        name: name of a distributed store.
+        workers: number of processes, all on one host; None inside a job: return one stand-in, for this process.
 
     Raises:
-        KVStoreError: an unknown name.
-        PlanError: the number of processes is unknown or invalid.
+        KVStoreError: the name is unknown.
+        PlanError: the number of processes is invalid, or None outside a job.
     """
     kinds: dict[str, type[_PlannedSync | _PlannedAsync]] = {
         **dict.fromkeys(DIST_TYPES, _PlannedSync),

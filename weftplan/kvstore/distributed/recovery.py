@@ -1,9 +1,10 @@
-"""Recovery of a store after a lost rank: :meth:`~RecoveringStore.recover` goes on without it, and
-:meth:`~RecoveringStore.reform` with a replacement, in a job of ``weftplan launch --elastic``.
+"""Recovery of a store after the loss of a rank: :meth:`~RecoveringStore.recover` continues without the lost rank,
+:meth:`~RecoveringStore.reform` with a replacement.
 
-``Module.fit`` drives the second way (``training/fit/rejoining.py``): it owns the state of training, and goes back to it
-on every rank. After a loss every survivor calls ``reform``, and so does the replacement once it has made the same
-network and the same keys. Until then the replacement is *alone*: its calls reach no other process, and it sums nothing.
+``reform`` is for jobs of ``weftplan launch --elastic``. ``Module.fit`` calls it (``training/fit/rejoining.py``), and
+restores the last state of training on every rank. After a loss, every survivor calls ``reform``, and so does the
+replacement once it has created the same network and keys. Before that the replacement is *alone*: its calls reach no
+other process, and it cannot push.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weftplan.kvstore.updater import Updater
 
 
 class RecoveringStore(KVStoreDist):
-    """A store that can go on after the loss of a rank."""
+    """Base class of stores that can continue after the loss of a rank."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -31,7 +32,7 @@ class RecoveringStore(KVStoreDist):
             self._group.advice = "Module.fit goes on with a replacement"
 
     def _check_sums(self) -> None:
-        """Raise KVStoreError if this process cannot sum with the others."""
+        """Raise KVStoreError if the store is closed, or this process is a replacement that has not joined yet."""
         self._sequencer.check()
         if self._group.is_alone:
             raise KVStoreError(
@@ -41,16 +42,17 @@ class RecoveringStore(KVStoreDist):
             )
 
     def recover(self) -> int:
-        """Go on after a :class:`~weftplan.errors.WorkerLostError`, without the dead; every survivor must call it.
+        """Continue without the dead processes after a :class:`~weftplan.errors.WorkerLostError`; all survivors call it.
 
-        Values and optimizer states become those of the survivor that has completed most exchanges, so that all are
-        equal again. A gradient whose exchange failed is gone: compute it again and push it.
+        All survivors get the values and optimizer states of the survivor that has completed the most exchanges. A
+        gradient whose exchange failed is lost: compute and push it again.
 
         Returns:
-            How many processes are left.
+            The number of remaining processes.
 
         Raises:
-            KVStoreError: this MPI cannot go on after a death, or the job replaces a lost rank.
+            KVStoreError: this MPI library does not support it, or the job is elastic.
+            WorkerLostError: another process does not call it in time.
         """
         if self._formation is not None:
             raise KVStoreError("recover goes on without a lost rank, but weftplan launch --elastic replaces it")
@@ -69,37 +71,39 @@ class RecoveringStore(KVStoreDist):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job replaces a lost rank."""
+        """Whether the job is elastic: it replaces lost ranks."""
         return self._formation is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process replaces a lost rank and has not joined the others yet."""
+        """Whether this process is a replacement that has not joined the other processes yet."""
         return self._group.is_alone
 
     def set_joinable(self, joinable: bool) -> None:
-        """Say whether replacements may join from now on: every rank has a state and calls :meth:`reform` after a
-        loss."""
+        """Set whether replacements may join from now on.
+
+        Set True only when every rank has a training state and calls :meth:`reform` after a loss.
+        """
         self._elastic().job.set_joinable(joinable)
 
     def begin_run(self) -> int:
-        """Return the number of this training run on the store, from 1. A replacement can join its first run alone."""
+        """Return the number of this training run on the store, from 1. A replacement can join only in the first run."""
         self._runs += 1
         return self._runs
 
     def reform(self, *, has_state: bool) -> int:
-        """Wait for the replacements of lost ranks, and form the group again with them; every rank calls this.
+        """Wait for the replacements of lost ranks and form the group again with them; every rank calls this.
 
-        Stored values and optimizer states are undefined then: the caller sets them.
+        Afterwards stored values and optimizer states are undefined; the caller sets them.
 
         Args:
-            has_state: whether this process has a state that others can receive.
+            has_state: whether this process has a training state that it can send.
 
         Returns:
-            The lowest rank that has one.
+            The lowest rank that has a training state.
 
         Raises:
-            WorkerLostError: a rank does not come in time, or no rank has a state.
+            WorkerLostError: a rank does not join in time, or no rank has a training state.
         """
         formation = self._elastic()
 
@@ -108,7 +112,7 @@ class RecoveringStore(KVStoreDist):
                 connection = yield from formation.again()
                 try:
                     flags = yield from group.begin_again(connection, np.array([has_state], np.uint8))
-                except WorkerLostError:  # one more; the launcher replaces it
+                except WorkerLostError:  # another rank was lost; the launcher replaces it in the next generation
                     continue
                 if not any(flag[0] for flag in flags):
                     raise WorkerLostError("every rank was lost before a replacement had joined")
@@ -123,8 +127,10 @@ class RecoveringStore(KVStoreDist):
     def from_rank(self, root: int, data: bytes, description: str) -> bytes:
         """Return the ``data`` of rank ``root``; every rank calls this with the same description.
 
+        ``data`` is ignored on other ranks.
+
         Raises:
-            KVStoreError: a rank does something else.
+            KVStoreError: a rank makes another call.
             WorkerLostError: a rank was lost.
         """
         size = np.array([len(data)], np.int64)
@@ -140,11 +146,14 @@ class RecoveringStore(KVStoreDist):
         return self._formation
 
     def _heal(self) -> None:
-        """Clear failures: the operations that should have written these arrays did not run, so their values are
-        whole."""
+        """Clear the failures of stored values and optimizer states, so that operations can use the arrays again.
+
+        The failed operations did not run, so the arrays have their old values.
+        """
         states = self._updater.states.values() if isinstance(self._updater, Updater) else ()
         arrays = [*self._stored.values(), *(array for state in states for array in arrays_in(state))]
         for array in arrays:
             with contextlib.suppress(MXNetError):
                 array.wait_to_read()
+            # A successful write, even of nothing, clears the failure of a var whose error was raised before.
             get_engine().push(lambda: None, (), (array.var,), array.context, name="KVStoreRecover")

@@ -1,10 +1,10 @@
-"""The server half of ``dist_async``: a thread in every process, which owns a share of the values.
+"""Servers of ``dist_async``: a thread in each process that owns a part of the values, and the requests to it.
 
-A small value lives on one server whole; one of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is cut into one range
-for each. Requests of a client are answered in order, one at a time: a push is one update, a pull returns the current
-values. Every answer has the version of the range, which is the number of its updates.
+A value of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is divided into one range for each server; a smaller value is
+on one server. A server handles the requests of a client in order: a push does one update, a pull returns the current
+values. Each answer has the *version* of the range, which is its number of updates.
 
-A request is a header of fixed size, then optional data; an answer likewise. Nothing is pickled.
+A request is a header of fixed size, then optional data; an answer has the same form. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Message, Request
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray, array, empty
 
 REQUEST, REQUEST_DATA, ANSWER, ANSWER_DATA = 11, 12, 13, 14
-"""Tags."""
+"""MPI tags of the messages."""
 
 TEXT = 1024
-"""Bytes of an error's text at most."""
+"""Maximum bytes of an error's text."""
 
 _LAYOUT = struct.Struct("<4sHHQQdQ")
-"""Magic, verb, whether a rate follows, key number, version, learning rate, bytes of data."""
+"""Magic, verb, whether the learning rate is valid, key number, version, learning rate, bytes of data."""
 _MAGIC = b"WFA1"
 HEADER = _LAYOUT.size
 
@@ -49,13 +49,17 @@ class Verb(IntEnum):
     """Kinds of requests and answers."""
 
     PUSH = 1
+    """Request: update a range with a gradient, which follows."""
     PULL = 2
+    """Request: return the current values of a range."""
     DONE = 3
+    """Answer: the request succeeded."""
     FAILED = 4
+    """Answer: the request failed; the error's text follows."""
     STATES = 5
-    """Answer with the optimizer's states of a range."""
+    """Request: return the optimizer states of a range."""
     RESTORE = 6
-    """Take over states of a range, which follow."""
+    """Request: replace the optimizer states of a range by states that follow."""
 
 
 WITH_DATA = frozenset((Verb.PUSH, Verb.RESTORE))
@@ -64,14 +68,14 @@ WITH_DATA = frozenset((Verb.PUSH, Verb.RESTORE))
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One request or answer.
+    """The header of a request or answer.
 
     Attributes:
         verb: kind of the request or answer.
         number: number of the key.
-        version: of a push, the version that the client saw last; of an answer, the range's version now.
+        version: in a request, the last version that the client has received; in an answer, the current version.
         nbytes: bytes of data after the header.
-        rate: of a push, the learning rate to use; None keeps it.
+        rate: in a push, the learning rate to use; None keeps the server's rate.
     """
 
     verb: Verb
@@ -81,13 +85,13 @@ class Header:
     rate: float | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes to send."""
+        """Return the bytes of the header."""
         rated = self.rate is not None
         return _LAYOUT.pack(_MAGIC, self.verb, rated, self.number, self.version, self.rate or 0.0, self.nbytes)
 
     @classmethod
     def decode(cls, data: bytes | bytearray, sender: int) -> Header:
-        """Return the header in ``data``; raise KVStoreError, which names the sender, if there is none."""
+        """Return the header in ``data``, sent by rank ``sender``; raise KVStoreError if the bytes are no header."""
         if len(data) != HEADER:
             raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a header has {HEADER}")
         magic, verb, rated, number, version, rate, nbytes = _LAYOUT.unpack(data)
@@ -98,11 +102,14 @@ class Header:
 
 @dataclass(slots=True)
 class Range:
-    """A part of one value on its server, with the number of updates that made it.
+    """A part of one value, on its server.
 
     Attributes:
+        key: the key of the value.
         values: initial values.
-        weight, gradient: arrays of the server's thread, created by the first push.
+        weight: current values, None before the first push.
+        gradient: buffer for a pushed gradient, None before the first push.
+        version: number of updates.
     """
 
     key: Key
@@ -126,19 +133,20 @@ def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[in
 
 @dataclass(slots=True)
 class Pending:
-    """A request of a client whose data have not arrived; the client's later requests wait for it."""
+    """A received request, whose data may not have arrived yet."""
 
     request: Header
     room: Array | None = None
-    """Buffer that MPI fills, once the data's message was matched."""
+    """Buffer for the data; None before their message has arrived."""
     receive: Request | None = None
-    """MPI's request for it."""
+    """MPI's receive request for the data; None before their message has arrived."""
 
 
 class Server:
-    """The server thread. The program calls ``add`` and ``use`` before any client can request their values.
+    """The server of this process, with its thread.
 
-    No receive blocks: a client that is stopped between a header and its data holds up its own requests only.
+    The program calls ``add`` and ``use`` before any client can make requests that need them. No receive blocks: a
+    client that stops between a header and its data delays its own requests only.
     """
 
     def __init__(self, mpi: ModuleType, comm: Communicator) -> None:
@@ -148,11 +156,11 @@ class Server:
         self._updater: Updater | None = None
         self._ending: Request | None = None
         self._waiting: dict[int, deque[Pending]] = {}
-        """Requests of each client, in order of arrival."""
+        """By client: requests that were not handled yet, in order of arrival."""
         self._sending: list[tuple[Request, object]] = []
-        """Requests of answers under way, each with the bytes that it sends."""
+        """MPI requests of unfinished sends, with the buffers, which must stay alive."""
         self._undelivered: list[tuple[Request, object]] = []
-        """Requests that the death of a client has ended; they keep their buffers."""
+        """Failed MPI requests to dead clients, with their buffers; never freed, as ``Members._is_done`` explains."""
         self.pushes = 0
         self.staleness_max = 0
         self.staleness_sum = 0
@@ -160,22 +168,24 @@ class Server:
         self._thread.start()
 
     def add(self, number: int, key: Key, values: Array) -> None:
-        """Own a range with these values."""
+        """Add a range with these initial values, which are copied."""
         self._ranges[number] = Range(key, values.copy())
 
     def use(self, updater: Updater) -> None:
-        """Apply ``updater(key, gradient, weight)`` to every push."""
+        """Set the updater that is applied to each push."""
         self._updater = updater
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the ranges and of one gradient for each."""
+        """Bytes of the values and one gradient of all ranges."""
         return sum(2 * one.values.nbytes for one in list(self._ranges.values()))
 
     def end(self, timeout: float, *, failed: bool) -> None:
-        """Serve until every process has called this, then stop; stop at once after a death or if this process
-        ``failed``."""
-        if not self._thread.is_alive():  # in a forked child, too
+        """Serve until every process has called this, or for ``timeout`` seconds, then stop.
+
+        After a death, or if this process has ``failed``, stop without waiting for the other processes.
+        """
+        if not self._thread.is_alive():  # also in a forked child, which has no server thread
             return
         try:
             self._ending = self._mpi.REQUEST_NULL if failed else self._comm.Ibarrier()
@@ -184,7 +194,7 @@ class Server:
         self._thread.join(timeout)
 
     def _is_over(self, request: Request, kept: tuple[Request, object]) -> bool | None:
-        """Return whether a request is complete; None if it has failed, and is kept for good, as in ``Members.wait``."""
+        """Return whether an MPI request is complete; None if it has failed. ``kept`` then stays alive for good."""
         if not request.Get_status(self._status):
             return False
         if self._status.Get_error() == self._mpi.SUCCESS:
@@ -194,7 +204,7 @@ class Server:
         return None
 
     def _run(self) -> None:
-        # An engine on one thread cannot serve a second one: the arrays are then those of an engine of this thread.
+        # An engine that runs on one thread cannot be used from this thread, which then has an engine of its own.
         with nullcontext() if get_engine().has_threads else nested():
             self._serve_all()
 
@@ -211,12 +221,14 @@ class Server:
                 if message is not None or served:
                     idle = 0
                     continue
+                # All clients have entered the barrier, so no request can follow; all answers were sent.
                 if self._ending is not None and not self._sending and self._ending.Test():
                     return
             except mpi.Exception:
-                time.sleep(0.05)  # a client died in the middle: the others still want answers
+                time.sleep(0.05)  # a client died; go on serving the others
                 if self._ending is not None:
                     return
+            # Spin for a while first: a sleep would delay the next request by at least its duration.
             idle += 1
             if idle < 500:
                 os.sched_yield()
@@ -224,7 +236,7 @@ class Server:
                 time.sleep(0.0005)
 
     def _take(self, message: Message, client: int, size: int) -> None:
-        """Receive a header, whose message has come."""
+        """Receive the header in an arrived ``message`` of ``size`` bytes, and add its request to the client's queue."""
         raw = bytearray(min(size, 2 * HEADER))
         try:
             message.Recv([raw, self._mpi.BYTE])
@@ -235,7 +247,8 @@ class Server:
         self._waiting.setdefault(client, deque()).append(Pending(request))
 
     def _serve_waiting(self) -> bool:
-        """Answer the requests that are there with their data; returns whether there was one."""
+        """Handle all requests whose data have arrived; return whether there were any."""
+        # In order for each client: a request without its data stops the later requests of this client, and no others.
         served = False
         for client, requests in list(self._waiting.items()):
             while requests:
@@ -251,8 +264,7 @@ class Server:
         return served
 
     def _arrived(self, pending: Pending, client: int) -> bool | None:
-        """Return whether the data of a request are here; None if they never will be. No size is taken from the
-        header."""
+        """Return whether the data of a request have arrived; None if receiving them has failed."""
         if pending.request.verb not in WITH_DATA:
             return True
         byte = self._mpi.BYTE
@@ -261,6 +273,7 @@ class Server:
             message = self._comm.Improbe(source=client, tag=REQUEST_DATA, status=status)
             if message is None:
                 return False
+            # The size is MPI's, not the header's, which a faulty client may set to any number.
             pending.room = np.empty(status.Get_count(byte), np.uint8)
             pending.receive = message.Irecv([pending.room, byte])
         return self._is_over(pending.receive, (pending.receive, pending.room))
@@ -294,8 +307,8 @@ class Server:
         self._send(client, Header(Verb.FAILED, 0, 0, text.nbytes), text)
 
     def _send(self, client: int, header: Header, data: Array | None) -> None:
-        # Never wait for a client to take its answer: the client may be waiting for another server, which would
-        # deadlock. MPI reads the bytes later, so they are kept.
+        # Do not wait for the client to receive its answer. It may wait for another server, whose process may wait for
+        # this server: a deadlock. MPI reads the bytes later, so `_sending` keeps them.
         byte, head = self._mpi.BYTE, header.encode()
         self._sending.append((self._comm.Isend([head, byte], dest=client, tag=ANSWER), head))
         if data is not None and data.nbytes:
@@ -329,19 +342,18 @@ class Server:
 def ask(
     mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
 ) -> Steps[list[tuple[Header, Array]]]:
-    """Send each (server, header, its array) at once and wait for all answers.
+    """Send requests to servers concurrently, wait for all answers, and return (answer header, its data) of each.
 
     Args:
-        requests: the array is pushed or restored, or filled by a pull.
-        group: knows how to wait, and which ranks are lost.
-        what: for messages.
-
-    Returns:
-        (answer, its data) of each request.
+        mpi: the module ``mpi4py.MPI``.
+        comm: the communicator of the store.
+        requests: (rank of the server, header, array); the array is sent by a push or restore and filled by a pull.
+        group: waits, and detects lost ranks.
+        what: description of the requests for errors.
 
     Raises:
-        KVStoreError: a server could not do it.
-        WorkerLostError: a server has died, or did not answer in time.
+        KVStoreError: a server has answered with an error.
+        WorkerLostError: a server has died, or does not answer in time.
     """
     byte = mpi.BYTE
     with group.losses(what):
@@ -379,6 +391,7 @@ def ask(
                 if answer.nbytes:
                     data.append(comm.Irecv([values.view(np.uint8), byte], source=server, tag=ANSWER_DATA))
                     senders.append(server)
+        # A server that refused a request may never receive its data, so after an error do not wait for the sends.
         going, receivers = ([], []) if errors else (sent, taking)
         yield from group.wait(data, going, [*senders, *receivers], f"answer {what}")
     if errors:

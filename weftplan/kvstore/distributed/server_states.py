@@ -1,7 +1,7 @@
-"""Optimizer states of a ``dist_async`` store: collected from the servers, and restored to them.
+"""Optimizer states of a ``dist_async`` store: collecting them from the servers, and restoring them.
 
-A server keeps the states of its ranges, which are flat. Here they are joined to states of whole values, as every other
-store has them, so a file of one store can be read by another, and by a job of another number of processes.
+A server has flat states for its ranges. This module concatenates them into states of whole values, as other stores have
+them. A file can therefore be loaded by another store, or by a job with another number of processes.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.distributed.server import Header, Verb
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import OptimizerProtocol, Updater, read_states
 from weftplan.ndarray import NDArray, array
 
 Request = tuple[int, Header, Array]
 Ask = Callable[[Sequence[Request], str], "list[tuple[Header, Array]]"]
-"""Called as (requests, description); returns (answer, its data) of each."""
+"""Function of requests and a description, which returns (answer header, its data) of each request."""
 
 
 class ServerStates(Updater):
-    """The states of all servers, as those of one updater: read when they are asked for, sent when they are replaced.
+    """An updater that represents the states on all servers: getting and replacing states sends requests to them.
 
     Args:
-        optimizer: that of the workers.
-        values: shape, number and ranges (server, first element, end) of each key that the store has now.
-        ask: sends requests to the servers.
+        optimizer: the workers' optimizer, which is copied.
+        values: function that returns (shape, key number, [(server, first element, end) of each range]) by key.
+        ask: function that sends requests to servers and returns their answers.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class ServerStates(Updater):
         self._values, self._ask = values, ask
 
     def get_states(self, dump_optimizer: bool = False, keys: Collection[Key] | None = None) -> bytes:
-        """As of any updater. Pushes of other processes that are under way may be in some states and not in others: meet
-        at a barrier before."""
+        """Return the states on all servers as bytes, as :meth:`Updater.get_states` does.
+
+        Call ``barrier`` on all ranks before: otherwise a concurrent push may be included in only part of the states.
+        """
         if not dump_optimizer:
             self._gather()
         return super().get_states(dump_optimizer, keys)
@@ -80,7 +82,7 @@ class ServerStates(Updater):
         weights: Mapping[Key, NDArray] = MappingProxyType({}),
         counts: Mapping[Key, int] = MappingProxyType({}),
     ) -> None:
-        """As of any updater; the states of the keys that the store has go to their servers."""
+        """Replace the states as :meth:`Updater.replace_states` does, and send those of the store's keys to servers."""
         super().replace_states(states, version, weights, counts)
         requests: list[Request] = []
         for key, (shape, number, ranges) in self._values().items():
@@ -95,7 +97,7 @@ class ServerStates(Updater):
 
 
 def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
-    """Return the state of a value from those of its ranges."""
+    """Return the state of a value of this shape, concatenated from the states of its ranges."""
     first = trees[0]
     if isinstance(first, tuple | list):
         return tuple(_joined(items, shape, key) for items in zip(*trees, strict=True))
@@ -110,7 +112,7 @@ def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
 
 
 def _cut(tree: State, shape: tuple[int, ...], part: slice, key: Key) -> State:
-    """Return the state of a range from that of its value."""
+    """Return the state of the elements ``part`` of a value of this shape, given the state ``tree`` of the value."""
     if isinstance(tree, tuple | list):
         return tuple(_cut(item, shape, part, key) for item in tree)
     if not isinstance(tree, NDArray):
@@ -120,5 +122,5 @@ def _cut(tree: State, shape: tuple[int, ...], part: slice, key: Key) -> State:
         flat = tree.asnumpy().reshape(-1)[part]
         return array(flat, dtype=flat.dtype)
     if (part.start, part.stop) == (0, size):
-        return tree  # of another shape than the value, which is on one server
+        return tree  # the state has another shape than its value, which is whole on one server
     raise FormatError(f"the optimizer state of {key!r} has the shape {tree.shape}, its value {shape}")

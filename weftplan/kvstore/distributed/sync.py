@@ -1,12 +1,11 @@
-"""``dist_sync`` and ``dist_device_sync``: all processes add the same sums and hold equal values.
+"""``dist_sync`` and ``dist_device_sync``: stores whose processes sum gradients and have equal copies of all values.
 
-A push sums over this process's devices as ``local`` or ``device`` does, then over the processes (``group.py``), then
-every process applies the same update to its own copy of the value. There is no server: the sums are equal to the bit,
-so the copies stay equal, too. Pulls are local.
+A push sums over this process's devices as ``local`` or ``device`` does, then over the processes (``group.py``). Each
+process then applies the same update to its own copy of the value. There is no server: the sums are bitwise equal, so
+the copies stay equal, too. A pull copies from this process's values.
 
-Exchanges run in program order (``sequencer.py``), so every process must make the same calls in the same order. Within a
-call with several keys the last key comes first, as backward computes gradients, and keys are grouped into buckets
-(``buckets.py``).
+Exchanges run in program order (``sequencer.py``), so every process must make the same calls in the same order. A call
+exchanges its keys in buckets (``buckets.py``), last key first, since backward computes gradients in this order.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.recovery import RecoveringStore
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
-from weftplan.kvstore.summing import Item
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk
 
 
 class KVStoreDistSync(SyncFootprint, RecoveringStore):
-    """A store of all processes of a job, synchronous; sums over this process's devices are made on the CPU.
+    """A synchronous store of all processes of a job, which sums over each process's devices on the CPU.
 
-    Start the processes with ``weftplan launch -n 4 script.py``. Alone, a process is a job of one.
+    Start the processes with ``weftplan launch -n 4 script.py``. A process without the launcher is a job of one.
     """
 
     def __init__(self, name: str = "dist_sync") -> None:
@@ -61,13 +60,13 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether this process is the whole job, so that its own sums are the result."""
+        """Whether this process's own sums are the result: it is the only member, and nothing is compressed."""
         return self.num_workers == 1 and self._dist_compression is None
 
     def _lay_apart(self, layout: Layout) -> Layout:
         if self._is_alone:
             return super()._lay_apart(layout)
-        # The same buckets on every process, whatever has failed on one.
+        # Keep the buckets: processes without the failure make the same exchanges as before, and so must this process.
         buckets = []
         for bucket in layout.buckets:
             left = [self._still_to_do(item._replace(outs=()), fuses=False) for item in bucket.items]
@@ -99,9 +98,9 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
         self._exchange_bucket(lambda part: Ticket(f"sum {what}", [part], exchange), parts, priority)
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
-        """Make the merge buffers of keys that are pushed together contiguous, in exchange order.
+        """Allocate the merge buffers of new keys of a push contiguously, in exchange order.
 
-        A bucket is then one range of memory, and MPI can have its gradients without a copy.
+        A bucket is then one range of memory, which MPI can send without a copy.
         """
         new = sorted((key for key in keys if key not in self._merged), key=self._keys.number, reverse=True)
         for dtype, run in groupby(new, key=lambda key: self._stored[key].dtype):
@@ -115,7 +114,7 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
                 offset += array.nbytes
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
-        # What is stored must not change before the sum over processes is there, and stay whole should that fail.
+        # A failed exchange must not leave a half-written stored value. Only a `whole` group changes results last.
         return (
             self._group.whole
             and len(arrays) == 1
@@ -129,13 +128,14 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Send two bits, or one, for each element of a float32 sum of this process; keep the rest in a residual.
+        """Compress this process's float32 sums to two bits or one bit per element for the exchange.
 
-        Pulls and initial values are not compressed. It cannot be switched off again.
+        The unsent difference is stored in a residual for each key. Pulls and initial values are not compressed.
+        Compression cannot be turned off. Every rank calls this with the same settings and waits.
 
         Raises:
-            KVStoreError: see :meth:`KVStoreDevice.set_gradient_compression`; ranks that give different settings; the
-                job replaces lost ranks.
+            KVStoreError: the settings are not legal, as for :meth:`KVStoreDevice.set_gradient_compression`, or differ
+                between ranks, or the job is elastic.
         """
         chosen = Compression.from_params(compression_params)
         if self.is_elastic:
@@ -167,10 +167,11 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
         return exchange
 
     def statistics(self) -> dict[str, int]:
-        """Return the statistics of ``local``, and the bytes of exchanges: parts of other processes' arrays, shares in
-        the shared memory of a host, host copies of GPU arrays.
+        """Return the statistics of ``local`` and of exchanges, in bytes.
 
-        ``joined_bytes`` counts the bytes copied so far to concatenate gradients into buckets for MPI.
+        ``exchange_bytes``: buffers for other processes' data, and shared memory; ``wire_bytes``: copies in host memory
+        of arrays on devices; ``joined_bytes``: copied so far to make buckets contiguous for MPI; ``residual_bytes``:
+        residuals of compression.
         """
         return {
             **super().statistics(),
@@ -182,13 +183,13 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
 
 
 class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
-    """As :class:`KVStoreDistSync`, with sums over this process's devices made on those devices."""
+    """A synchronous store of all processes of a job, which sums over each process's devices on these devices."""
 
     def __init__(self, name: str = "dist_device_sync") -> None:
         super().__init__(name)
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
-        """Each sum is where its first push finds the least to do."""
+        """Do nothing: the first push of a key chooses the device of its merge buffer."""
 
 
 def _on_host(array: NDArray) -> bool:

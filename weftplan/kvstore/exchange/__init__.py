@@ -1,5 +1,6 @@
-"""Sums over the devices of one process: copies and additions that follow the links between them.
+"""Sums over the devices of one process, by copies over the links between devices and additions on them.
 
-``ways.py`` has the routes of a sum (``trees.py`` finds trees and rings on links), ``program.py`` turns a route into
-steps and models their time, ``choice.py`` chooses the fastest, ``runner.py`` runs it.
+``ways.py`` defines candidate routes of a sum, with trees and rings from ``trees.py``. ``program.py`` turns a route into
+steps and models their time, ``choice.py`` chooses the fastest route, and ``runner.py`` runs its program.
+``between.py`` combines these parts into a way of summing for the store ``device``.
 """

@@ -1,8 +1,9 @@
-"""Sums over links between devices: plans, streams, and receive buffers for gradients.
+"""The way of summing over links between devices, with its plans, streams and receive buffers.
 
-A bucket is one engine operation. It enqueues a program for each key that sums all gradients at the key's home, the
-optimizer's steps at the homes, and a program for each key that copies the new value to every place. The caller holds
-the store's lock; the operations run on any engine thread.
+A bucket is one engine operation. For each key it enqueues a program that sums all gradients on one device, the key's
+*home*; then the optimizer's step at the home; then a program that copies the new value to all devices. A device's
+*place* is its index in the list of contexts. Callers of these methods have the store's lock; the operations run on any
+engine thread.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.stages import Stage, on_device
-from weftplan.kvstore.summing import Item
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray, empty
 from weftplan.support.array_types import RawArray
 
 
 class Exchange(NamedTuple):
-    """A program, and its arrays: the array of each place, the array at the home, and receive buffers."""
+    """A program and its arrays.
+
+    Attributes:
+        program: the steps.
+        arrays: the pushed array, or the array to fill, of each place.
+        whole: the sum, or the stored value, at the home.
+        room: receive buffers by place; host memory under -1.
+    """
 
     program: Program
     arrays: Sequence[NDArray]
@@ -34,7 +42,7 @@ class Exchange(NamedTuple):
 
 
 class Between:
-    """Exchanges between the devices of one process."""
+    """The way of summing over links between the devices of one process."""
 
     def __init__(self) -> None:
         self._chooser = Chooser(
@@ -49,24 +57,30 @@ class Between:
         )
         self._runners: dict[tuple[Context, ...], Runner] = {}
         self._room: dict[Key, dict[int, NDArray]] = {}
-        """Of each key the inboxes by place, and host memory by -1."""
+        """Buffers of each key: receive buffers by place, and host memory under -1."""
         self._home: dict[Key, tuple[Context, bool]] = {}
-        """Purpose of each key's room: (place of its sum, True), or (place of its stored value, False) before the first
-        sum."""
+        """(context, True) of a key's sum; before its first push (context, False) of its stored value."""
 
     def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
-        """Return how an array of ``elements`` is exchanged; None if these contexts need no exchange over links."""
+        """Return the plan for an array of ``elements`` summed at ``home``; None if it is not exchanged over links.
+
+        This is so if the contexts are not several distinct GPUs or simulated devices, if ``home`` is none of them, or
+        if there are no elements.
+        """
         if home not in contexts or self._chooser.links(contexts) is None:
             return None
         return self._chooser.plan(contexts, list(contexts).index(home), elements, itemsize)
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
-        """Return True: the store asks :meth:`takes` about all arrays of a key."""
+        """Return True: :meth:`takes` has checked all arrays of a key before."""
         del stored, out
         return True
 
     def takes(self, item: Item) -> bool:
-        """Return whether links join the places of all arrays of a key, each place once."""
+        """Return whether the arrays of a key can be exchanged over links.
+
+        The arrays to push and to fill must be on the same distinct devices, and none may be the stored value.
+        """
         for arrays in (item.arrays, item.outs):
             if not arrays:
                 continue
@@ -81,7 +95,7 @@ class Between:
         return _contexts(item.arrays) == _contexts(item.outs)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
-        """Return one stage: programs that push, steps at the homes, and programs that pull."""
+        """Return one stage that sums all keys, does the optimizer's ``steps`` at the homes, and copies values out."""
         del priority
         first = items[0].arrays or items[0].outs
         contexts = _contexts(first)
@@ -96,7 +110,7 @@ class Between:
         for item in items:
             source = item.stored
             if not steps and item.total is not item.stored:
-                local.append(_copied(item.total, item.stored))
+                local.append(_copy_stage(item.total, item.stored))
                 source = item.total
             if item.arrays:
                 plan = self._plan_of(item.arrays, item.total)
@@ -117,7 +131,7 @@ class Between:
             reads += stage.operands
             writes += stage.operands
         run = partial(_run, runner, [*reads, *writes], pushes, local, pulls)
-        # On one queue, so that exchanges are enqueued in the order of the pushes: they share wires.
+        # All exchanges run on contexts[0], hence on one queue, in the order of the pushes: they share wires.
         return [Stage("KVStoreExchange", run, reads, writes, contexts[0], repeatable=False)]
 
     def _plan_of(self, arrays: Sequence[NDArray], whole: NDArray) -> Plan:
@@ -127,18 +141,18 @@ class Between:
         return plan
 
     def forget(self) -> None:
-        """Free all receive buffers."""
+        """Drop all buffers."""
         self._room.clear()
         self._home.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of that memory."""
+        """Bytes of all buffers."""
         return sum(array.nbytes for room in list(self._room.values()) for array in list(room.values()))
 
     @staticmethod
     def bytes_of(plan: Plan, itemsize: int, *, pulls_only: bool = False) -> int:
-        """What :attr:`nbytes` will count for one array."""
+        """Return the bytes of buffers for an array with this plan; ``pulls_only``: without buffers of pushes."""
         if pulls_only:
             return itemsize * plan.pull.hosted
         return itemsize * (sum(plan.push.inboxes) + max(plan.push.hosted, plan.pull.hosted))
@@ -146,7 +160,14 @@ class Between:
     def _room_for(
         self, key: Key, plan: Plan, like: NDArray, contexts: Sequence[Context] | None = None
     ) -> dict[int, NDArray]:
-        """Room of a push, or, without contexts, of a pull, which only needs host memory."""
+        """Return the buffers of a key by place, allocated or enlarged as needed, for a push or a pull.
+
+        Args:
+            key: the key.
+            plan: the plan of the exchange.
+            like: the array at the home, whose context and dtype count.
+            contexts: context of each place, for a push; None for a pull, which needs host memory alone.
+        """
         hosted = plan.pull.hosted if contexts is None else max(plan.push.hosted, plan.pull.hosted)
         wanted = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}
         if hosted:
@@ -154,7 +175,7 @@ class Between:
         room = self._room.setdefault(key, {})
         home, summed = self._home.get(key, (like.context, False))
         if home != like.context and not (summed and contexts is None):
-            room.clear()  # it was for pulls from the stored value's place before the first push
+            room.clear()  # the home has moved; old buffers were for pulls before the first push
             home = like.context
         self._home[key] = home, summed or contexts is not None
         for place, (size, where) in wanted.items():
@@ -171,8 +192,8 @@ def _contexts(arrays: Sequence[NDArray]) -> tuple[Context, ...]:
     return tuple([array.context for array in arrays])
 
 
-def _copied(source: NDArray, target: NDArray) -> Stage:
-    """Return the stage that copies within one device."""
+def _copy_stage(source: NDArray, target: NDArray) -> Stage:
+    """Return a stage that copies ``source`` to ``target`` within one device."""
 
     def kernel(raws: Sequence[RawArray]) -> None:
         raws[1][...] = raws[0]
@@ -188,13 +209,14 @@ def _run(
     pulls: Sequence[Exchange],
     raws: Sequence[RawArray],
 ) -> None:
-    """Enqueue the programs; ``raws`` are those of ``arrays``."""
+    """Enqueue the pushes, the stages at the homes, and the pulls; ``raws`` are the raw arrays of ``arrays``."""
     raw_of = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
     with runner.lanes() as lanes:
         programs = {
             id(push.whole): lanes.program(push.program, _lookup(push, raw_of), number=number)
             for number, push in enumerate(pushes)
         }
+        # Events order the work of each array: its stages wait for its push program, its pull program for its stages.
         for stage in local:
             before = [event for array in stage.operands for event in programs.get(id(array), ())]
             some = [raw_of[id(array)] for array in stage.operands]

@@ -1,6 +1,6 @@
-"""The choice of a store's route: the fastest push and pull by the link model in ``program.py``.
+"""The choice of routes: the fastest push and pull according to the time model in ``program.py``.
 
-The choice depends on links, sizes and settings only, never on a clock, so the same run makes the same sums.
+The choice depends only on links, sizes and settings, so repeated runs add in the same order and give the same bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from weftplan.support.package_log import log
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one array is exchanged.
+    """The programs that exchange one array.
 
     Attributes:
-        way: of the push; the pull takes the way that is fastest for pulls, which changes no sum.
-        seconds: of a push and a pull, modelled, by the name of each way that was tried.
+        way: route of the push.
+        push: program of the push.
+        pull: program of the fastest pull, on any route, since a pull adds nothing.
+        seconds: modelled seconds of a push and a pull, by name of each route that was tried.
     """
 
     way: Way
@@ -32,13 +34,13 @@ class Plan:
 
 
 class Chooser:
-    """Plans of a store, each made once.
+    """Chooses and caches the plans of a store; the cache is cleared when the links of devices are set again.
 
     Args:
-        peers: copies between devices may be direct (MXNET_ENABLE_GPU_P2P).
-        trees_only: take a tree (MXNET_KVSTORE_USETREE).
-        rule: how trees are found.
-        log_trees: log each tree that is taken (MXNET_KVSTORE_LOGTREE).
+        peers: whether direct copies between devices are allowed (MXNET_ENABLE_GPU_P2P).
+        trees_only: whether only trees are candidates (MXNET_KVSTORE_USETREE).
+        rule: settings of the search for trees.
+        log_trees: whether to log each chosen tree (MXNET_KVSTORE_LOGTREE).
     """
 
     def __init__(self, *, peers: bool, trees_only: bool, rule: TreeRule, log_trees: bool) -> None:
@@ -51,10 +53,10 @@ class Chooser:
         self._plans: dict[tuple[tuple[Context, ...], int, int, int], Plan] = {}
 
     def links(self, contexts: Sequence[Context]) -> Interconnect | None:
-        """Return the interconnect of the contexts; None unless they are several distinct devices of one kind."""
+        """Return the interconnect of two or more distinct GPUs or simulated devices; None for other contexts."""
         places = tuple(contexts)
         now = joined()
-        if any(new is not old for new, old in zip(now, self._joined, strict=True)):  # devices have other links now
+        if any(new is not old for new, old in zip(now, self._joined, strict=True)):
             self._joined = now
             self._links.clear()
             self._plans.clear()
@@ -78,18 +80,18 @@ class Chooser:
         return links
 
     def plan(self, contexts: Sequence[Context], home: int, elements: int, itemsize: int) -> Plan | None:
-        """Return how ``elements`` are exchanged between the contexts, with the sum at ``contexts[home]``."""
+        """Return the plan for an array of ``elements``, with the sum at ``contexts[home]``; None without links."""
         places = tuple(contexts)
         links = self.links(places)
         if links is None or not elements:
             return None
-        known = self._plans.get((places, home, elements, itemsize))
-        if known is None:
-            known = self._plans[places, home, elements, itemsize] = self._choose(links, home, elements, itemsize)
-            if self._log_trees and known.way.name in ("tree", "trees"):
-                for share in known.way.shares:
+        plan = self._plans.get((places, home, elements, itemsize))
+        if plan is None:
+            plan = self._plans[places, home, elements, itemsize] = self._choose(links, home, elements, itemsize)
+            if self._log_trees and plan.way.name in ("tree", "trees"):
+                for share in plan.way.shares:
                     log.warning("elements %d to %d: parents %s", share.first, share.end, share.parents)
-        return known
+        return plan
 
     def _choose(self, links: Interconnect, home: int, elements: int, itemsize: int) -> Plan:
         find = trees if self._trees_only else all_ways
@@ -102,5 +104,5 @@ class Chooser:
 
 
 def planned(way: Way, home: int, links: Interconnect, itemsize: int) -> tuple[Way, Program, Program]:
-    """Return a way with its push and its pull."""
+    """Return (the route, its push program, its pull program)."""
     return way, push_steps(way, home, links, itemsize), pull_steps(way, home, links, itemsize)

@@ -1,9 +1,9 @@
-"""A route as a program of copies between devices and additions on them, with its duration.
+"""Programs: a route as a sequence of copies between devices and additions on devices, with its modelled duration.
 
-:func:`push_steps` sums the arrays of all places into one array at the home; :func:`pull_steps` copies an array of the
-home to every place. :func:`timed` orders steps by their earliest start and returns the time of the last end: it models
-a stream for each pair of places, a stream for the additions of each place, and shared wires. A simulated device does
-the same with these steps. Pure functions.
+A *place* is a device's index; the *home* is the place of the sum. :func:`push_steps` sums the arrays of all places into
+an array at the home; :func:`pull_steps` copies an array at the home to all places. :func:`timed` models the duration:
+steps on shared wires delay each other, and each pair of places, and each place's additions, have a stream. Simulated
+devices run programs in the same way. The functions of this module are pure.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weftplan.kvstore.exchange.ways import Parents, Way
 
 
 class Room(Enum):
-    """Which array a piece is of."""
+    """The kinds of arrays that a piece can belong to."""
 
     VALUE = 1
-    """A place's pushed array, or the target of its pull."""
+    """The array of a place that is pushed, or filled by a pull."""
     INBOX = 2
-    """A place's receive buffer, also for partial sums."""
+    """The receive buffer of a place, also used for partial sums."""
     WHOLE = 3
     """The sum, or the stored value, at the home."""
     HOST = 4
-    """Host memory, where devices are no peers."""
+    """Host memory for copies between devices that are not peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A copy of one source, or the sum of several from left to right, into the target.
+    """A copy of one source, or a sum of several sources from left to right, into a target.
 
     Attributes:
-        after: numbers of the steps that come before it.
+        target: receives the copy or sum.
+        sources: the terms; those of a sum are on the target's device.
+        after: indices of the steps that must end before this step begins.
     """
 
     target: Piece
@@ -55,18 +57,19 @@ class Step:
 
     @property
     def lane(self) -> tuple[int, int]:
-        """Steps of one lane run one after the other."""
+        """(place of the source, place of the target). Steps of a lane run in sequence."""
         return self.sources[0].place, self.target.place
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps in enqueue order.
+    """The steps of a push or a pull.
 
     Attributes:
-        inboxes: elements of each place's inbox.
-        hosted: elements of host memory.
-        seconds: modelled time.
+        steps: steps in order of enqueuing.
+        inboxes: elements of the receive buffer of each place.
+        hosted: elements of host memory that the program needs.
+        seconds: modelled duration.
     """
 
     steps: tuple[Step, ...]
@@ -75,8 +78,8 @@ class Program:
     seconds: float
 
 
-class _Writer:
-    """Collects steps and gives out room."""
+class _ProgramBuilder:
+    """Collects the steps of a program and allocates its buffers; ``step`` and ``copy`` return the index of a step."""
 
     def __init__(self, links: Interconnect, itemsize: int) -> None:
         self.links = links
@@ -113,21 +116,24 @@ class _Writer:
 
 
 def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Program:
-    """Sum over all places. Terms of an addition come in the order of the first place that each of them holds."""
-    write = _Writer(links, itemsize)
+    """Return the program that sums the arrays of all places at ``home``.
+
+    The terms of an addition are ordered by the smallest place whose array each term includes.
+    """
+    builder = _ProgramBuilder(links, itemsize)
     for share in way.shares:
         size = share.end - share.first
         root, order, children = _downwards(share.parents)
         partial: dict[int, tuple[int, Piece, list[int]]] = {}
-        """Of a place: the first place of its subtree, where its sum is, and the step that made it."""
+        """By place: (smallest place of the subtree, piece with the sum, [index of the summing step] or [])."""
         for place in reversed(order):
             own = Piece(Room.VALUE, place, share.first, share.end)
             terms: list[tuple[int, Piece]] = [(place, own)]
             arrived: list[int] = []
             for child in children[place]:
                 first, piece, producer = partial[child]
-                inbox = write.inbox(place, size)
-                arrived.append(write.copy(piece, inbox, producer))
+                inbox = builder.inbox(place, size)
+                arrived.append(builder.copy(piece, inbox, producer))
                 terms.append((first, inbox))
             terms.sort(key=lambda term: term[0])
             if len(terms) == 1:
@@ -135,31 +141,33 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
                 continue
             if place == root == home:
                 total = Piece(Room.WHOLE, home, share.first, share.end)
-            else:  # the first that was received is among the first two terms, where a sum may overwrite it
+            else:
+                # Sum in place, in the first received term. It is one of the first two terms, since only `own` is not
+                # received, and an addition may overwrite one of its first two terms.
                 total = next(piece for _, piece in terms if piece.room is Room.INBOX)
-            partial[place] = terms[0][0], total, [write.step(total, [piece for _, piece in terms], arrived)]
+            partial[place] = terms[0][0], total, [builder.step(total, [piece for _, piece in terms], arrived)]
         if root != home:
             _, total, producer = partial[root]
-            write.copy(total, Piece(Room.WHOLE, home, share.first, share.end), producer)
-    return write.program()
+            builder.copy(total, Piece(Room.WHOLE, home, share.first, share.end), producer)
+    return builder.program()
 
 
 def pull_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Program:
-    """Copy the home's array to all places, its own included, along the same links."""
-    write = _Writer(links, itemsize)
+    """Return the program that copies an array at ``home`` to all places, including the home, along the same links."""
+    builder = _ProgramBuilder(links, itemsize)
     end = way.shares[-1].end
-    write.step(Piece(Room.VALUE, home, 0, end), [Piece(Room.WHOLE, home, 0, end)], ())
+    builder.step(Piece(Room.VALUE, home, 0, end), [Piece(Room.WHOLE, home, 0, end)], ())
     for share in way.shares:
         have: dict[int, tuple[Piece, list[int]]] = {home: (Piece(Room.WHOLE, home, share.first, share.end), [])}
-        for here, there in _away_from(home, share.parents):
+        for here, there in _links_from(home, share.parents):
             source, producer = have[here]
             target = Piece(Room.VALUE, there, share.first, share.end)
-            have[there] = target, [write.copy(source, target, producer)]
-    return write.program()
+            have[there] = target, [builder.copy(source, target, producer)]
+    return builder.program()
 
 
 def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[list[int], float]:
-    """Return (the steps ordered by earliest start, seconds until the last end)."""
+    """Return (indices of the steps ordered by earliest start, seconds until the last step ends)."""
     waiting = [len(step.after) for step in steps]
     followers: list[list[int]] = [[] for _ in steps]
     for index, step in enumerate(steps):
@@ -191,7 +199,7 @@ def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[li
 
 
 def _downwards(parents: Parents) -> tuple[int, list[int], list[list[int]]]:
-    """Return (root, places with each parent before its children, children of each place)."""
+    """Return (the root, all places with parents before their children, the children of each place)."""
     children: list[list[int]] = [[] for _ in parents]
     root = 0
     for place, parent in enumerate(parents):
@@ -205,16 +213,16 @@ def _downwards(parents: Parents) -> tuple[int, list[int], list[list[int]]]:
     return root, order, children
 
 
-def _away_from(home: int, parents: Parents) -> list[tuple[int, int]]:
-    """Return the links of a tree as (nearer to the home, farther from it), the nearest first."""
-    beside: list[list[int]] = [[] for _ in parents]
+def _links_from(home: int, parents: Parents) -> list[tuple[int, int]]:
+    """Return the links of a tree as (place nearer to ``home``, place farther away), in breadth-first order."""
+    neighbours: list[list[int]] = [[] for _ in parents]
     for place, parent in enumerate(parents):
         if parent != place:
-            beside[place].append(parent)
-            beside[parent].append(place)
+            neighbours[place].append(parent)
+            neighbours[parent].append(place)
     seen, links = [home], []
     for here in seen:
-        for there in beside[here]:
+        for there in neighbours[here]:
             if there not in seen:
                 seen.append(there)
                 links.append((here, there))

@@ -1,10 +1,11 @@
-"""The runner of a program on devices: inside one engine operation, on the runner's own streams.
+"""Runs programs on several devices within one engine operation, on streams of its own.
 
-The engine orders the operation among others and makes one stream current. Everything here waits for the work before it
-on that stream, and that stream waits for everything here, so to the engine it is one piece of work, however many
-devices take part. Within, events order the steps. Where no stream is current the work has ended when the call returns.
+The engine makes one stream current for the operation, the *main* stream. The steps of a program run on other streams,
+after the earlier work of the main stream, and later work of the main stream waits for all steps. So the engine sees one
+operation on one stream. Events order the steps among each other. Without a current stream, the call waits for the
+steps.
 
-Several engine threads may run programs of one store: their steps may meet on a stream, which changes no result.
+Several engine threads may run programs of one store. Their steps may use the same stream, which changes no result.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.links import HOST
 from weftplan.kvstore.exchange.program import Piece, Program
-from weftplan.kvstore.summing import add_on_device
+from weftplan.kvstore.ways_of_summing import add_on_device
 from weftplan.locks import Lock, free_in_children
 from weftplan.support.array_types import RawArray
 
 Lookup = Callable[[Piece], RawArray]
-"""The elements of a piece, as a flat raw array."""
+"""Function that returns the elements of a piece as a flat raw array."""
 Passed = tuple[Stream, Event]
-"""A point in a stream."""
+"""A stream, and an event recorded on it."""
 Lane = tuple[int, int, int]
-"""The places of a step's source and target, and one of :data:`SERIES` for additions."""
+"""(place of a step's source, place of its target, index below :data:`SERIES` for additions, else 0)."""
 SERIES = 4
-"""Streams for the additions of one place, which the keys of a bucket share: a short sum waits for no long one."""
+"""Streams for the additions of one place. The keys of a bucket alternate on them, so that short sums do not wait."""
 
 
 class Runner:
-    """Streams of these devices: for each stream of operations, a stream for each lane of the programs."""
+    """The streams for programs on these devices: a stream for each main stream and lane."""
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._contexts = list(contexts)
         self._devices = [device.get(context) for context in contexts]
         self._streams: dict[tuple[Stream | None, Lane], Stream] = {}
+        # Held while an operation is enqueued, so that steps of two operations do not alternate on shared streams.
         self._lock = free_in_children(Lock())
-        """Held while an operation is enqueued."""
 
     @contextmanager
     def lanes(self) -> Iterator[Lanes]:
-        """Enqueue work on lanes, after what the current stream has and before what it gets later."""
+        """Yield the lanes of one operation, whose work runs between the current stream's earlier and later work."""
         current = device.current_stream()
         with self._lock:
             main = self._devices[0].new_stream() if current is None else current
@@ -55,23 +56,23 @@ class Runner:
             main.synchronize()
 
     def place(self, context: Context) -> int:
-        """Return the place of a device."""
+        """Return the index of a device among the runner's contexts."""
         return self._contexts.index(context)
 
     def stream(self, main: Stream | None, lane: Lane) -> Stream:
-        """Return the stream of a lane for operations on ``main``."""
+        """Return the stream of a lane for operations on ``main``, created on first use."""
         stream = self._streams.get((main, lane))
         if stream is None:
             stream = self._streams[main, lane] = self.device(*lane[:2]).new_stream()
         return stream
 
     def device(self, source: int, target: int) -> Device:
-        """Return the device whose streams a step uses: the target, unless that is the host."""
+        """Return the device whose streams a step uses: the target, or the source if the target is the host."""
         return self._devices[source if target == HOST else target]
 
 
 class Lanes:
-    """The streams of one operation."""
+    """The streams of one operation, by lane."""
 
     def __init__(self, runner: Runner, main: Stream, *, keep: Stream | None) -> None:
         self._runner, self._main, self._keep = runner, main, keep
@@ -81,10 +82,13 @@ class Lanes:
     def program(
         self, program: Program, lookup: Lookup, before: Sequence[Passed] = (), *, number: int = 0
     ) -> list[Passed]:
-        """Enqueue all steps after the events ``before``; return the event after each step.
+        """Enqueue all steps of a program and return the event after each step.
 
         Args:
-            number: of the program within its bucket.
+            program: the steps.
+            lookup: returns the elements of a piece.
+            before: events that steps without predecessors wait for.
+            number: index of the program within its bucket, which selects the stream of its additions.
         """
         passed: list[Passed] = []
         for step in program.steps:
@@ -104,7 +108,7 @@ class Lanes:
         return passed
 
     def launch(self, context: Context, work: Callable[[], object], before: Sequence[Passed]) -> Passed:
-        """Enqueue work on a device after the events ``before``; return the event after it."""
+        """Enqueue ``work`` on a device after the events ``before``; return the event after the work."""
         place = self._runner.place(context)
         stream = self._stream((place, place, 0))
         for other, event in before:
@@ -115,7 +119,7 @@ class Lanes:
         return stream, stream.record()
 
     def join(self) -> None:
-        """Let the main stream wait for all lanes."""
+        """Make the main stream wait for all lanes used."""
         for stream in self._used.values():
             self._main.wait(stream.record())
 

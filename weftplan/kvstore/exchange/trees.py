@@ -1,10 +1,11 @@
-"""Deterministic binary trees and rings over devices that prefer fast links, from link weights alone.
+"""Deterministic search for binary trees and rings over devices that use fast links, given the link weights.
 
-A tree of root r is found by halving: the devices are cut into two halves, r sums one and another device the other, and
-so on within the halves, ``ceil(log2(n))`` levels in all. The cut is that of Kernighan and Lin ("An efficient heuristic
-procedure for partitioning graphs", 1970): pairs change sides as long as that leaves more weight within the halves. Or
-every cut is tried (MXNET_KVSTORE_TREE_BACKTRACK), for up to :data:`EXHAUSTIVE` devices. A link that a tree uses is
-worth less to the trees of later roots, as in MXNet 1.9.1, so that ranges on several trees use different links.
+A tree with root r is found by recursive bisection: the devices are divided into two halves, r is the root of one half
+and another device the root of the other, and so on within each half, in ``ceil(log2(n))`` levels. The halves follow
+Kernighan and Lin ("An efficient heuristic procedure for partitioning graphs", 1970): two devices swap sides as long as
+this increases the weight within the halves. With MXNET_KVSTORE_TREE_BACKTRACK, all divisions of up to
+:data:`EXHAUSTIVE` devices are tried. As in MXNet 1.9.1, a link's weight falls with each tree that uses it, so that
+trees of different roots use different links.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import itertools
 Weights = tuple[tuple[float, ...], ...]
 
 EXHAUSTIVE = 8
-"""Devices up to which all trees are tried: 5,040 for one root."""
+"""Maximum number of devices for an exhaustive search: 5,040 trees for one root."""
 
 _TRIES = 20_000
-"""Places that the search for a ring may look at, for each least weight."""
+"""Maximum number of steps of the search for a ring, for each minimum weight."""
 
 
 @functools.lru_cache(maxsize=64)
 def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple[tuple[int, ...], ...]:
-    """Return, for every root, the parent of each device; a root is its own parent.
+    """Return a tree for each root, as the parent of each device; a root is its own parent.
 
     Args:
-        weights: the worth of the link from row to column, 0 to 1.
-        penalty: factor for a link that an earlier tree has used.
-        exhaustive: search all trees for the largest weight, unless there are too many.
+        weights: weight of the link from row to column, 0 to 1.
+        penalty: factor applied to a link's weight by each tree that uses it.
+        exhaustive: whether to try all divisions of up to :data:`EXHAUSTIVE` devices.
     """
     now = [list(row) for row in weights]
     trees = []
@@ -54,7 +55,7 @@ def _grow(
     exhaustive: bool,
     known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]],
 ) -> tuple[float, _Edges]:
-    """Return (weight, (parent, child) of each link) of the best tree of these devices that is found."""
+    """Return (weight, (parent, child) of each link) of the best tree found over ``members``, cached in ``known``."""
     if len(members) == 1:
         return 0.0, ()
     if (root, members) in known:
@@ -75,12 +76,12 @@ def _grow(
 
 
 def _cuts(root: int, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every half that the root is not in."""
+    """Return all choices of a half of the devices without the root."""
     return list(itertools.combinations([member for member in members if member != root], len(members) // 2))
 
 
 def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the half without the root, after changes of sides, the best first."""
+    """Return the half of the devices without the root, after swaps of pairs, best swap first."""
     others = sorted((member for member in members if member != root), key=lambda other: (weights[root][other], -other))
     far, near = set(others[: len(members) // 2]), {root, *others[len(members) // 2 :]}
 
@@ -88,11 +89,11 @@ def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ..
         return weights[a][b] + weights[b][a]
 
     def pull(member: int) -> float:
-        """How much more weight joins it with the other side than with its own."""
+        """Return the weight of a device's links to the other half minus that of its links within its own half."""
         own, opposite = (far, near) if member in far else (near, far)
         return sum(between(member, one) for one in opposite) - sum(between(member, one) for one in own)
 
-    while True:  # each change leaves less weight between the halves, so there is an end
+    while True:  # terminates: each swap lowers the weight between the halves
         gains = [(pull(a) + pull(b) - 2 * between(a, b), -a, -b) for a in sorted(near - {root}) for b in sorted(far)]
         gain, a, b = max(gains, default=(0.0, 0, 0))
         if gain <= 1e-12:
@@ -103,7 +104,7 @@ def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ..
 
 @functools.lru_cache(maxsize=64)
 def ring(weights: Weights) -> tuple[int, ...]:
-    """The devices in the order of a ring whose worst link is as good as can be found."""
+    """Return the devices in the order of a ring whose smallest link weight is the largest that the search finds."""
     count = len(weights)
     for least in sorted({weight for row in weights for weight in row}, reverse=True):
         order = _ring_above(weights, least)
@@ -113,7 +114,7 @@ def ring(weights: Weights) -> tuple[int, ...]:
 
 
 def _ring_above(weights: Weights, least: float) -> list[int] | None:
-    """Return a ring of links of at least that weight, by depth-first search; None if it is not found soon."""
+    """Return a ring of links of at least this weight; None if a search of :data:`_TRIES` steps finds none."""
     count, tries = len(weights), 0
     path = [0]
     left = [iter(range(1, count))]

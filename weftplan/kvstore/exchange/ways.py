@@ -1,12 +1,13 @@
-"""Routes of a sum and a broadcast over devices: ranges of the array, each with its own tree.
+"""Candidate routes of a sum and a broadcast over devices: ranges of the array, each with a tree of places.
 
-    one_step   all send everything to the home of the sum
-    ranges     each place sums one range: the additions of ``one_step``, spread over the places
-    ring       a range travels around and is added to at each place
-    chain      the same towards the home, in many ranges in close succession
-    tree       pairs, pairs of pairs, …: on one tree, or each range on the tree of another root
+    one_step   all places send the whole array to the home, the place of the sum
+    ranges     each place sums one range: the additions of ``one_step``, distributed over the places
+    ring       each range travels around the ring, and each place adds its part
+    chain      ranges travel along the ring to the home, in a pipeline of several ranges
+    tree       the whole array is summed on a binary tree whose root is the home
+    trees      each place is the root of a binary tree that sums one range
 
-The order of an element's additions follows from the tree, so each way has one. Pure functions.
+A route fixes the order of an element's additions. The functions of this module are pure.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.exchange.trees import binary_trees, ring
 
 Parents = tuple[int, ...]
-"""The target of each place; the root is its own target."""
+"""A tree: the parent of each place, to which the place sends its sum; the root is its own parent."""
 
 CHUNKS = (4, 16)
-"""Ranges of a chain that are tried."""
+"""Numbers of ranges with which a chain is tried."""
 
 _THROUGH_HOST = 1e-3
-"""Factor for a link between devices that are no peers: a tree takes any other before."""
+"""Factor for the weight of links between devices that are not peers, so that trees use them last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Elements ``first`` to ``end``, and the tree over which they are summed."""
+    """A range of elements, ``first`` to ``end``, and the tree that sums it."""
 
     first: int
     end: int
@@ -39,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A name, and shares that make up the whole array."""
+    """A named route: shares that together cover the whole array."""
 
     name: str
     shares: tuple[Share, ...]
@@ -47,12 +48,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class TreeRule:
-    """Settings of the variables MXNET_KVSTORE_TREE_….
+    """Settings for trees, from the variables MXNET_KVSTORE_TREE_….
 
     Attributes:
-        bound: arrays of more elements are cut into one range for each tree.
-        backtrack: search for trees exhaustively if that is feasible.
-        penalty: factor of a link's weight, applied by each tree that uses it.
+        bound: arrays of more elements use the trees of all roots, each for one range.
+        backtrack: whether to search for trees exhaustively if there are few devices.
+        penalty: factor applied to a link's weight by each tree that uses it.
     """
 
     bound: int = 10_000_000
@@ -61,12 +62,12 @@ class TreeRule:
 
 
 def one_step(count: int, elements: int, home: int) -> Way:
-    """Everything at the home."""
+    """Return the route ``one_step``: all places send the whole array to the home."""
     return Way("one_step", (Share(0, elements, _star(count, home)),))
 
 
 def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> list[Way]:
-    """Return the candidate routes for an array of ``elements``."""
+    """Return the candidate routes for an array of ``elements`` that is summed at ``home``."""
     count = links.count
     around = ring(_weights(links))
     ways = [
@@ -79,7 +80,7 @@ def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> l
 
 
 def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[Way]:
-    """Return one tree for the whole array, or a tree for each range; ``bounded``: the rule's bound decides."""
+    """Return the routes ``tree`` and ``trees``; ``bounded``: only that which the rule's bound selects."""
     parents = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
     whole = Way("tree", (Share(0, elements, parents[home]),))
     sliced = Way("trees", _cut(elements, parents))
@@ -93,7 +94,7 @@ def _star(count: int, root: int) -> Parents:
 
 
 def _path(around: Sequence[int], root: int) -> Parents:
-    """Return the ring without the link that leaves ``root``, whose links all lead to it."""
+    """Return the tree that is the ring without the link from ``root``, so that all links lead to the root."""
     parents = [0] * len(around)
     for here, there in zip(around, [*around[1:], around[0]], strict=True):
         parents[here] = root if here == root else there
@@ -107,8 +108,7 @@ def _cut(elements: int, parents: Sequence[Parents]) -> tuple[Share, ...]:
 
 
 def _weights(links: Interconnect) -> tuple[tuple[float, ...], ...]:
-    """Return the weight of each link for trees and rings: its bandwidth relative to the best, and little through the
-    host."""
+    """Return the weight of each link: its bandwidth relative to the fastest; far less for copies through the host."""
     places = range(links.count)
 
     def speed(a: int, b: int) -> float:

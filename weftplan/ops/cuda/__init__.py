@@ -1,6 +1,5 @@
-"""Kernels in CUDA C: other implementations of operators for GPUs, compiled by CuPy when they are first launched.
+"""Kernels in CUDA C: implementations of operators for GPUs, which CuPy compiles at their first launch.
 
-A kernel does in one launch what is a chain of CuPy's functions otherwise, adds floats in one fixed order, and never
-makes the host wait. Importing ``offered`` offers them (:mod:`weftplan.ops.core.implementations`); nothing of CuPy is
-imported.
+Most kernels replace a chain of CuPy functions by one launch. They add floats in a fixed order and never make the host
+wait. Importing ``offered`` registers them (:mod:`weftplan.ops.core.implementations`) without importing CuPy.
 """

@@ -1,9 +1,9 @@
-"""BatchNorm, forward and backward: one launch with a block for each channel, or a few with several blocks for each.
+"""BatchNorm, forward and backward: one launch with a block per channel, or several launches with more blocks.
 
-A channel is read two or three times. Few large channels would leave most of a GPU idle, so they are cut into pieces,
-whose sums a first launch leaves in scratch and a later one adds up. All sums run by thread, by halves of a block, then
-by pieces: one order, which depends on shapes alone. A thread walks through its elements by adding to a place of 32
-bits: nothing is divided in a loop. The formulas are those of :mod:`weftplan.ops.nn.batch_norm`.
+A few large channels would leave most of a GPU idle, so each is cut into pieces. The first launches write the sums of
+the pieces to scratch, and the last launch adds them up. Sums are added by thread, then by halves of a block, then by
+piece, in an order that depends only on shapes. A thread steps through its elements by adding to a 32-bit offset, so no
+loop contains a division. The formulas are those of :mod:`weftplan.ops.nn.batch_norm`.
 """
 
 from __future__ import annotations
@@ -162,18 +162,18 @@ _SOURCE = walking(_SOURCE)
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """Return (channels, inner, elements of a channel)."""
+    """Return the number of channels, the elements after the channel axis, and the elements of a channel."""
     axis = params["axis"] % len(shape)
     inner = math.prod(shape[axis + 1 :])
     return shape[axis], inner, math.prod(shape[:axis]) * inner
 
 
 _PIECE, _BLOCKS, _MOST = 4096, 512, 64
-"""Elements of a piece at least, blocks that fill a GPU (132 multiprocessors with four blocks each), pieces at most."""
+"""Minimum elements of a piece, blocks that fill a GPU (132 multiprocessors with four each), maximum pieces."""
 
 
 def _pieces(channels: int, count: int) -> int:
-    """Into how many pieces each channel is cut: from shapes alone, since the order of sums depends on it.
+    """Return the number of pieces of each channel. It depends only on shapes, because it determines the order of sums.
 
     >>> _pieces(64, 32 * 112 * 112), _pieces(512, 10**6), _pieces(3, 5000)
     (8, 1, 1)

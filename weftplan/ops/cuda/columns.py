@@ -1,7 +1,7 @@
-"""Windows of images as columns of a matrix (im2col), and the sum of such columns back into images (col2im).
+"""Copy windows of images to columns of a matrix (im2col), and add such columns back to images (col2im).
 
-One launch each, for one to three axes of an image. Padding is not stored: a window that reaches beyond the image reads
-zeros. Each element of an image adds its columns itself, in the order of the positions within the window.
+Each takes one launch, for images with one to three axes. Padding is not stored: a window reads zeros beyond the image.
+In col2im each thread adds up the columns of one element of an image, in the order of the positions within the window.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ extern "C" __global__ void sum_windows(const T* columns, T* image, {_SIZES}, int
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows over images of ``channels`` and spatial extents ``image``; ``grid`` is their number along each axis."""
+    """The windows over images with ``channels`` and spatial extents ``image``; ``grid`` is their number per axis."""
 
     channels: int
     image: Shape
@@ -86,12 +86,12 @@ class Windows:
 
     @property
     def taps(self) -> int:
-        """Rows of the columns."""
+        """Number of rows of the columns: the elements of a window over all channels."""
         return self.channels * math.prod(self.kernel)
 
     @property
     def places(self) -> int:
-        """Windows of one image."""
+        """Number of windows of one image."""
         return math.prod(self.grid)
 
     def _numbers(self, begin: int, run: int, over: int, down: int) -> tuple[np.int32 | int, ...]:
@@ -114,10 +114,16 @@ class Windows:
         grid: RawArray | None = None,
         joined: bool = False,
     ) -> None:
-        """Write the columns of windows ``begin`` to ``begin + run`` of each image, and below them those of ``grid``.
+        """Write the columns of the windows [begin, begin + run) of each image, and the rows of ``grid`` below them.
 
-        ``columns`` is (images, rows, run), or (rows, images, run) if they are ``joined``; with ``grid`` (images,
-        filters, windows), it has as many rows more.
+        Args:
+            xp: the array module.
+            image: images of shape (images, channels, …).
+            columns: the target, of shape (images, rows, run), or (rows, images, run) if ``joined``.
+            begin: first window.
+            run: number of windows.
+            grid: None, or an array (images, filters, windows) that adds ``filters`` rows to the target.
+            joined: whether the columns of all images form one matrix.
         """
         images, filters = image.shape[0], 0 if grid is None else grid.shape[1]
         rows = self.taps + filters
@@ -127,8 +133,10 @@ class Windows:
         each(xp, _SOURCE, "gather_windows", images * rows * run, args, T=image.dtype)
 
     def sum_back(self, xp: ArrayModule, columns: RawArray, image: RawArray, begin: int, run: int) -> None:
-        """Add columns back to the positions that :meth:`gather` read; zeros elsewhere. From the second part of the
-        windows on (``begin`` > 0) this adds to the contents of ``image``."""
+        """Add columns, of shape (images, taps, run), to the elements of ``image`` that :meth:`gather` read.
+
+        If ``begin`` is 0, ``image`` is overwritten, with zeros where no window is.
+        """
         args = (columns, image, *self._numbers(begin, run, self.taps * run, run), np.int32(begin > 0))
         each(xp, _SOURCE, "sum_windows", image.size, args, T=image.dtype)
 

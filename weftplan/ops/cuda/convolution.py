@@ -1,7 +1,7 @@
-"""Convolution and Deconvolution by cuDNN, if it is installed, else as products by cuBLAS.
+"""Convolution and Deconvolution by cuDNN if it is installed, otherwise as matrix products by cuBLAS.
 
-The planned workspace is that of the chosen algorithm, or of a tile of the products. Gradients of image and weight share
-a workspace.
+The plan reserves the workspace of the chosen cuDNN algorithm, or of one tile of the products. The gradients of image
+and weight share a workspace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 def _problem(kind: str, params: Params, image: SpecLike, weight: SpecLike, grid: SpecLike) -> Problem:
-    """Of arrays or specs; one spatial axis becomes the second of two."""
+    """Return the cuDNN problem for arrays or specs. A single spatial axis becomes the second of two axes."""
     kernel, stride, dilate, pad = window(params, "Convolution")
 
     def of(thing: SpecLike) -> Shape:
@@ -37,13 +37,17 @@ def _problem(kind: str, params: Params, image: SpecLike, weight: SpecLike, grid:
 
 
 Thing = TypeVar("Thing", bound=SpecLike)
-"""Arrays in a call, specs in a plan."""
+"""An array in a call, a spec in a plan."""
 
 
 class _Parts:
-    """Parts of an operator's computation: (kind; positions of its image, weight and grid).
+    """The computations of one operator, such as the gradients of image and weight.
 
-    Positions from 0 on are inputs, ~0, ~1, … are outputs; a part with an unwanted output is left out.
+    Args:
+        parts: for each computation its kind, and the positions of image, weight and grid: 0, 1, … in the inputs, and
+            ~0, ~1, … in the outputs. A call skips a computation whose output is not needed.
+        bias: position of the bias in the inputs, or of its gradient in the outputs if ``backward``.
+        backward: whether this is a gradient operator.
     """
 
     def __init__(self, parts: Sequence[tuple[str, int, int, int]], bias: int, *, backward: bool) -> None:
@@ -71,7 +75,7 @@ class _Parts:
 
 
 class _Products(_Parts):
-    """By cuBLAS, from windows as columns."""
+    """The computations of one operator as matrix products by cuBLAS."""
 
     def _made(
         self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
@@ -83,18 +87,18 @@ class _Products(_Parts):
         return made
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
-        """Return why products of the package do not compute a call; empty when they do."""
+        """Return the reason why a call cannot be computed by these products; empty if it can."""
         if params.get("target_shape"):
             return "a target shape may pad the sides differently"
         reasons = [part.refusal for part, _ in self._made(params, inputs, outputs)]
         return next(filter(None, reasons), "") or str(floats(0)(params, inputs, outputs))
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
-        """Return the bytes of scratch of the most demanding part."""
+        """Return the scratch bytes of the part that needs the most."""
         return max((part.nbytes for part, _ in self._made(params, inputs, outputs)), default=0)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        """Enqueue the parts whose output is wanted."""
+        """Enqueue the computations whose outputs are needed."""
         made = self._made(params, inputs, outputs)
         room = max((part.nbytes for part, _ in made), default=0)
         dtype = inputs[0].dtype
@@ -105,7 +109,7 @@ class _Products(_Parts):
 
 
 class _Cudnn(_Parts):
-    """By cuDNN."""
+    """The computations of one operator by cuDNN."""
 
     def _problems(
         self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
@@ -114,7 +118,7 @@ class _Cudnn(_Parts):
         return [(_problem(kind, params, *things), things) for kind, things in wanted]
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
-        """Return why cuDNN cannot compute a call; empty when it can."""
+        """Return the reason why cuDNN cannot compute a call; empty if it can."""
         if params["cudnn_off"]:
             return "cudnn_off=True"
         if params.get("target_shape"):
@@ -129,7 +133,7 @@ class _Cudnn(_Parts):
         return ""
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
-        """Return the bytes of scratch of the most demanding part."""
+        """Return the scratch bytes of the part that needs the most."""
         most = 0
         for problem, _ in self._problems(params, inputs, outputs):
             found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
@@ -137,7 +141,7 @@ class _Cudnn(_Parts):
         return aligned(most)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        """Enqueue the parts whose output is wanted."""
+        """Enqueue the computations whose outputs are needed."""
         xp = ctx.xp
         scratch = ctx.take((ctx.room,), _BYTES) if ctx.room else None
         for problem, arrays in self._problems(params, inputs, outputs):

@@ -1,13 +1,13 @@
-"""Convolution and Deconvolution as products by cuBLAS, for a tile of the windows at a time.
+"""Convolution and Deconvolution as matrix products by cuBLAS, for one tile of the windows at a time.
 
-An operator has up to three parts. With the windows of an image as columns (``columns.py``)
+With the windows of an image as columns (``columns.py``), the kinds of computations are
 
     fprop   grid = weight · columns
     dgrad   columns = weightᵀ · grid, added back into the image
     wgrad   weight = Σ grid · columnsᵀ, over the tiles
 
-and each tile is two launches. A tile is some images, or some windows of one image, so that its columns stay within the
-operator's ``workspace``. For a 1x1 kernel the image itself is the columns of fprop and dgrad.
+A tile takes two launches. It consists of several images, or of several windows of one image, so that its columns fit
+the operator's ``workspace``. In fprop and dgrad with a 1x1 kernel, the image itself serves as columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 class Part:
-    """One part of a call: ``kind``, with the shapes of the image, the weight and the grid of windows."""
+    """One computation of a call: its ``kind``, and the shapes of image, weight and grid of windows."""
 
     def __init__(self, kind: str, params: Params, image: Shape, weight: Shape, grid: Shape, dtype: DType) -> None:
         self.kind = kind
@@ -41,25 +41,25 @@ class Part:
 
     @property
     def refusal(self) -> str:
-        """Why the part cannot be computed here; empty when it can."""
+        """The reason why this module cannot compute the part; empty if it can."""
         if self._dtype.name not in DTYPES:
             return f"products of {self._dtype} are CuPy's"
         return "groups are CuPy's products" if self._groups > 1 else ""
 
     @property
     def _rows(self) -> int:
-        """Of a tile: those of the columns, and in ``wgrad`` those of the grid below them."""
+        """Number of rows of a tile: those of the columns, and in ``wgrad`` also those of the grid."""
         return self.windows.taps + (self.filters if self.kind == "wgrad" else 0)
 
     def _tile(self) -> tuple[int, int]:
-        """Return (images, windows of each) of a full tile."""
+        """Return the images of a full tile, and the windows of each image in it."""
         places = self.windows.places
         fitting = max(1, self._limit // (self._rows * self._dtype.itemsize))
         return (min(self.batch, fitting // places), places) if fitting >= places else (1, fitting)
 
     @property
     def nbytes(self) -> int:
-        """Scratch of a tile."""
+        """Scratch bytes of a full tile; 0 if the image itself serves as columns."""
         if self.pointwise:
             return 0
         images, run = self._tile()
@@ -72,7 +72,7 @@ class Part:
                 yield slice(first, first + images), begin, min(step, self.windows.places - begin)
 
     def run(self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, scratch: RawArray | None) -> None:
-        """Enqueue the part; ``scratch`` is flat, of the arrays' dtype, with room for :attr:`nbytes`."""
+        """Enqueue the computation; ``scratch`` is flat, has the arrays' dtype and at least :attr:`nbytes` bytes."""
         weight = weight.reshape(self._weight)
         flat = grid.reshape(self.batch, self.filters, -1)
         if self.pointwise:

@@ -1,7 +1,7 @@
-"""CTCLoss, forward and backward: one block for each sample, one launch for all steps.
+"""CTCLoss, forward and backward: one launch for all time steps, with a block for each sample.
 
-The recursions are those of :mod:`weftplan.ops.nn.ctc_loss`. Lengths are read on the device, so that the host waits for
-nothing, and the gradient of a channel adds up its places in their order, without atomics.
+The recursions are those of :mod:`weftplan.ops.nn.ctc_loss`. The device reads the lengths, so the host does not wait.
+The gradient of a channel is summed over its positions in the label in a fixed order, without atomic additions.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ extern "C" __global__ void ctc_back(const T* ograd, const A* alpha, const T* dat
 
 
 def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
-    """Labels, steps and counts as int64; two rows of places, and one."""
+    """Return the shapes and dtypes of scratch: labels, data lengths and label lengths as int64, then rows of positions.
+
+    There are two rows per sample for the recursion and one row for probabilities.
+    """
     places = 2 * labels + 1
     return [((batch, labels), INDEX), ((batch,), INDEX), ((batch,), INDEX), ((2, batch, places), acc),
             ((batch, places), acc)]  # fmt: skip
@@ -177,7 +180,7 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 def _given(
     ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
 ) -> tuple[list[RawArray], list[object]]:
-    """Return (arrays that both kernels take, numbers that both take); lengths are cast on the device."""
+    """Return the scratch arrays and the numbers that both kernels take; labels and lengths are cast on the device."""
     steps, batch, channels = data.shape
     taken = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
     named = dict(zip(inputs_of(params)[2:], lengths, strict=True))

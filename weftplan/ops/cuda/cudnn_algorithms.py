@@ -1,10 +1,11 @@
-"""Convolutions by cuDNN: one graph of one node for each problem, and the algorithm that was chosen for it.
+"""Convolutions by cuDNN: choose an algorithm for each problem, and run it as a cuDNN graph of one node.
 
-``nvidia-cudnn-frontend`` (imported as ``cudnn``) and cuDNN itself are looked for when a plan first asks. A choice is
-made once for each device, problem and limit of workspace, and kept as long as the process runs. Algorithms whose
-results vary from run to run are left out, and so are those that round float32 to TF32 unless the settings allow them.
+``nvidia-cudnn-frontend`` (imported as ``cudnn``) and cuDNN itself are imported when the first convolution is planned.
+An algorithm is chosen once for each device, problem, tuning and workspace limit, and cached for the life of the
+process. Algorithms whose results vary from run to run are excluded, and algorithms that round float32 to TF32 are
+excluded unless the settings allow them.
 
-Any thread may ask and run; each has handles of its own, since a handle belongs to a stream.
+Any thread may plan and run. Each thread has its own handles, because a handle refers to one stream at a time.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from weftplan.ops.core.schema import Shape
 from weftplan.support.array_types import ArrayModule, RawArray
 
 IMAGE, WEIGHT, GRID = 1, 2, 3
-"""Shapes of a convolution: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""
+"""Ids of the tensors of a convolution, of shapes (batch, channels, …), (filters, channels of a group, …) and (batch,
+filters, …)."""
 _TARGET = {"fprop": GRID, "dgrad": IMAGE, "wgrad": WEIGHT}
 _DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64": ("DOUBLE", "DOUBLE")}
-"""Of the data, and of sums."""
+"""By dtype, cuDNN's types of the data and of sums."""
 TRIED = 10
-"""How many of the library's recommendations are measured."""
+"""Maximum number of recommended algorithms that are measured."""
 _ROUNDS = 5
 _NO_LIMIT = 1 << 62
 
 
 class Problem(NamedTuple):
-    """One convolution, over two or three spatial axes.
+    """One convolution over two or three spatial axes.
 
     Attributes:
-        kind: ``fprop`` computes the grid of the windows, ``dgrad`` the gradient of the image, ``wgrad`` of the weight.
+        kind: the result: ``fprop`` for the grid of windows, ``dgrad`` for the image's gradient, ``wgrad`` for the
+            weight's gradient.
     """
 
     kind: str
@@ -51,25 +54,26 @@ class Problem(NamedTuple):
 
 
 class Algorithm:
-    """A way to compute one problem on one device."""
+    """The chosen cuDNN plan for one problem on one device."""
 
     def __init__(self, graph: Any, index: int | None, workspace: int) -> None:
         self._graph = graph
         self.index = index
-        """Of the plan among those that were recommended; None: the only one that was built."""
+        """Index of the plan in the graph's recommended plans; None: the only plan that was built."""
+        # Held while an execution is enqueued, because threads share the graph.
         self._lock = threading.Lock()
         self.workspace = workspace
-        """Bytes of scratch."""
+        """Scratch bytes."""
 
     def run(
         self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, workspace: RawArray | None
     ) -> None:
-        """Enqueue it on the current stream. Arrays are contiguous; ``workspace`` is None where nothing is needed."""
+        """Enqueue the algorithm on the current stream; arrays are contiguous, and an unneeded ``workspace`` is None."""
         places = {IMAGE: pointer(image), WEIGHT: pointer(weight), GRID: pointer(grid)}
         self.enqueue(xp, places, None if workspace is None else pointer(workspace))
 
     def enqueue(self, xp: ArrayModule, places: dict[int, int], workspace: int | None) -> None:
-        """The same for addresses."""
+        """Enqueue the algorithm on the current stream, given the address of each tensor id and of the workspace."""
         handle = _handle(xp)
         with self._lock:
             if self.index is None:
@@ -87,17 +91,17 @@ _handles = _Handles()
 _lock = threading.RLock()
 _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
 _absent: list[bool] = []
-"""Not empty once it was looked for in vain: looking takes as long as planning the node."""
+"""Not empty after a failed import of cuDNN, which is not tried again: it takes as long as planning a node."""
 _found: dict[tuple[Any, ...], Algorithm | str] = {}
 _fastest_of: dict[tuple[Any, ...], int] = {}
-"""By model of GPU, problem, tuning and limit: the index of the plan that was the fastest. GPUs of one model take the
-same, so that they compute the same bits, and are not measured one after the other."""
+"""Index of the fastest plan, by model of GPU, problem, tuning and limit. GPUs of one model share it, so that they
+compute the same bits and only one is measured."""
 _planned: dict[tuple[Problem, int], Tuning] = {}
-"""Settings of the last plan of each problem: a run obeys its plan, not the current settings."""
+"""Settings of the last plan of each problem, which its runs use in place of the current settings."""
 
 
 def forget() -> None:
-    """Forget all choices, and the handles of this thread."""
+    """Drop all cached choices, and the handles of this thread."""
     with _lock:
         _found.clear()
         _fastest_of.clear()
@@ -111,7 +115,7 @@ def _library() -> ModuleType:
 
 
 def _handle(xp: ArrayModule) -> object:
-    """Return this thread's handle for the current device, on the current stream."""
+    """Return this thread's handle for the current device, set to the current stream."""
     cudnn = _library()
     device = xp.cuda.runtime.getDevice()
     handle = _handles.by_device.get(device)
@@ -122,10 +126,10 @@ def _handle(xp: ArrayModule) -> object:
 
 
 def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
-    """Return the algorithm for a problem with at most ``limit`` bytes of scratch, or the reason why there is none.
+    """Return the algorithm for a problem with at most ``limit`` scratch bytes, or the reason why there is none.
 
-    It is chosen on the GPU that the node is planned for, else on the current GPU. If the settings ask for the fastest
-    algorithm, there is no limit.
+    It is chosen on the GPU that the node is planned for, if any, otherwise on the current GPU. If the settings ask for
+    the fastest algorithm, there is no limit.
     """
     try:
         if _absent and "cudnn" not in sys.modules:
@@ -147,26 +151,30 @@ def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
 
 
 def _find(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+    """Return the algorithm for a problem on the current GPU, cached or chosen now, or the reason why there is none."""
     try:
         key = (cudnn, xp.cuda.runtime.getDevice(), problem, tuning, limit)
     except xp.cuda.runtime.CUDARuntimeError as error:
         return f"there is no GPU to ask cuDNN for: {error}"
+    # Without the lock: entries never change, so a cached entry is final.
     found = _found.get(key)
     if found is not None:
         return found
+    # One thread chooses at a time, so that measurements do not disturb each other. Look again: another thread may have
+    # chosen while this thread waited.
     with _lock:
         try:
             found = _found.get(key) or _choose(cudnn, xp, problem, tuning, limit)
         except cudnn.cudnnGraphNotSupportedError as error:
             found = f"cuDNN has no algorithm: {' '.join(str(error).split())[:200]}"
-        except (RuntimeError, OSError, ImportError) as error:  # of a library that does not load, or fits no driver
+        except (RuntimeError, OSError, ImportError) as error:  # cuDNN does not load, or does not fit the driver
             found = f"cuDNN cannot be used: {' '.join(str(error).split())[:200]}"
         _found[key] = found
         return found
 
 
 def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
-    """Return the graph of a problem, with its recommended plans; none is built."""
+    """Return the cuDNN graph of a problem with its recommended plans, before any plan is built."""
     kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
     graph = cudnn.pygraph(
         name=problem.kind, io_data_type=kind, intermediate_data_type=acc, compute_data_type=acc, handle=_handle(xp)
@@ -194,6 +202,7 @@ def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
 
 
 def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm:
+    """Return the fastest algorithm by measurement if the tuning asks for it, otherwise cuDNN's recommendation."""
     graph = _graph(cudnn, xp, problem)
     notes = cudnn.numerical_note
     refused = [notes.NONDETERMINISTIC]
@@ -223,7 +232,10 @@ def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning
 
 
 def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
-    """Return the fastest of the first plans, by events; None when there is no memory to try them in."""
+    """Return the fastest of the first :data:`TRIED` plans that need at most ``limit`` scratch bytes.
+
+    None if none of them can be run, for example because there is no memory for the arrays.
+    """
     memory = xp.cuda.Memory
     item = {"float16": 2, "float32": 4, "float64": 8}[problem.dtype]
     try:
@@ -237,7 +249,7 @@ def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, l
             graph.build_plan_at_index(index)
             need = int(graph.get_workspace_size_plan_at_index(index))
             scratch = memory(need) if 0 < need <= limit else None
-        except (cudnn.cudnnGraphNotSupportedError, ValueError):  # not for this GPU, or left out
+        except (cudnn.cudnnGraphNotSupportedError, ValueError):  # not supported on this GPU, or excluded
             continue
         except (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError):
             continue
@@ -251,7 +263,7 @@ def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, l
 
 
 def _timed(xp: ArrayModule, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
-    """Milliseconds of one run, without what the host does."""
+    """Return the milliseconds of one run on the device, measured by events."""
     first, last = xp.cuda.Event(), xp.cuda.Event()
     first.record()
     algorithm.enqueue(xp, places, scratch)
@@ -267,12 +279,13 @@ def _strides(shape: Shape) -> list[int]:
 def run(
     xp: ArrayModule, problem: Problem, limit: int, arrays: tuple[RawArray, RawArray, RawArray], scratch: RawArray | None
 ) -> None:
-    """Enqueue a problem with the algorithm of its plan; ``scratch`` is the workspace that was planned, or None.
+    """Enqueue a problem with the algorithm of its plan; ``scratch`` is the planned workspace, or None.
 
-    Another model of GPU than the planned model may need more scratch; an algorithm that fits then replaces it.
+    If this GPU is not of the planned model, the algorithm may need more scratch. An algorithm that fits then replaces
+    it.
 
     Raises:
-        DeviceError: there is no algorithm that fits.
+        DeviceError: no algorithm fits the scratch.
     """
     cudnn = _library()
     have = 0 if scratch is None else scratch.size

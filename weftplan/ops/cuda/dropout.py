@@ -1,7 +1,4 @@
-"""Dropout on a GPU: one launch draws the numbers and makes mask and result, with the bits that a host gives the mask.
-
-Plans for GPUs may choose the kernel; it runs on the calling thread's stream.
-"""
+"""Dropout on a GPU: one launch draws random numbers and computes mask and result. The mask equals that of a host."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ extern "C" __global__ void drop_back(const T* dy, const unsigned char* mask, T* 
 """
 ).replace("ROUNDS", ROUNDS)
 _DRAWN = 8 * THREADS
-"""Elements of a block: a call of Philox gives eight numbers of 32 bits, which a block shares."""
+"""Elements of a block: each thread calls Philox once, which gives eight numbers of 32 bits for the block."""
 _MASK = np.dtype(np.uint8)
 
 
@@ -76,7 +73,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     kept = ctx.take(data.shape, _MASK) if mask is None else mask
     target = ctx.take((1,), data.dtype) if out is None else out
     generator: Any = ctx.generator()  # a PhiloxGenerator: it has a key
-    # A number of 24 bits, over 2^24, is at least p: the same for whole numbers, since both sides are exact.
+    # Keep an element if its 24-bit number / 2^24 >= p. Comparing the number with ceil(p * 2^24) is equivalent: both
+    # products are exact.
     limit = np.uint32(math.ceil(float(np.float32(params["p"])) * (1 << 24)))
     args = (data, target, kept, *generator.key, limit, _scale(params, data.dtype), np.int32(out is not None))
     launch(ctx.xp, _SOURCE, "drop", -(-data.size // _DRAWN), THREADS, (*args, data.size), T=data.dtype)

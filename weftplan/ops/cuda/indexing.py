@@ -1,4 +1,4 @@
-"""Gradients of Embedding, take and gather_nd, which are sums of rows by index (``segments.py``) in a fixed order."""
+"""Gradients of Embedding, take and gather_nd: sums of rows by index, in a fixed order (``segments.py``)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _gather_nd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
 
 
 def _sums_bytes(places: int, gradient: TensorSpec) -> int:
-    """Return the scratch of the sums of ``places`` slices of a gradient."""
+    """Return the scratch bytes for summing ``places`` slices of a gradient by index."""
     width = math.prod(gradient.shape) // max(1, places)
     return take_bytes(*sums_room(places, width, gradient.dtype))
 

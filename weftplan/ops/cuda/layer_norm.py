@@ -1,7 +1,8 @@
-"""LayerNorm and InstanceNorm: one block for each row that is normalised, then one for some elements of gamma.
+"""LayerNorm and InstanceNorm: forward in one launch, backward in two.
 
-Forward is one launch, backward two: the gradients of gamma and beta add over all rows, each in one fixed order. The
-formulas and the four dimensions of the data are those of :mod:`weftplan.ops.nn.layer_norm`.
+Forward and the data's gradient use a block for each normalised row. The gradients of gamma and beta use a block for
+several elements of gamma, and sum over all rows in a fixed order. The formulas and the four dimensions of the data are
+those of :mod:`weftplan.ops.nn.layer_norm`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape, W
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
 
 _SIDE = 32
-"""Contiguous elements of gamma per block."""
+"""Contiguous elements of gamma per block of ``sum_over_rows``."""
 _SOURCE = (
     TOTAL
     + """
@@ -164,7 +165,7 @@ def _backward(view: View, *, by_row: bool) -> Kernel:
                     _flag(by_row))  # fmt: skip
             blocks = -(-gamma.size // side)
             launch(ctx.xp, _SOURCE, "sum_over_rows", blocks, lines * side, args, T=data.dtype)
-        if outputs[0] is not None:  # it may be the memory of an input, hence last
+        if outputs[0] is not None:  # last, because it may share memory with an input
             name, blocks = "normalize_rows_back", batch * rows * inner
             last = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
             launch(ctx.xp, _SOURCE, name, blocks, width(size, terms=TERMS), last, T=data.dtype)

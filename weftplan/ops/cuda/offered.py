@@ -1,6 +1,6 @@
-"""Imports every file that offers kernels for GPUs, so that :mod:`weftplan.ops.core.implementations` knows them.
+"""Import every module that registers kernels for GPUs with :mod:`weftplan.ops.core.implementations`.
 
-It is imported with the operators, on any machine: none of these files needs a GPU before a kernel is asked for.
+The operators import this module on every machine, because none of these modules needs a GPU at import.
 """
 
 import weftplan.ops.cuda.batch_norm

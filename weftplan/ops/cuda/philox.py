@@ -1,9 +1,9 @@
-"""Random numbers on a GPU: the k-th number of a key is computed from the key and k alone.
+"""Random numbers on a GPU by Philox4x64-10, which computes the k-th number of a key from the key and k alone.
 
-It depends neither on the number of multiprocessors nor on the order of threads, and needs no set-up. Uniform numbers
-have the bits of the host's, because NumPy uses the same Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", 2011). Other distributions are computed from uniform numbers by formulas, NumPy's by rejection, so their
-bits differ from the host's.
+So the numbers do not depend on the number of multiprocessors or on the order of threads. Uniform numbers equal those of
+the host to the bit, because NumPy uses the same generator (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011). Numbers of other distributions differ, because they are computed from uniform numbers by other methods than
+NumPy's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = """for (int round = 0; round < 10; ++round) {
         key0 += 0x9E3779B97F4A7C15ull;
         key1 += 0xBB67AE8584CAA73Bull;
     }"""
-"""Turns the counter ``x0`` to ``x3`` into four random words, with the key ``key0``, ``key1``, which changes."""
+"""CUDA C that replaces the counter ``x0`` to ``x3`` by four random words, and changes the key ``key0``, ``key1``."""
 PHILOX = """
 __device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
     unsigned long long x0 = n / 4ull + 1ull;  // NumPy counts from 1
@@ -142,21 +142,21 @@ extern "C" __global__ void fill_poisson(T* out, unsigned long long key0, unsigne
 )
 _MASK = 2**64 - 1
 _OF_ONE = 1 << 16
-"""Numbers that are set apart for one element of a distribution that draws again and again."""
+"""Words of 64 bits that are reserved for one element of a distribution with rejection."""
 
 
 class PhiloxGenerator:
-    """What :class:`numpy.random.Generator` offers to kernels, on a GPU. Used by one kernel, in one call."""
+    """The methods of :class:`numpy.random.Generator` that kernels use, on a GPU; one call of a kernel owns it."""
 
     def __init__(self, xp: ArrayModule, seed: int, counter: int) -> None:
         self._xp = xp
         self.key = (np.uint64(seed & _MASK), np.uint64(counter & _MASK))
-        """The two halves of the key."""
+        """The key of the generator, as two words of 64 bits."""
         self._halves = 0
-        """How many numbers of 32 bits are used up."""
+        """Number of 32-bit words that have been used."""
 
     def _fill(self, name: str, out: RawArray, words: int, *more: object) -> RawArray:
-        """Fill ``out`` from at most ``words`` words of 64 bits."""
+        """Fill ``out`` by the kernel ``name``, reserving ``words`` words of 64 bits; return ``out``."""
         first = (self._halves + 1) // 2
         self._halves = 2 * (first + words)
         code = _FILL.replace("U(key0", "uniform_double(key0")
@@ -167,7 +167,7 @@ class PhiloxGenerator:
         return self._xp.empty(() if size is None else size, dtype) if out is None else out
 
     def random(self, size: object = None, dtype: object = np.float64, out: RawArray | None = None) -> RawArray:
-        """Uniform numbers in [0, 1): those that NumPy draws for the same key."""
+        """Return uniform numbers in [0, 1), equal to NumPy's for the same key."""
         target = self._target(size, dtype, out)
         if target.dtype == np.float64:
             return self._fill("fill_uniform", target, target.size)
@@ -178,25 +178,25 @@ class PhiloxGenerator:
         return target
 
     def standard_normal(self, size: object = None, dtype: object = np.float64, out: RawArray | None = None) -> RawArray:
-        """Normal numbers: Box and Muller (1958)."""
+        """Return normal numbers, by the method of Box and Muller (1958)."""
         target = self._target(size, dtype, out)
         return self._fill("fill_normal", target, 2 * target.size)
 
     def standard_exponential(
         self, size: object = None, dtype: object = np.float64, out: RawArray | None = None
     ) -> RawArray:
-        """Exponential numbers, by the inverse of their distribution."""
+        """Return exponential numbers, by the inverse of their distribution function."""
         target = self._target(size, dtype, out)
         return self._fill("fill_exponential", target, target.size)
 
     def standard_gamma(
         self, shape: RawArray | float, size: ShapeLike | None = None, dtype: DTypeLike = np.float64
     ) -> RawArray:
-        """Gamma numbers; the shape is a number or an array."""
+        """Return gamma numbers for one ``shape`` or an array of shapes, by Marsaglia and Tsang (2000)."""
         return self._by("fill_gamma", shape, size, dtype)
 
     def poisson(self, lam: RawArray | float, size: ShapeLike | None = None) -> RawArray:
-        """Poisson numbers; the rate is a number or an array."""
+        """Return Poisson numbers for one rate or an array of rates, by Knuth's method or Hörmann's (1993)."""
         return self._by("fill_poisson", lam, size, np.int64)
 
     def _by(self, name: str, parameter: RawArray | float, size: ShapeLike | None, dtype: DTypeLike) -> RawArray:

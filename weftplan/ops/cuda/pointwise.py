@@ -1,8 +1,9 @@
-"""Fused pointwise nodes: one generated kernel for each tree of elementwise nodes, a thread for some elements.
+"""Fused pointwise nodes: one generated kernel for a group of elementwise nodes.
 
-The formula is recorded from the members' own kernels (:mod:`weftplan.ops.elementwise.formulas`) and written as CUDA C,
-one operation after the other, in the words of CuPy's elementwise kernels. Nothing is contracted, so every operation
-rounds as in a kernel of its own. Constants are arguments: formulas that differ in constants alone share a kernel.
+The formula of a group is recorded from its members' own kernels (:mod:`weftplan.ops.elementwise.formulas`) and written
+as CUDA C, with the same expressions as CuPy's elementwise kernels. Products and sums are not contracted, so every
+operation rounds as in a separate kernel. Constants are arguments, so formulas that differ only in constants share a
+kernel.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from weftplan.ops.elementwise.formulas import FUNCTIONS, TRUTHS, Formula, Record
 from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
 
 MOST_ARGUMENTS = 200
-"""Arrays and constants of one kernel: CUDA passes at most 4 KiB."""
+"""Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
 MOST_OPERATIONS = 600
-"""Operations of one formula, which bound the time of the compiler and the registers of a thread."""
+"""Maximum number of operations of one formula, to bound compile time and registers."""
 MOST_IN_VECTORS = 64
-"""Most operations of a formula for which a thread takes a vector of elements: longer formulas are bound by
-arithmetic."""
+"""Maximum number of operations of a formula whose threads take vectors; longer formulas are bound by arithmetic."""
 WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
-"""How an input is read: every element; one number; periodically; each of its elements for a run; both."""
+"""How results read an input: ``WHOLE``: each its own element; ``NUMBER``: all the same; ``CYCLE``: its elements in
+turn, repeatedly; ``RUN``: each of its elements for a run of results, once; ``BAND``: such runs, repeatedly."""
 _TEXTS = {
     "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}", "negative": "-{}",
     "absolute": "fabs({})", "sqrt": "sqrt({})", "not_equal": "{} != {}", "equal": "{} == {}", "less": "{} < {}",
@@ -39,23 +40,23 @@ _TEXTS = {
     "select": "{} ? {} : {}",
     **{name: f"{name}({', '.join(['{}'] * count)})" for name, count in FUNCTIONS.items()},
 }  # fmt: skip
-"""CUDA C of each operation. Of two operands ``maximum`` and ``minimum`` take a constant second, which is no NaN."""
+"""CUDA C of each operation. The second operand of ``maximum`` and ``minimum`` is a constant other than NaN."""
 _CONTRACTED = ("log", "log1p")
-"""Functions of float64 whose code in CUDA depends on the contraction of products and sums. CuPy's kernels allow it and
+"""Functions whose float64 code in CUDA contracts products and sums if the compiler may. CuPy's kernels allow this and
 generated kernels do not, so their bits would differ."""
 _TRUTHS = TRUTHS | {"isnan", "logical_and", "logical_or", "logical_not"}
 
 
 class Kernel(NamedTuple):
-    """A generated kernel with its numbers."""
+    """A generated kernel with its arguments other than arrays."""
 
     code: str
     arguments: tuple[object, ...]
-    """The constants, then the extents of broadcast inputs."""
+    """The formula's constants, then the runs and sizes of broadcast inputs."""
 
 
 def formula_of(group: Group, wanted: Sequence[bool]) -> Recorded | None:
-    """Return what a group computes of one element, for the outputs that are wanted; None if that cannot be recorded."""
+    """Return a group's formula for the wanted outputs; None if a member cannot be recorded."""
     calls = [(op.forward, params, reads, writes) for op, params, reads, writes in group.members]
     count = len(group.inputs)
     results = [value for value, one in zip(group.results, wanted, strict=True) if one]
@@ -63,7 +64,7 @@ def formula_of(group: Group, wanted: Sequence[bool]) -> Recorded | None:
 
 
 def operations(group: Group) -> int:
-    """Return how many operations an element takes with every output wanted; 0 if they cannot be generated."""
+    """Return the number of operations per element for all outputs; 0 if no kernel can be generated."""
     found = formula_of(group, [True] * len(group.results))
     if found is None:
         return 0
@@ -76,27 +77,30 @@ def operations(group: Group) -> int:
 
 @lru_cache(maxsize=4096)
 def lanes_of(group: Group) -> int:
-    """Return the elements of one thread: a vector of 16 bytes, but of long formulas a single one."""
+    """Return the elements per thread: as many as 16 bytes have, or 1 for a long formula."""
     return 1 if operations(group) > MOST_IN_VECTORS else ALIGNMENT // group.dtype.itemsize
 
 
 class Index(NamedTuple):
-    """How an input is indexed."""
+    """How results index an input."""
 
     kind: int
+    """``WHOLE``, ``NUMBER``, ``CYCLE``, ``RUN`` or ``BAND``."""
     size: int = 1
-    """Its elements."""
+    """Number of elements of the input."""
     run: int = 1
-    """Neighbouring results that read the same element."""
+    """Number of neighbouring results that read the same element."""
 
     @property
     def extents(self) -> list[int]:
-        """Its numbers among the arguments of a kernel."""
+        """The arguments of the kernel for this input: run, size, both or none."""
         return [self.run] * (self.kind in (RUN, BAND)) + [self.size] * (self.kind in (CYCLE, BAND))
 
 
 def index_of(shape: Shape, own: Shape) -> Index | None:
-    """Return how an input of shape ``own`` is broadcast to ``shape``; None if its axes alternate more than once.
+    """Return how results of shape ``shape`` index an input of shape ``own``.
+
+    None if broadcast axes lie between axes along which the input varies.
 
     >>> index_of((2, 3, 4), (1, 3, 1)), index_of((5, 7), (1, 7)), index_of((2, 3, 4), (2, 1, 4))
     (Index(kind=4, size=3, run=4), Index(kind=2, size=7, run=1), None)
@@ -118,9 +122,9 @@ def index_of(shape: Shape, own: Shape) -> Index | None:
 
 @lru_cache(maxsize=4096)
 def kernel_of(group: Group, wanted: tuple[bool, ...], lanes: int) -> Kernel:
-    """Return the kernel of a group for the outputs that are wanted; each thread takes ``lanes`` elements."""
+    """Return the kernel of a group for the wanted outputs; each thread computes ``lanes`` elements."""
     found = formula_of(group, wanted)
-    assert found is not None  # or the node would not have been made
+    assert found is not None  # only groups with a formula are fused
     inputs = [index for own in group.inputs if (index := index_of(group.shape, own)) is not None]
     numbers = [group.dtype.type(value) for value in found.constants]
     outputs = sum(wanted)
@@ -130,7 +134,7 @@ def kernel_of(group: Group, wanted: tuple[bool, ...], lanes: int) -> Kernel:
 
 
 def _index(kind: int, number: int, place: str) -> str:
-    """Write the index of an input at the element ``place`` of the results."""
+    """Return CUDA C for the index into input ``number`` at the element ``place`` of the results."""
     run = f"{place} / (unsigned int)r{number}"
     return {NUMBER: "0", CYCLE: f"{place} % (unsigned int)n{number}", RUN: run,
             BAND: f"{run} % (unsigned int)n{number}"}[kind]  # fmt: skip
@@ -138,14 +142,15 @@ def _index(kind: int, number: int, place: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs: int, lanes: int) -> str:
-    """Write a formula as CUDA C.
+    """Return a formula as CUDA C.
 
     Args:
-        inputs: of each input its kind, whether all elements of a thread read the same element of it, and the first
-            input that is indexed as it is.
-        outputs: how many arrays are written.
-        lanes: elements of a thread. Those of a whole vector are loaded and stored together: the pointers are said to be
-            aligned, so the compiler merges the accesses.
+        formula: the formula of one element.
+        inputs: for each input its kind, whether all elements of a thread read the same element of the input, and the
+            first input with the same index.
+        outputs: number of arrays that are written.
+        lanes: elements of a thread. If there are several, pointers are declared as aligned, so that the compiler loads
+            and stores whole vectors.
     """
     values = reachable(formula)
     heads = [f"const T* x{k}" for k in range(len(inputs))] + [f"T* y{k}" for k in range(outputs)]
@@ -156,7 +161,7 @@ def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs
         heads += [f"long long r{k}"] * (kind in (RUN, BAND)) + [f"long long n{k}"] * (kind in (CYCLE, BAND))
 
     def element(place: str, *, lane: int | None) -> tuple[list[str], list[str], list[str]]:
-        """Loads, operations and stores of one element; of a lane of a vector with names of its own."""
+        """Return the loads, operations and stores of one element; None for ``lane``: outside a vector."""
         end = "" if lane is None else f"_{lane}"
         loads, stores = [], []
         names = {k: f"v{k}{end}" for k in range(formula.arrays)}
@@ -211,7 +216,14 @@ extern "C" __global__ void pointwise({", ".join([*heads, "long long count"])}) {
 
 
 def lines_of(formula: Formula, values: set[int], names: dict[int, str], end: str) -> list[str]:
-    """Write the operations of one element that are needed; add the names of their values, which ``end`` so."""
+    """Return CUDA C for the operations of one element.
+
+    Args:
+        formula: the formula.
+        values: the values that are needed; operations for others are left out.
+        names: names of the input values; this function adds the names of all other values.
+        end: suffix of the new names.
+    """
     lines = []
     truths: set[int] = set()
     for number, (name, operands) in enumerate(formula.operations, formula.arrays):
@@ -229,7 +241,7 @@ def lines_of(formula: Formula, values: set[int], names: dict[int, str], end: str
 
 
 def reachable(formula: Formula) -> set[int]:
-    """Return the values that the results need."""
+    """Return the numbers of the values that the results depend on."""
     values = {value for _, value in formula.results}
     for number in reversed(range(len(formula.operations))):
         operation = formula.operations[number]
@@ -239,7 +251,7 @@ def reachable(formula: Formula) -> set[int]:
 
 
 def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-    """Say why no kernel can be generated; empty if one can."""
+    """Return the reason why no kernel can be generated for a call; empty if it can."""
     group: Group = params[GROUP]
     count, found = operations(group), formula_of(group, [True] * len(group.results))
     if not count or found is None:

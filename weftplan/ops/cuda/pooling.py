@@ -1,9 +1,8 @@
-"""Pooling, forward and backward: a thread for some rows of a column of the results, and of the gradient.
+"""Pooling, forward and backward: each thread computes several rows of one column, so that it divides only once.
 
-Its divisions are made once for these rows. The gradient of a maximum takes two launches: the first finds the largest
-element of each window, the second adds up for each element the gradients of the windows whose largest it is. They are
-added in the order of the windows, so nothing is added by atomics. Formulas and ties are those of
-:mod:`weftplan.ops.nn.pooling`; p-norms are left to it.
+The gradient of a maximum takes two launches. The first finds the largest element of each window. The second adds up,
+for each element, the gradients of the windows whose largest it is. It adds in the order of the windows, without
+atomic additions. Formulas and ties are those of :mod:`weftplan.ops.nn.pooling`. There are no kernels for p-norms.
 """
 
 from __future__ import annotations
@@ -62,9 +61,10 @@ __device__ int high_of(int i, int stride, int pad, int windows) {
 _NAMES = ["d", "h", "w", "od", "oh", "ow", "kd", "kh", "kw", "sd", "sh", "sw", "pd", "ph", "pw"]
 _EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, T least, long long count"
 _NARROW = " ".join(f"int {name} = (int){name}_;" for name in _NAMES)
-"""Python's numbers are passed as 64 bits; arrays have fewer than 2^31 elements, so 32 do."""
+"""CUDA C that casts the arguments to 32 bits. CuPy passes Python's numbers as 64 bits; arrays have fewer than 2^31
+elements."""
 _ROWS, _STRIP = 4, 8
-"""Neighbouring rows of one column that a thread computes: of the results, and of the gradient."""
+"""Neighbouring rows of one column that a thread computes: forward, and backward."""
 _PLACE = """
     unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (unsigned int)count) return;
@@ -77,10 +77,11 @@ _PLACE = """
     unsigned int image = slice / (unsigned int)DEEP;
     int layer = (int)(slice - image * (unsigned int)DEEP);
     int end = row + SIZE < TALL ? row + SIZE : TALL;"""
-"""Where a thread works: ``SIZE`` rows of one column in a layer of an image."""
+"""CUDA C for the place of a thread: ``SIZE`` rows of one column in a layer of an image."""
 
 
 def _place(deep: str, tall: str, wide: str, size: int) -> str:
+    """Return ``_PLACE`` for ``size`` rows per thread and the names of the extents."""
     text = _PLACE.replace("DEEP", deep).replace("TALL", tall).replace("WIDE", wide).replace("SIZE", str(size))
     return text.lstrip("\n")
 
@@ -92,7 +93,7 @@ _WINDOWS = """
     int back = end_of(layer, sd, pd, kd, d);
     const T* pixels = x + image * (unsigned int)(d * h * w);"""
 _MOST_TAPS = 25
-"""Elements of a window whose loops are unrolled."""
+"""Maximum number of elements of a window whose loops are unrolled."""
 _TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && right - left == kw) {{
             int corner = (front * h + top) * w + left;
             #pragma unroll
@@ -113,10 +114,11 @@ _TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && righ
                 }}
             }}
         }}"""
-"""The elements of a window in their order: of one within the image, and of one at its border."""
+"""CUDA C that runs ``TAP`` for each element of a window in order: unrolled within the image, in loops at its border."""
 
 
 def _with_taps(code: str) -> str:
+    """Return ``code`` with each ``TAPS(statements)`` replaced by ``_TAPS`` with these statements."""
     return re.sub(
         r"TAPS\((.*?)\)\n(?=        \w)", lambda found: _TAPS.replace("TAP", found[1]) + "\n", code, flags=re.DOTALL
     )
@@ -128,7 +130,7 @@ _INSIDE = """    // Rows begin at multiples of STRIP, so within the image each w
     int windows = (STRIP - 1 + ph) / sh - offset + 1;
     bool inside = STRIP % sh == 0 && windows <= STRIP + 2 && row + STRIP <= h && from_b >= 0 && from_b + windows <= oh;
 """
-"""Whether all windows of a strip are there, so that the compiler knows which rows of it each of them has."""
+"""CUDA C for ``inside``: whether a strip has all its windows, so that the compiler knows the rows of each window."""
 _SOURCE = (
     _with_taps(
         _WINDOW
@@ -321,15 +323,15 @@ extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share,
 }
 """
 _FEW = 8
-"""Fewest threads that add up an image."""
+"""Minimum number of threads that add up one image in global pooling."""
 _KINDS = {"max": 0, "avg": 1, "sum": 2}
 _INDEX = np.dtype(np.int32)
 
 
 def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str, tuple[object, ...]]:
-    """Return the source for a call, and the arguments after the arrays.
+    """Return the CUDA C for a call, and its arguments after the arrays.
 
-    Two- and one-dimensional images have leading extents of 1.
+    Images of one or two dimensions get leading extents of 1.
     """
     rank = len(image)
     if params["global_pool"]:
@@ -348,10 +350,13 @@ def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str
 
 @lru_cache(maxsize=256)
 def source(windows: tuple[int, ...], *, kind: int, padded: int, flat: bool) -> str:
-    """Return the source for windows whose extents, strides, pads and kind are constants, so that nothing divides by
-    them.
+    """Return the CUDA C with extents, strides, pads and kind of windows as constants, which speeds up divisions.
 
-    With ``flat`` it also knows that images have no depth.
+    Args:
+        windows: kernel, stride and pad, each of three extents.
+        kind: a value of ``_KINDS``.
+        padded: 1 if padding counts in averages, otherwise 0.
+        flat: whether images have no depth, which is then the constant 1.
     """
     known = dict(zip(_NAMES[6:], windows, strict=True)) | ({"d": 1, "od": 1} if flat else {})
     text = re.sub(r"\bKIND\b", str(kind), _SOURCE)
@@ -377,7 +382,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 
 def _threads(shape: Shape, rows: int) -> int:
-    """Return the number of threads for an array; each thread takes ``rows`` neighbouring rows of a column."""
+    """Return the number of threads for an array if each thread computes ``rows`` neighbouring rows of a column."""
     *outer, tall, wide = (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
     return math.prod(outer) * -(-tall // rows) * wide
 

@@ -1,7 +1,8 @@
-"""ROIPooling: one thread for each cell; each pixel adds up the gradients of the cells whose maximum it is.
+"""ROIPooling: forward with a thread for each cell, backward with a thread for each pixel.
 
-Regions are read on the device, so that the host waits for nothing. Formulas are those of
-:mod:`weftplan.ops.nn.roi_pooling`; halves are left to it, since the borders of cells are computed in the data's dtype.
+A pixel's thread adds up the gradients of the cells whose maximum is the pixel. The device reads the regions, so
+the host does not wait. Formulas are those of :mod:`weftplan.ops.nn.roi_pooling`. There is no kernel for float16,
+because the borders of cells are computed in the data's dtype.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""BilinearSampler and SpatialTransformer: one thread for each sample, gradients of images by sorted sums.
+"""BilinearSampler and SpatialTransformer: forward with a thread for each sample.
 
-The formulas are those of :mod:`weftplan.ops.nn.sampling`, in the same order.
+The gradient of an image is a sum over samples sorted by pixel, without atomic additions. The formulas and the order of
+their operations are those of :mod:`weftplan.ops.nn.sampling`.
 """
 
 from __future__ import annotations
@@ -174,10 +175,12 @@ extern "C" __global__ void map_gradient(const T* of_grid, T* out, long long heig
 }
 """
 )
-"""A coordinate of a grid of one row or column is no number, as on a CPU: ``far`` is 2 / (extent - 1)."""
+"""CUDA C for SpatialTransformer's grid and the gradient of its affine map. ``far_x`` and ``far_y`` are results of
+:func:`_far`."""
 
 
 def _far(extent: int, dtype: DType) -> np.generic:
+    """Return the distance of neighbouring grid points in [-1, 1], or NaN for an extent of 1, as on a CPU."""
     step: np.generic = accumulator(dtype).type(2.0 / (extent - 1) if extent > 1 else math.nan)
     return step
 

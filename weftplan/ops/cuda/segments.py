@@ -1,7 +1,7 @@
-"""Sums of slices by index without atomics: slices are sorted by index, and each index sums its slices in order.
+"""Sums of slices by index, without atomic additions, whose order and rounding would vary from run to run.
 
-The order of atomic additions, and so their rounding, varies from run to run. Here the pairs (index, position) are
-sorted as distinct integers, so the order of additions is that of the positions, as on a CPU.
+The pairs (index, position) are sorted as integers, which are distinct. The slices of each index are then added in the
+order of their positions, as on a CPU.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ extern "C" __global__ void index_keys(const I* index, unsigned long long* keys, 
 }
 """
 PIECE = 1024
-"""Most terms per thread; a longer sum has a thread for each piece of this many terms."""
+"""Maximum number of terms that one thread adds; a longer sum is cut into pieces of this number of terms."""
 _SUM = """
 __device__ unsigned int start_of(const unsigned long long* keys, unsigned int end, unsigned long long row) {
     unsigned int low = 0;  // the first of the sorted keys below end that names the row
@@ -157,7 +157,7 @@ extern "C" __global__ void join_pieces(const unsigned long long* keys, const A* 
 
 
 def room(count: int) -> tuple[Shape, DType]:
-    """What :func:`sort` needs for ``count`` keys: a power of two of them.
+    """Return the shape and dtype of the array that :func:`sort` needs for ``count`` keys: a power of two.
 
     >>> room(5)
     ((8,), dtype('uint64'))
@@ -166,7 +166,7 @@ def room(count: int) -> tuple[Shape, DType]:
 
 
 def sort(xp: ArrayModule, keys: RawArray) -> None:
-    """Sort keys in place by Batcher's bitonic sort; all keys but the padding are distinct."""
+    """Sort keys in place by Batcher's bitonic sort; their number is a power of two."""
     count = keys.size
     tile = min(TILE, count)
     launch(xp, SORT, "sort_tile", count // tile, tile // 2, (keys, 2, tile))
@@ -181,12 +181,18 @@ def sort(xp: ArrayModule, keys: RawArray) -> None:
 
 
 def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out: RawArray) -> None:
-    """``out`` (outer, rows, inner) = for each row the sum of the places of ``source`` whose index names it.
+    """Set each row of ``out`` to the sum of the slices of ``source`` whose index is that row.
 
-    ``source`` is (outer, places, inner). Takes the specs of :func:`sums_room`. Terms are added in the order of their
-    places, and a sum of more than :data:`PIECE` in pieces of as many, then the pieces in their order. The first is the
-    order of a host, bit by bit; the second has an error of at most (PIECE + terms / PIECE) roundings of the sum of the
-    absolute terms, a host one of as many as there are terms.
+    Terms are added in the order of their places, so a sum of at most :data:`PIECE` terms has the bits of a host's. A
+    longer sum is added in pieces, and then the pieces in order. Its error is at most (PIECE + terms / PIECE) roundings
+    of the sum of the absolute terms; a host's error is at most as many roundings as there are terms.
+
+    Args:
+        ctx: the call, whose workspace has the arrays of :func:`sums_room`.
+        index: the row of each place.
+        mode: ``wrap`` takes indices modulo the number of rows; any other mode clips them.
+        source: array of shape (outer, places, inner).
+        out: array of shape (outer, rows, inner).
     """
     xp = ctx.xp
     outer, rows, inner = out.shape
@@ -205,6 +211,12 @@ def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out
 
 
 def sums_room(places: int, width: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :func:`add_slices` takes: keys, and the sums of pieces of ``width`` numbers."""
+    """Return the shapes and dtypes of scratch that :func:`add_slices` needs: keys, and the sums of pieces.
+
+    Args:
+        places: number of indices.
+        width: elements of a slice, over ``outer`` and ``inner``.
+        dtype: dtype of the result.
+    """
     pieces = 2 * -(-places // PIECE) if places > PIECE else 0
     return [room(places), ((max(1, pieces * width),), accumulator(dtype))]

@@ -1,4 +1,4 @@
-"""SequenceMask, SequenceLast, SequenceReverse with lengths: one thread for each element, lengths read on the device."""
+"""SequenceMask, SequenceLast and SequenceReverse with lengths, which the device reads: one thread for each element."""
 
 from __future__ import annotations
 
@@ -60,7 +60,13 @@ extern "C" __global__ void sequence_reverse(const T* x, const L* lengths, T* y, 
 
 
 def _kernel(name: str, *, whole: int, fill: bool = False) -> Kernel:
-    """``whole``: which of (data, output) has the axis of time."""
+    """Return a kernel that launches the CUDA function ``name``.
+
+    Args:
+        name: the CUDA function.
+        whole: 0 if the first input has the shape with the time axis, 1 if the output has it.
+        fill: whether the operator's parameter ``value`` fills masked elements; otherwise 0 does.
+    """
 
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         data, lengths, out = inputs[0], inputs[1], outputs[0]

@@ -1,10 +1,11 @@
-"""Softmax and its losses: one block for each row, one thread for some elements of a gradient.
+"""Softmax and its losses, forward and backward.
 
-If the classes of a row are not contiguous (``multi_output``, an axis that is not the last), each thread works on a row
-of its own and neighbouring threads on neighbouring rows, so that a warp reads consecutive memory.
+Each row of classes has a block. If the classes of a row are not contiguous (``multi_output``, or an axis that is not
+the last), each thread computes a row, and neighbouring threads neighbouring rows, so that a warp reads consecutive
+memory.
 
-The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. Valid labels
-are counted on the device, so that the host never waits.
+The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. The device
+counts valid labels, so the host does not wait.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 """
 )
 _APART = 8
-"""Least distance in elements between the classes of a row at which a thread has a row of its own: a warp then reads
-whole sectors of memory."""
+"""Each thread computes a row if the distance in elements between the classes of a row is at least this number; a warp
+then reads whole sectors of memory."""
 _LABELS = (
     TOTAL
     + """

@@ -1,7 +1,7 @@
-"""Steps of optimizers: one launch for one weight, and one for all weights of a group.
+"""Steps of optimizers: one launch for one weight or for a group of weights.
 
-A step's formula is recorded (:mod:`weftplan.ops.optimizer.fused_update`) and written as CUDA C, one operation after the
-other, so it rounds as on a CPU. Constants are arguments; those that all weights share are passed once.
+A step's formula is recorded (:mod:`weftplan.ops.optimizer.fused_update`) and written as CUDA C, operation by operation,
+so it rounds as on a CPU. The constants of each weight's formula are arguments.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from weftplan.ops.optimizer.fused_update import formula_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
 GROUP = 24
-"""Weights of one launch at most, which bounds the time of the compiler."""
+"""Maximum number of weights of one launch, to bound compile time."""
 WORDS = 500
-"""Arguments of one launch at most: parameters of a kernel take at most 4 KiB."""
+"""Maximum number of arguments of one launch, because CUDA passes at most 4 KiB."""
 
 
 class Row(NamedTuple):
     """A step of one weight.
 
     Attributes:
+        recorded: the formula of the step.
         arrays: the weight, its gradient and its states.
         out: receives the new weight; may be the weight.
-        narrow: a weight in half precision, which receives the rounded new weight; the gradient is in half precision.
+        narrow: None, or the low-precision weight that receives the rounded new weight; the gradient then has its dtype.
     """
 
     recorded: Recorded
@@ -41,10 +42,12 @@ class Row(NamedTuple):
 
 @lru_cache(maxsize=256)
 def source(formula: Formula, count: int, *, narrow: bool) -> str:
-    """Return the source for the step of ``count`` weights; each weight has a range of blocks.
+    """Return the CUDA C for the steps of ``count`` weights; each weight has a range of blocks.
 
     Args:
-        narrow: see :class:`Row`; ``H`` is the dtype of narrow weights and of gradients.
+        formula: the formula that all steps share.
+        count: number of weights.
+        narrow: whether the rows have low-precision weights; ``H`` is the dtype of these weights and of gradients.
     """
     arrays = ["w", "g", *(f"s{k}" for k in range(2, formula.arrays))]
     heads = ["const T* w", f"const {'H' if narrow else 'T'}* g", "T* y", *["H* h"] * narrow]
@@ -82,14 +85,14 @@ extern "C" __global__ void optimizer_step({", ".join(parameters)}) {{
 
 
 def step(xp: ArrayModule, rows: Sequence[Row]) -> None:
-    """Launch the steps of some weights of one dtype: as few launches as there are formulas, if their arguments fit."""
+    """Launch the steps of weights of one dtype: one launch for each formula, or more if there are too many weights."""
     for formula in dict.fromkeys([row.recorded.formula for row in rows]):
         for group in _groups([row for row in rows if row.recorded.formula == formula]):
             _launch(xp, formula, group)
 
 
 def _groups(rows: list[Row]) -> Iterator[list[Row]]:
-    """Yield rows of one formula, as many as a launch takes."""
+    """Yield the rows of one formula in groups that fit one launch."""
     words = len(rows[0].arrays) + len(rows[0].recorded.constants) + 4
     most = max(1, min(GROUP, WORDS // words))
     for first in range(0, len(rows), most):
@@ -110,7 +113,7 @@ def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
 
 def _row(name: str, params: Params, arrays: Sequence[RawArray], out: RawArray) -> Row:
     found = formula_of(name, params, len(arrays), arrays[0].dtype)
-    assert found is not None  # of the operators below
+    assert found is not None  # the operators below have formulas
     return Row(found, arrays, out)
 
 

@@ -1,1 +1,1 @@
-"""Optimizer steps as operators: for one weight, several weights, and weights with a float32 copy."""
+"""Optimizer steps as operators, for one weight or several, also with float32 copies of low-precision weights."""

@@ -1,8 +1,8 @@
 """Steps of AdamW: _adamw_update, and _mp_adamw_update with a float32 copy of the weight.
 
-The factor of the gradient is an array of one number, which a loss scaler changes from step to step. As in MXNet 1.9.1
-a step whose factor is 0, infinite or NaN does nothing. The host does not wait for the factor: the new state is always
-computed, and used only if the factor is valid.
+The factor of the gradient is an array of one number, which a loss scaler changes from step to step. As in MXNet 1.9.1,
+a step whose factor is 0, infinite or NaN changes nothing. The host does not wait for the factor: the kernel always
+computes the new weight and state, and stores them only if the factor is valid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADAMW = (
 
 
 def _factor(ctx: Workspace, given: RawArray) -> tuple[RawArray, RawArray]:
-    """Return the factor of the gradient, and whether it is good, as arrays of one element."""
+    """Return the factor of the gradient, and whether it is finite and not 0, as arrays of one element."""
     xp = ctx.xp
     good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
     xp.isfinite(given, out=good)
@@ -60,7 +60,10 @@ def _step(
     u: RawArray,
     s: RawArray,
 ) -> None:
-    """One block; ``out`` may be ``w``, ``t`` may be ``g``."""
+    """Update one block of ``mean`` and ``var`` and write new weights to ``out``; ``t``, ``u`` and ``s`` are scratch.
+
+    ``factor`` is the result of :func:`_factor`. ``out`` may be ``w``, and ``t`` may be ``g``.
+    """
     scale, good = factor
     xp.multiply(g, scale, out=t, casting="same_kind")
     limit = p["clip_gradient"]
@@ -97,7 +100,7 @@ def _adamw(
     given: RawArray,
     out: RawArray | None,
 ) -> None:
-    if out is None:  # without the new weight the states stay, too
+    if out is None:  # the new weight is not needed, so the states do not change either
         return
     factor = _factor(ctx, given)
     for weight, gradient, m, v, y, t, u, s in blocks(ctx, (w, g, mean, var, out), (out.dtype,) * 3):
@@ -127,7 +130,7 @@ def _mp_adamw(
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """All have the weight's shape, but the factor."""
+    """Infer shapes: the factor has one element, and all other arrays have the weight's shape."""
     merged = outs[0]
     for shape in ins[:-1]:
         merged = merge_shape(merged, shape, "weight, gradient and states of a step of AdamW")

@@ -1,9 +1,9 @@
-"""A fused optimizer step on many weights: a single pass in parts that idle cores may run.
+"""A fused optimizer step: update many weights in a single pass, which is cut into parts for idle cores.
 
-A rule is an operator of (weight, gradient, states…), or an expression of them. Every weight is computed as the rule
-computes it alone, with the same bits. Where a formula can be recorded and compiled, a weight is read once and written
-once; else the array module works on blocks. A formula is cached for all learning rates, since many optimizers change
-theirs at every step; any thread may use it.
+An update rule is an operator of (weight, gradient, states…), or an expression of them. The fused step gives each weight
+the same bits as the rule alone. If the rule's formula can be recorded and compiled, a weight is read once and written
+once; otherwise the array module computes it in blocks. Formulas are cached without the learning rate, because many
+optimizers change it at every step. Any thread may use a cached formula.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Rule = str | Expression
 """The name of an elementwise operator of (weight, gradient, states…) whose output is the new weight, or an
 expression."""
 Numbers = tuple[tuple[str, object], ...]
-"""(name, value) pairs of the parameters of a rule, not parsed."""
+"""(name, unparsed value) pairs of the parameters of a rule."""
 Steps = Callable[[Sequence[Any], Any], None]
-"""``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
+"""``steps(raws, scratch)`` updates all weights; ``raws`` lists weight, gradient and states of each weight in turn."""
 _Range = Callable[[Sequence[Any], int, int, Any], None]
-"""``compute(arrays, first, last, scratch)``: a range of one weight."""
+"""``compute(arrays, first, last, scratch)`` updates the elements [first, last) of one weight."""
 
 _OPEN = frozenset(("lr",))
-"""Parameters that a formula of an operator leaves open."""
+"""Parameters that remain variables in the formula of an operator."""
 _CLOSED = frozenset(("clip_gradient", "clip_weights"))
-"""Parameters that a formula of an expression does not leave open, because expressions branch on them."""
+"""Parameters that are constants in the formula of an expression, because expressions branch on them."""
 
 
 @lru_cache(maxsize=64)
@@ -54,18 +54,18 @@ def work(
     narrow: bool = False,
     xp: Any = np,
 ) -> tuple[Steps, int]:
-    """Return a call that applies a rule to several weights in place, and its scratch bytes.
+    """Return a function that applies a rule to several weights in place, and the scratch bytes that it needs.
 
     Args:
         rule: see :data:`Rule`.
-        params: of each weight.
-        arrays: number of arrays per weight.
+        params: the parameters of the rule for each weight.
+        arrays: number of arrays per weight, without the low-precision weight of ``narrow``.
         sizes: elements of each weight.
-        dtype: of all arrays.
+        dtype: dtype of all arrays but those of ``narrow``.
         compiled: whether compiled formulas may be used.
-        narrow: the gradient is in half precision, and a weight in half precision after the states gets the new weight,
-            rounded.
-        xp: the array module; only NumPy's arrays are computed in parts, and by compiled formulas.
+        narrow: whether gradients have low precision, and the last array of each weight is a low-precision weight, to
+            which the new weight is rounded.
+        xp: the array module; only NumPy arrays are updated in parallel parts or by compiled formulas.
     """
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW)) if xp is np else 1
@@ -97,13 +97,13 @@ def work(
 
 
 def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Recorded | None:
-    """Return the formula of a rule; None if only the operator's kernel can compute it.
+    """Return the formula of a rule; None if the operator's kernel cannot be recorded as a formula.
 
     Args:
         rule: see :data:`Rule`.
-        numbers: parameters, not parsed.
-        arrays: number of arrays of a weight.
-        dtype: of all arrays.
+        numbers: unparsed parameters of the rule.
+        arrays: number of arrays per weight.
+        dtype: dtype of all arrays.
     """
     opened = numbers.keys() & _OPEN if isinstance(rule, str) else numbers.keys() - _CLOSED
     closed = tuple([(name, value) for name, value in numbers.items() if name not in opened])
@@ -113,7 +113,7 @@ def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Record
 
 @lru_cache(maxsize=256)
 def _formula(rule: Rule, closed: Numbers, opened: tuple[str, ...], arrays: int, dtype: DType) -> Recorded | None:
-    """Return a rule's formula for any values of the parameters that are open."""
+    """Return a rule's formula with the parameters ``opened`` as variables, or None; see :func:`formula_of`."""
     numbers = {name: Number(name) for name in opened}
     if not isinstance(rule, str):
         return expressed(rule, arrays, dtype, {**dict(closed), **numbers})
@@ -123,9 +123,13 @@ def _formula(rule: Rule, closed: Numbers, opened: tuple[str, ...], arrays: int, 
 
 
 def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
-    """Cut concatenated weights into parts of ``step`` elements: lists of (weight, first element, end element).
+    """Cut weights into parts of about ``step`` elements; a part is a list of (weight, first element, end element).
 
     Cuts inside a weight are at multiples of :data:`BORDER`.
+
+    Args:
+        ends: cumulative numbers of elements of the weights.
+        step: elements of a part, which the last cut may exceed by less than :data:`BORDER`.
     """
     found: list[list[tuple[int, int, int]]] = [[]]
     left = step
@@ -145,7 +149,7 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
 def _range(
     rule: Rule, numbers: Params, arrays: int, dtype: DType, block: int, xp: Any, *, compiled: bool
 ) -> tuple[_Range, int]:
-    """Return a function that updates a range of one weight, and its scratch bytes."""
+    """Return a function that updates a range of one weight, and the scratch bytes that it needs."""
     formula = None
     if not isinstance(rule, str) or (compiled and xp is np):
         formula = formula_of(rule, numbers, arrays, dtype)
@@ -172,7 +176,7 @@ def _range(
 
 
 def _interpreted(recorded: Recorded, dtype: DType, block: int, xp: Any) -> tuple[_Range, int]:
-    """Return a function that runs a formula with the array module, in blocks, and its scratch bytes."""
+    """Return a function that computes a formula in blocks with the array module, and the scratch bytes it needs."""
     formula = recorded.formula
     with np.errstate(all="ignore"):
         constants = [dtype.type(value) for value in recorded.constants]
@@ -205,7 +209,7 @@ _LIMITS = ("at_least", "at_most")
 
 
 def _widened(compute: _Range, room: int, dtype: DType, block: int) -> tuple[_Range, int]:
-    """Return ``compute`` in blocks, with a gradient and a second weight in half precision."""
+    """Return ``compute``, in blocks, for a low-precision gradient and a last array that gets the rounded weight."""
     wide = aligned(block * dtype.itemsize)
 
     def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:

@@ -1,7 +1,7 @@
-"""The two phases of LAMB (You et al. 2020), for float weights and for narrow weights with a float32 copy.
+"""The two phases of LAMB (You et al. 2020), also for low-precision weights with a float32 copy.
 
-Phase 1 computes a direction. Between the phases the caller takes the norms of weight and direction. Phase 2 moves the
-weight. Decay rates are float32 numbers, so 1 - 0.999 has MXNet 1.9.1's rounding.
+Phase 1 computes the direction of the step. The caller then computes the norms of weight and direction, and phase 2
+computes the new weight from them. Decay rates are rounded to float32, so that 1 - 0.999 is rounded as in MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _mixed_direction(
     weight32: RawArray,
     out: RawArray | None,
 ) -> None:
-    if out is None:  # without the direction the averages stay unchanged
+    if out is None:  # the direction is not needed, so the averages do not change either
         return
     for g, m, v, w, target, wide, t, u in blocks(ctx, (grad, mean, var, weight32, out), (_WIDE, _WIDE, _WIDE)):
         ctx.xp.copyto(wide, g)
@@ -88,7 +88,7 @@ def _mixed_direction(
 
 
 def _mixed_direction_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Weight and gradient share a float dtype; everything else is float32, the direction included."""
+    """Infer dtypes: weight and gradient share a float dtype; all other arrays and the direction are float32."""
     inputs, _ = mixed_dtype(params, ins, [None])
     return inputs, [merge_dtype(_WIDE, outs[0], "direction of mp_lamb_update_phase1")]
 
@@ -132,7 +132,7 @@ _STEP = (
 
 
 def _trusted_rate(ctx: Workspace, p: Params, r1: RawArray, r2: RawArray) -> RawArray:
-    """Return lr · r1 / r2 with r1 between its bounds, or lr if either norm is 0: an array of one element."""
+    """Return an array of one element: lr · r1 / r2 with r1 clipped to its bounds, or lr if r1 or r2 is 0 then."""
     xp = ctx.xp
     rate: RawArray = ctx.take((1,), r1.dtype)
     spare = ctx.take((1,), r1.dtype)
@@ -167,7 +167,7 @@ def _mixed_step(
     weight32: RawArray,
     out: RawArray | None,
 ) -> None:
-    if out is None:  # without the new weight its copy stays unchanged
+    if out is None:  # the new weight is not needed, so its copy does not change either
         return
     rate = _trusted_rate(ctx, p, r1, r2)
     for w, direction, target, moved in blocks(ctx, (weight32, g, out), (_WIDE,)):
@@ -177,7 +177,7 @@ def _mixed_step(
 
 
 def _step_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Weight, direction, copy and output share a shape; the norms have one element."""
+    """Infer shapes: weight, direction, copy and output share a shape; the norms have one element."""
     weight = merge_shape(merge_shape(ins[0], ins[1], "weight and g of LAMB's phase 2"), outs[0], "output")
     for copy in ins[4:]:
         weight = merge_shape(weight, copy, "weight and weight32 of LAMB's phase 2")
@@ -188,7 +188,7 @@ def _step_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def _mixed_step_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Weight and output share a float dtype; everything else is float32."""
+    """Infer dtypes: weight and output share a float dtype; all other arrays are float32."""
     (weight, _, *wide), out = mixed_dtype(params, [ins[0], None, *ins[1:]], outs)
     return [weight, *wide], out
 

@@ -1,6 +1,6 @@
-"""Optimizer steps of low-precision weights with a float32 copy: mp_sgd_update and variants.
+"""Optimizer steps of low-precision weights with a float32 copy: mp_sgd_update, mp_sgd_mom_update, mp_nag_mom_update.
 
-All arithmetic is done on the copy, the last input; the output is the new copy, rounded.
+A step updates the copy, which is the last input. The output is the copy rounded to the weight's dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _WIDE = np.dtype(np.float32)
 
 
 def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Weight, gradient and output share a float dtype; states and the copy are float32."""
+    """Infer dtypes: weight, gradient and output share a float dtype; states and the copy are float32.
+
+    Raises:
+        DTypeError: dtypes conflict, or the weight is not a float.
+    """
     narrow = merge_dtype(ins[0], ins[1], "weight and gradient of a mixed-precision step")
     narrow = merge_dtype(narrow, outs[0], "weight and output of a mixed-precision step")
     if narrow is not None and not is_float(narrow):
@@ -35,7 +39,7 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def mixed_step(xp: ArrayModule, step: Step, p: Params, block: Sequence[RawArray]) -> None:
-    """``step`` on one block of (gradient, states…, the copy, the narrow weight), followed by three of scratch."""
+    """Apply ``step`` to one block: gradient, states, float32 copy, low-precision output, and three scratch arrays."""
     gradient, *others, weight, target, wide, t, u = block
     xp.copyto(wide, gradient)
     step(xp, p, weight, wide, *others, weight, t, u)
@@ -46,7 +50,7 @@ def _mixed(step: Step) -> Kernel:
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
-        if out is None:  # without the new weight the states stay, too
+        if out is None:  # the new weight is not needed, so the states do not change either
             return
         for block in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
             mixed_step(ctx.xp, step, p, block)
@@ -57,7 +61,10 @@ def _mixed(step: Step) -> Kernel:
 def _nag_mom(
     xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
-    """nag_mom_update, but the velocity is decayed by the new weight: so does MXNet 1.9.1, whose states must go on."""
+    """Apply nag_mom_update to one block, but subtract weight decay of the new weight from the velocity.
+
+    MXNet 1.9.1 does the same, and its saved states must remain usable.
+    """
     rescaled(xp, p, g, g)
     xp.multiply(mom, p["momentum"], out=mom)
     xp.multiply(g, p["lr"], out=g)

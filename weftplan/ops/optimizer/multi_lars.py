@@ -1,7 +1,7 @@
-"""Batched operators on many arrays: finiteness checks, sums of squares, multi_lars.
+"""Operators on many arrays: all_finite, multi_all_finite, multi_sum_sq, and multi_lars.
 
-All but the last, whose vectors have an element for each weight, are operators with a number of inputs that a parameter
-says; their kernels go through the arrays one by one.
+multi_all_finite and multi_sum_sq have as many inputs as a parameter says, and process them one by one. multi_lars has
+four vectors as inputs, with an element for each weight.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ def _multi_lars(
     xp: ArrayModule, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
     weight: RawArray, grad: RawArray, decay: RawArray, either: RawArray, zero: RawArray,
 ) -> None:  # fmt: skip
-    """Compute rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself if a norm is 0."""
+    """Compute rate · eta · |w| / (rescale_grad · |g| + wd · |w| + eps) for each weight, or rate if a norm is 0.
+
+    The inputs ``weights`` and ``grads`` are squares of norms.
+    """
     xp.less_equal(weights, 0, out=either)
     xp.less_equal(grads, 0, out=zero)
     xp.logical_or(either, zero, out=either)

@@ -1,9 +1,9 @@
 """Gradient descent steps for several weights in one call: multi_sgd_update and its seven variants.
 
-Each applies ``sgd_update`` or ``sgd_mom_update``, on the weight or on a float32 copy (``mp``), to each weight in turn.
-Inputs are grouped by weight. The rates are two parameters, or (``preloaded``) two more inputs: float32 vectors whose
-values the host does not read. Updates on a copy start from the copy for a weight of any dtype, like ``mp_sgd_update``;
-in MXNet 1.9.1 only for float16.
+Each operator applies ``sgd_update`` or ``sgd_mom_update`` to each weight in turn, or to its float32 copy (``mp``).
+Inputs are grouped by weight. Learning rates and weight decays are two parameters, or (``preloaded``) two more inputs:
+float32 vectors whose values the host does not read. The ``mp`` variants update the copy for weights of any float dtype;
+MXNet 1.9.1 does so only for float16.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def _each(params: Params) -> range:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One of the operators."""
+    """The description of one operator, with the functions of its declaration."""
 
     name: str
     step: Step
     inputs: tuple[str, ...]
-    """Of one weight: itself, its gradient, its states."""
+    """Names of the arrays of one weight: weight, gradient, states."""
     mixed: bool
     preloaded: bool
 
     def op(self) -> Op:
-        """Return the declaration."""
+        """Return the operator's declaration."""
         momentum = (MOMENTUM,) if "mom" in self.inputs else ()
         return Op(
             name=self.name,
@@ -77,20 +77,20 @@ class _Group:
         return f"{single} of several weights; inputs are {', '.join(self.inputs)} of one after the other{rates}."
 
     def first(self, k: int) -> int:
-        """Return the index of weight ``k`` among the inputs."""
+        """Return the index of weight ``k`` in the inputs."""
         return k * len(self.inputs)
 
     def states(self, params: Params) -> tuple[int, ...]:
-        """Return the indices of all states."""
+        """Return the indices of all states in the inputs, float32 copies included."""
         return tuple(self.first(k) + i for k in _each(params) for i in range(2, len(self.inputs)))
 
     def input_names(self, params: Params) -> tuple[str, ...]:
-        """As MXNet calls them."""
+        """Return MXNet's names of the inputs."""
         names = [f"{what}_{k}" for k in _each(params) for what in self.inputs]
         return (*names, *(("lrs", "wds") if self.preloaded else ()))
 
     def shapes(self, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        """Infer shapes: all arrays of a weight have its shape."""
+        """Infer shapes: all arrays of a weight share its shape; rates have one element for each weight."""
         self.check(params)
         new_ins, new_outs = [], []
         for k, out in enumerate(outs):
@@ -105,7 +105,7 @@ class _Group:
         return new_outs, new_ins
 
     def dtypes(self, params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        """Infer dtypes: all arrays of a weight have its dtype, or that of the copy."""
+        """Infer dtypes: all arrays of a weight share its dtype; states and copies of ``mp`` variants are float32."""
         new_ins, new_outs = [], []
         for k, out in enumerate(outs):
             mine = ins[self.first(k) : self.first(k + 1)]
@@ -123,7 +123,7 @@ class _Group:
         return new_outs, new_ins
 
     def check(self, params: Params) -> None:
-        """Raise ParameterError unless there is one rate for each weight."""
+        """Raise ParameterError unless parameters give one learning rate and one weight decay for each weight."""
         for name in () if self.preloaded else ("lrs", "wds"):
             if len(params[name]) != params["num_weights"]:
                 raise ParameterError(
@@ -131,11 +131,11 @@ class _Group:
                 )
 
     def scratch(self, dtype: DType) -> tuple[DType, ...]:
-        """Blocks that a step of a weight of ``dtype`` needs."""
+        """Return the dtypes of the scratch blocks that a step of a weight of ``dtype`` needs."""
         return (_WIDE, _WIDE, _WIDE) if self.mixed else (dtype, dtype)
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Return the scratch of all weights."""
+        """Return the scratch bytes of all weights."""
         return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
 
     def rates(self, params: Params, inputs: Arrays) -> Iterator[tuple[RawArray | float, RawArray | float]]:
@@ -150,14 +150,14 @@ class _Group:
             yield lr, wd
 
     def compute(self, ctx: Workspace, params: Params, *arrays: Any) -> None:
-        """The kernel. Without a new weight its states stay, too."""
+        """Compute the new weights and states; if an output is not needed, the states of its weight do not change."""
         count = params["num_weights"]
         inputs, outputs = arrays[:-count], arrays[-count:]
         for k, (rate, decay) in enumerate(self.rates(params, inputs)):
             here = {**params, "lr": rate, "wd": decay}
             weight, grad, *states = inputs[self.first(k) : self.first(k + 1)]
             out = outputs[k]
-            # Take the scratch of every weight, also of unwanted ones: the workspace declares the sum.
+            # Take scratch even for a weight whose output is not needed, because the workspace declares the sum of all.
             own = (grad, *states) if self.mixed else (weight, grad, *states)
             for block in blocks(ctx, (*own, grad if out is None else out), self.scratch(grad.dtype)):
                 if out is None:

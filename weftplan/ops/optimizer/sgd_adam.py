@@ -1,6 +1,6 @@
 """Optimizer steps as operators: sgd_update, sgd_mom_update, adam_update.
 
-The new weight is the output, which may take the old weight's memory; the optimizer's state is updated in place.
+The output is the new weight, which may reuse the old weight's memory. The optimizer's states are updated in place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMON = (
 def rescaled(
     xp: ArrayModule, params: Params, gradient: RawArray, out: RawArray, decayed: RawArray | None = None
 ) -> None:
-    """Compute ``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
+    """Compute ``out`` = gradient · rescale_grad + decayed, clipped; None for ``decayed``: 0."""
     xp.multiply(gradient, params["rescale_grad"], out=out)
     if decayed is not None:
         xp.add(out, decayed, out=out)
@@ -36,11 +36,11 @@ def rescaled(
 
 
 Step = Callable[..., None]
-"""``step(xp, params, weight, grad, *states, out, scratch, scratch)`` on one block; ``out`` may be ``weight``."""
+"""``step(xp, params, weight, grad, *states, out, scratch, scratch)`` updates one block; ``out`` may be ``weight``."""
 
 
 def sgd_step(xp: ArrayModule, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
-    """Plain descent."""
+    """Compute ``out`` = w · (1 - lr · wd) - lr · rescaled gradient for one block; ``t`` is scratch."""
     rescaled(xp, p, g, t)
     xp.multiply(t, -p["lr"], out=t)
     xp.multiply(w, 1.0 - p["lr"] * p["wd"], out=out)
@@ -50,10 +50,10 @@ def sgd_step(xp: ArrayModule, p: Params, w: RawArray, g: RawArray, out: RawArray
 def sgd_mom_step(
     xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
-    """Descent with a velocity."""
+    """Compute mom = momentum · mom - lr · (rescaled gradient + wd · w) and ``out`` = w + mom for one block."""
     rescaled(xp, p, g, t)
     decay = p["wd"]
-    if not isinstance(decay, float) or decay != 0.0:  # an array's value is never read by the host
+    if not isinstance(decay, float) or decay != 0.0:  # the host never reads the value of an array
         xp.multiply(w, decay, out=u)
         xp.add(t, u, out=t)
     xp.multiply(t, p["lr"], out=t)
@@ -90,7 +90,7 @@ def _adam(
 
 
 def step_kernel(step: Step) -> Kernel:
-    """Return the kernel that makes ``step`` block by block."""
+    """Return a kernel that applies ``step`` block by block, with two scratch arrays."""
     return BlockKernel(step, lambda params, dtype: [dtype, dtype])
 
 

@@ -1,6 +1,6 @@
-"""More optimizer steps: signSGD, Signum, NAG, RMSProp, FTRL, FTML.
+"""Optimizer steps as operators: signSGD, Signum, NAG, RMSProp, FTRL, FTML.
 
-Formulas are those of MXNet 1.9.1, with decay rates as float32 numbers, so 1 - 0.999 has the same rounding.
+The formulas are those of MXNet 1.9.1. Decay rates are rounded to float32, so that 1 - 0.999 is rounded as there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MOMENTUM = Param("momentum", p_float, 0.0, "factor of the velocity")
 
 
 def single(value: float) -> float:
-    """Return ``value`` as a float32 number."""
+    """Return ``value`` rounded to float32."""
     return float(np.float32(value))
 
 
 def decay_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
-    """Compute ``average`` = rate · average + (1 - rate) · news."""
+    """Compute ``average`` = rate · average + (1 - rate) · news in place; ``spare`` is scratch."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
     xp.multiply(news, 1.0 - rate, out=spare)
@@ -33,7 +33,7 @@ def decay_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArra
 
 
 def decay_square_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
-    """Compute ``average`` = rate · average + (1 - rate) · news²."""
+    """Compute ``average`` = rate · average + (1 - rate) · news² in place; ``spare`` is scratch."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
     xp.multiply(news, news, out=spare)
@@ -71,7 +71,7 @@ def _signum(
 def _nag_mom(
     xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
-    """Nesterov's descent: mom = momentum · mom - lr · (gradient + wd · weight); weight + momentum · mom - lr · (…)."""
+    """Compute d = lr · (rescaled gradient + wd · w), mom = momentum · mom - d, and ``out`` = w + momentum · mom - d."""
     rescaled(xp, p, g, t)
     xp.multiply(w, p["wd"], out=u)
     xp.add(t, u, out=t)

@@ -2,8 +2,9 @@
 
 A *twin* is the second copy of a forward node, which the backward part runs. The model computes the peak of live bytes
 for the schedule of :func:`weftplan.planner.rewiring.repeat` and the in-place rules of
-:func:`weftplan.planner.inplace.assign`. That peak is the lower bound of the plan that the planner would make. Three
-facts let the model sum over intervals instead of simulating the steps; a test compares it with the simulation.
+:func:`weftplan.planner.storage_assignment.assign`. That peak is the lower bound of the plan that the planner would
+make. Three facts let the model sum over intervals instead of simulating the steps; a test compares it with the
+simulation.
 
 1. The schedule is known without simulation. A twin runs just before the first backward step that needs it, directly or
    through other twins. Twins with the same first step run in the order of their originals.
@@ -24,10 +25,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.inplace import Assignment
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import IntArray, Program, scratch_of
 from weftplan.planner.rewiring import repeatable
+from weftplan.planner.storage_assignment import Assignment
 
 Pair = tuple[int, int, int, bool]
 """In-place pair: (input slot, input entry, output entry, whether the output is an identity of the input)."""

@@ -21,12 +21,12 @@ from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Cost
+from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated

@@ -14,8 +14,8 @@ import numpy as np
 
 from weftplan.errors import PlanError
 from weftplan.planner.drafts import PlannedSteps
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.storage_assignment import Kind
 from weftplan.support.tensor_types import Req
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from weftplan.errors import PlanError
 from weftplan.planner.drafts import PlannedSteps
-from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.validation.claims import ByteMap, Claims, check_layout
 from weftplan.support.tensor_types import Req
 

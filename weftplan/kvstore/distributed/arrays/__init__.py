@@ -1,1 +1,1 @@
-"""The arrays of one exchange: contiguous ranges and copies of pieces."""
+"""Tools for the arrays of one exchange: views of adjacent arrays, and batched copies and sums of pieces."""

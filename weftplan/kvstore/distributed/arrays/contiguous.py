@@ -1,4 +1,4 @@
-"""Contiguous ranges: adjacent arrays viewed as a single array, and ranges cut out of it."""
+"""A sequence of arrays as one array: a view if they are adjacent in memory, and element ranges of the sequence."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.ops.compiled.addresses import address
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:
-    """Return one array over all of these contiguous arrays if each starts at the previous array's end; else None.
+    """Return a flat view over contiguous arrays if each begins where the previous ends, else None.
 
-    The result does not keep their memory.
+    Empty arrays are ignored; without any element, return None.
+
+    The view keeps only the first array alive.
     """
     arrays = [array for array in arrays if array.size]
     if not arrays:
@@ -30,8 +32,10 @@ def side_by_side(arrays: Sequence[Array]) -> Array | None:
 
 @lru_cache(512)
 def cuts(sizes: tuple[int, ...], first: int, end: int) -> tuple[tuple[int, int, int, int], ...]:
-    """Return elements ``first`` to ``end`` of concatenated arrays of these sizes, in order: (array, its first element,
-    its end element, position of the first element in the row). The result is cached, since buckets repeat every step.
+    """Return the parts of the arrays that make up elements ``first`` to ``end`` of their concatenation, in order.
+
+    ``sizes`` are the elements of each array. A part is (index of the array, its first element, its end element, index
+    of the first element in the concatenation). Results are cached, since each step has the same buckets.
 
     >>> cuts((3, 4), 1, 5)
     ((0, 1, 3, 1), (1, 0, 2, 3))
@@ -46,12 +50,14 @@ def cuts(sizes: tuple[int, ...], first: int, end: int) -> tuple[tuple[int, int, 
 
 
 def flat(arrays: Sequence[Array]) -> list[Array]:
-    """These contiguous arrays, each as one of one dimension."""
+    """Return a flat view of each of these contiguous arrays."""
     return [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
 
 
 def pieces(arrays: Sequence[Array], first: int, end: int) -> Iterator[tuple[int, Array]]:
-    """Elements ``first`` to ``end`` of the arrays in a row: (place, piece of one of them), in order.
+    """Yield views of the parts that make up elements ``first`` to ``end`` of the arrays' concatenation, in order.
+
+    A pair is (index of the part's first element in the concatenation, the view).
 
     >>> [(place, piece.tolist()) for place, piece in pieces([np.arange(3), np.arange(10, 14)], 1, 5)]
     [(1, [1, 2]), (3, [10, 11])]

@@ -1,7 +1,7 @@
-"""Batched copies and sums of all pieces of a bucket in one compiled call.
+"""Batched copies and sums of all pieces of a bucket, in one compiled call.
 
-A bucket of a megabyte is moved in less time than it takes to cut its arrays into pieces and to call NumPy for each of
-them. So the addresses of the pieces are worked out once, and kept for the next time that all arrays are there.
+Moving a bucket of 1 MB takes less time than dividing its arrays into pieces and calling NumPy for each piece. The
+addresses of the pieces are therefore computed once and cached for arrays at the same addresses.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
-from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
-"""Least bytes for moving arrays piece by piece, past the caches: below, a single call is faster."""
+"""Minimum bucket size in bytes for moving pieces one by one, past the caches; below it one call is faster."""
 
 
 class Row(NamedTuple):
-    """Elements of a row of arrays, in one array of one dimension: those from place ``origin`` on."""
+    """A flat array with the elements of a concatenation of arrays from index ``origin`` on."""
 
     array: Array
     origin: int = 0
 
 
 Operand = Row | Sequence[Array]
-"""Elements of a row of arrays: the flat arrays themselves, or a copy."""
+"""A concatenation of arrays: the flat arrays themselves, or a contiguous copy of a part."""
 
 _Place = int | tuple[int, ...]
-"""Addresses of an operand: of the row's first element, or of each array."""
+"""The addresses of an operand: of element 0 of a row (as if it began at index 0), or of each array."""
 
 
 class Span(NamedTuple):
-    """Elements ``first`` to ``end`` of a row of arrays: the targets become the sum of the terms, from left to right.
+    """A task for elements ``first`` to ``end`` of a concatenation: write the sum of the terms to the targets.
 
-    A target is one of the terms itself or shares no memory with them.
+    Terms are added from left to right; a single term is copied. A target is one of the terms, or shares no memory with
+    them.
     """
 
     first: int
@@ -47,13 +48,14 @@ class Span(NamedTuple):
 
 
 class Mover:
-    """Makes spans; ``threads``, ``bound`` and ``compiled`` are as for :func:`weftplan.kvstore.reduce.reduce_arrays`."""
+    """Executes spans, with ``threads``, ``bound`` and ``compiled`` as
+    :func:`weftplan.kvstore.fixed_order_sums.reduce_arrays`."""
 
     def __init__(self, *, threads: int = 1, bound: int = 0, compiled: bool = True) -> None:
         self._threads, self._bound, self._compiled = threads, bound, compiled
 
     def add(self, sums: Sequence[tuple[Sequence[Array], Array]]) -> None:
-        """Make, for each (terms, total), the total the sum of the terms from left to right."""
+        """For each (terms, total), write the sum of the terms, from left to right, to the total."""
         reduce_each(
             sums,
             block_sum=sum_sequential_block,
@@ -63,7 +65,10 @@ class Mover:
         )
 
     def move(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> None:
-        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets."""
+        """Execute spans of a concatenation of arrays with these sizes, in elements.
+
+        All spans have the same number of terms and the same number of targets; a sum has one target.
+        """
         size, item = sum(sizes), dtype.itemsize
         if self._compiled and size * item < ONE_CALL and (self._threads == 1 or size < self._bound):
             work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
@@ -79,7 +84,7 @@ class Mover:
                     sums.append((terms, targets[0]))
                     assert len(targets) == 1, "a sum has one target"
                     continue
-                for target in targets:  # one after the other, since the piece is in the cache then
+                for target in targets:  # piece by piece, so that each piece is read from the cache again
                     fill(terms[0], target)
         if sums:
             self.add(sums)
@@ -109,7 +114,7 @@ def _pieces(
     dtype: DType,
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
 ) -> Pieces | None:
-    """Return a call that moves the spans at these addresses; it depends on numbers alone, so it can be cached."""
+    """Return a cached compiled call that executes spans at these addresses; None if there is no compiled loop."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:
         for which, low, high, place in cuts(sizes, first, end):

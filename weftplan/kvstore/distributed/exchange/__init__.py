@@ -1,1 +1,1 @@
-"""Exchanges as engine operations: tickets, bucket operations, and the thread that orders them."""
+"""Exchanges between processes as engine operations: tickets, bucket operations, and the sequencer that orders them."""

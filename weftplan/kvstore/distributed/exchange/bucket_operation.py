@@ -14,17 +14,17 @@ from weftplan.support.slots import MAKE_ROOM
 OPERATION = "KVStoreExchange"
 
 _INNER = 3
-"""Functions of the package between the user and the engine, at least: the push of a part, and the store's own two."""
+"""Minimum number of package frames between the user's call and :meth:`BucketPart._begin`'s call of the engine."""
 
 
 class BucketPart(Part):
-    """Arrays on the host and their results: an operation that ends when they have been exchanged.
+    """An asynchronous engine operation that ends when the arrays of a bucket, all on the host, have been exchanged.
 
-    They share its fate: if one of the sources has failed, all results have.
+    If one of the sources has failed, all results fail.
 
     Args:
-        sources: arrays that are exchanged, one for each result; may be the result itself.
-        totals: the results.
+        sources: arrays to exchange, one for each result; may be the result itself.
+        totals: arrays that receive the results.
     """
 
     __slots__ = ("_reads", "_sources", "_totals", "_writes")
@@ -37,33 +37,35 @@ class BucketPart(Part):
         self._reads = tuple(dict.fromkeys([var for source in sources if (var := source.chunk.var) not in written]))
 
     def push(self, priority: int) -> None:
-        """Begin the operation on this thread if no other uses the arrays, or push it; Ctrl-C must be held back.
+        """Start the operation on this thread if no other operation uses its arrays, else push it.
 
-        It runs even when a source has failed: the others wait for this process, and must be told.
+        The caller must hold Ctrl-C back.
         """
         if not priority and self._begin():
             return
+        # NO_SKIP: run even if a source has failed, because the other processes wait for this part and must be notified.
         get_engine().push_async(
             self._start, self._reads, self._writes, prop=FnProperty.NO_SKIP, priority=priority, name=OPERATION
         )
 
     def _begin(self) -> bool:
+        """Start the operation inline; return False if it must be pushed."""
         if MAKE_ROOM.value is not None:
             return False
         for array in (*self._sources, *self._totals):
             if array.ready is None and not array.chunk.allocated:
-                return False  # a thread that wants memory may have to wait for others
+                return False  # allocating may wait for other operations, which this thread must not do here
         end = get_engine().begin(self._start, self._reads, self._writes, OPERATION, _INNER)
         if end is None:
             return False
         try:
-            self._arrive(end)  # nothing has failed, or it would not have begun
+            self._arrive(end)  # no source has failed: `begin` returns None after a failure
         except BaseException as error:
             self.arrive((), (), error, end)
         return True
 
     def _start(self, on_complete: OnComplete) -> None:
-        """Let the sequencer have the arrays; the operation ends when they have been exchanged."""
+        """Hand the arrays, or the failure of a source, to the exchange; the engine calls this when they are ready."""
         for source in self._sources:
             if (failure := source.var.failure) is not None:
                 self.arrive((), (), failure.exception(), on_complete)
@@ -71,7 +73,7 @@ class BucketPart(Part):
         try:
             if MAKE_ROOM.value is None:
                 self._arrive(on_complete)
-            else:  # they may be offloaded, and stay in memory until the exchange is over
+            else:  # the arrays may be offloaded: keep them in memory until the exchange has ended
                 pushing.holding([*self._sources, *self._totals], self._arrive)(on_complete)
         except OutOfMemoryError as error:
             self.arrive((), (), error, on_complete)
@@ -81,14 +83,16 @@ class BucketPart(Part):
         totals = [total.raw() for total in self._totals]
         failures = [total.var.failure for total in self._totals if total.var.failure is not None]
         failed = next((one for one in failures if one.observed_seq is None), None)
-        if failed is not None:  # it stays failed until the user was told
+        # Exchange all the same, so that the other ranks get this process's shares. A result whose failure the user has
+        # not seen yet stays failed.
+        if failed is not None:
             error = failed.exception()
             self.arrive(shares, totals, None, lambda other=None: on_complete(other or error))
             return
         self.arrive(shares, totals, None, on_complete)
 
     def complete(self, error: BaseException | None) -> None:
-        """Tell the engine, and drop the arrays."""
+        """Complete the engine operation and drop the arrays."""
         self._sources = self._totals = ()
         super().complete(error)
-        self.ticket = None  # whose exchange is this part's
+        self.ticket = None  # breaks the reference cycle of ticket and part

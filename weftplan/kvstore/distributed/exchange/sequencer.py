@@ -1,22 +1,21 @@
-"""Sequencer: runs a store's exchanges one at a time, in program order.
+"""The sequencer: it runs a store's exchanges one at a time, in program order.
 
-Engine operations become ready in an order that depends on threads and priorities and differs between processes. If
-each process ran the first ready exchange, two processes could wait for each other for ever. Therefore an exchange is
-queued when the *program* requests it, which happens in the same order on every rank. The driving thread takes the head
-of the queue as soon as its arrays are ready on this rank, and exchanges with the other ranks. It holds the lock
-``_driving``, so one thread at a time calls MPI.
+Engine operations become ready in an order that depends on threads and priorities and differs between processes. If each
+process ran its first ready exchange, two processes could wait for each other forever. Therefore exchanges are queued
+when the *program* requests them, in the same order on every rank. The head of the queue runs as soon as its arrays are
+ready on this rank. The thread that runs (*drives*) it holds the lock ``_driving``, so one thread at a time calls MPI.
 
 Three kinds of threads drive:
 
 * the store's own thread;
-* a thread about to sleep in a wait of the engine (:meth:`Sequencer.help`), because a small exchange takes less time
-  than a hand-over to another thread and back. If the other ranks are late, it hands a started exchange to the store's
-  thread;
-* a thread that pulls (:meth:`Sequencer.hurry`), with a smaller limit, because a pull does not wait.
+* a *helper*, which is about to sleep in a wait of the engine (:meth:`Sequencer.help`), because a small exchange takes
+  less time than a hand-over to another thread and back. If the other ranks are late, the helper hands the started
+  exchange to the store's thread;
+* a thread that pulls (:meth:`Sequencer.hurry`), with a smaller limit, because a pull must not wait.
 
-As long as helpers run the exchanges, the sequencer is *lazy*: an exchange that is ready when it is queued does not wake
-the store's thread. That thread takes exchanges handed to it, and polls every few milliseconds for an exchange that no
-helper has taken, which is at the head of the queue in two successive polls.
+While helpers run the exchanges, the sequencer is *lazy*: an exchange that is ready when it is queued does not wake the
+store's thread. This thread then takes only exchanges handed to it, and exchanges that it finds at the head of the queue
+in two successive polls, a few milliseconds apart.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.locks import Lock, members
 
 _SPINS = 2000
-"""Polls of an exchange by the store's thread before it sleeps between polls."""
+"""Number of polls of an exchange after which the store's thread sleeps between polls."""
 
 _LAZY_S = 0.002
 """Seconds between two polls of the queue by the store's thread while the sequencer is lazy."""
 
 _LAZY_LOOKS = 50
-"""Polls of an empty queue after which the sequencer stops being lazy."""
+"""Number of polls of an empty queue after which the sequencer is no longer lazy."""
 
 _HELPING = 500
-"""Polls by a helping thread, a few hundred microseconds, before it hands the exchange to the store's thread."""
+"""Number of polls, a few hundred microseconds, after which a helper hands the exchange to the store's thread."""
 
 _POLITE = 60
-"""Polls by a helping thread before it yields the core between polls."""
+"""Number of polls after which a helper yields the core between polls, and after which a pull gives up."""
 
 
 _all: weakref.WeakSet[Sequencer] = weakref.WeakSet()
@@ -61,27 +60,30 @@ T = TypeVar("T")
 
 
 class Sequencer:
-    """Queue of exchanges with its thread."""
+    """The queue of a store's exchanges, with the store's thread that runs them."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self._items: deque[Ticket | Call] = deque()
+        # Held by the thread that drives the first item. Any thread may append; only the holder removes items, except
+        # for _refuse after the end.
         self._driving = Lock()
         self._steps: Iterable[None] | None = None
-        """Remaining steps of a started first item; protected by `_driving`."""
+        """Remaining steps of the first item, if started; guarded by `_driving`."""
         self._bell = threading.Lock()
-        """Unlocked to wake the store's thread."""
+        """Binary semaphore: released to wake the store's thread, which acquires it; repeated rings are merged."""
         self._lazy = False
-        """Whether a helper ran the last exchange, so the store's thread polls and is not rung for ready exchanges."""
+        """Whether helpers run the exchanges, so that ready exchanges do not wake the store's thread."""
         self._helped = False
         """Whether a helper is running an exchange now."""
         self._left: Ticket | Call | None = None
-        """Exchange started by a helper and handed to the store's thread."""
+        """Exchange that a helper has started and handed to the store's thread."""
         self._broken: KVStoreError | None = None
+        """The loss after which no exchange runs until a call with ``repairs`` succeeds."""
         self._last: Call | None = None
-        """Last call of the queue; the thread ends after it."""
+        """Last call of the queue, after which the store's thread ends."""
         self.closed = False
-        """True from the call of :meth:`close`, or from the end of the thread."""
+        """True after a call of :meth:`close`, or after the end of the store's thread."""
         self._why_closed = "this store was closed: it exchanges nothing any more"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
@@ -89,7 +91,7 @@ class Sequencer:
         _all.add(self)
 
     def check(self) -> None:
-        """Raise KVStoreError if the sequencer is closed; call this before any part is pushed to the engine."""
+        """Raise KVStoreError if the sequencer is closed; call this before pushing a part to the engine."""
         if self.closed:
             raise KVStoreError(self._why_closed)
 
@@ -99,11 +101,13 @@ class Sequencer:
         self._items.append(ticket)
         for part in ticket.parts:
             part.ticket = ticket
-        if self.closed:  # read after the append, as the ending thread sets `closed` before it empties the queue
+        # Interleaving: the ending thread sets `closed`, then empties the queue; this thread appends, then reads
+        # `closed`. So at least one of the two threads fails the ticket, and it cannot stay queued for ever.
+        if self.closed:
             self._refuse()
             return
-        # A program that has queued a ready exchange will wait for it or pull it next, and so run it itself. A ticket
-        # that becomes ready later rings in `Part.arrive`, because the program may be asleep by then.
+        # While lazy, do not ring for a ready exchange: the program will next wait for it or pull, and run it as a
+        # helper. A ticket that becomes ready later rings in `Part.arrive`, because the program may be asleep by then.
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
@@ -111,11 +115,11 @@ class Sequencer:
         """Run ``work`` after all queued exchanges, wait for it, and return its result or raise its error.
 
         Args:
-            work: a function or a generator function of steps; it must bound its own waits.
-            repairs: run it even after the loss of a process; its success allows exchanges again.
+            work: function of the group, which may be a generator function of steps; its waits must have time-outs.
+            repairs: whether to run it even after the loss of a process; if it succeeds, exchanges can run again.
 
         Raises:
-            KVStoreError: the store was closed, or its thread has ended. Errors of ``work`` are raised unchanged.
+            KVStoreError: the store was closed, or an earlier exchange waits too long for this process's own arrays.
         """
         self.check()
         call = Call(work, repairs=repairs)
@@ -123,6 +127,7 @@ class Sequencer:
         if self.closed:
             self._refuse()
         self._ring()
+        # Give up if the same unready item stays first for `timeout_s`: no operation of this process readies its arrays.
         first, since = None, time.monotonic()
         while not wait_driving(call.done, 1.0):
             if not self._thread.is_alive() and not call.done.is_set():
@@ -142,11 +147,11 @@ class Sequencer:
         return result
 
     def close(self, timeout: float, why: str | None = None) -> None:
-        """Run the queued exchanges, tell the other ranks that this one leaves, and end the thread.
+        """Run the queued exchanges, notify the other ranks that this rank leaves, and end the store's thread.
 
         Args:
             timeout: seconds allowed for the queued exchanges.
-            why: reason of failure of this process; the other ranks then treat its end as a loss.
+            why: the failure of this process, which the other ranks then report as a loss; None without a failure.
         """
         if self.closed:
             return
@@ -167,21 +172,21 @@ class Sequencer:
         self._items.append(self._last)
         self.closed = True
         self._ring()
-        if not wait_driving(self._last.done, timeout):  # an array that will never be ready: tell the other ranks
+        if not wait_driving(self._last.done, timeout):  # some array never became ready: fail its exchange on all ranks
             self._ended.set()
             self._ring()
         self._thread.join(1.0)
 
     def help(self) -> None:
-        """Run ready exchanges on a thread that is about to wait, as long as the other ranks are not late.
+        """Run ready exchanges on the calling thread, which is about to wait, as long as the other ranks are not late.
 
-        Large exchanges are included only if the ranks share memory, so no copy through messages delays the thread.
+        Large exchanges are included only if the ranks share memory, so that no transfer of messages delays the thread.
         """
         if self._items:
             self._take_on(_HELPING, large=self._group.shares_memory)
 
     def hurry(self) -> None:
-        """Run small ready exchanges on a thread that is about to read results; gives up after a few microseconds."""
+        """Run small ready exchanges on the calling thread, which is about to read results; give up after a few µs."""
         try:
             item = self._items[0]
         except IndexError:
@@ -190,9 +195,13 @@ class Sequencer:
             self._take_on(_POLITE, large=False)
 
     def _take_on(self, most: int, *, large: bool) -> None:
+        """Run ready items from the head of the queue, as a helper, with at most ``most`` polls for each.
+
+        ``large``: also run exchanges that do not fit into messages.
+        """
         with shielded():
             while True:
-                unbroken()  # an interrupt in the middle of an exchange would leave the other ranks waiting for this one
+                unbroken()  # Ctrl-C in the middle of an exchange would leave the other ranks waiting for this rank
                 if not self._driving.acquire(blocking=False):
                     return
                 try:
@@ -201,7 +210,8 @@ class Sequencer:
                         return
                     if not item.small and not (large and isinstance(item, Ticket)):
                         if not isinstance(item, Ticket):
-                            self._ring()  # a ring during the previous exchange had no effect
+                            # The store's thread ignored a ring while `_helped` was set; ring again.
+                            self._ring()
                         return
                     self._helped = True
                     over, error = self._drive(item, most)
@@ -209,14 +219,14 @@ class Sequencer:
                     self._helped = False
                     self._driving.release()
                 if not over and self._lazy and most < _HELPING:
-                    return  # the next wait of this thread, or a poll of the store's thread, goes on with it
+                    return  # this thread's next wait, or a poll of the store's thread, resumes the started exchange
                 if not over:
                     self._left = item
                     self._ring()
                     return
                 if not self._lazy:
                     self._lazy = True
-                    self._ring()  # wakes the store's thread, which polls from now on
+                    self._ring()  # wakes the store's thread, which sleeps for 1 s and must poll more often from now on
                 item.tell(error)
                 if not self._items:
                     return
@@ -233,18 +243,19 @@ class Sequencer:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Fail all queued items, which came after the end of the store."""
+        """Fail all queued items with the reason why the store is closed."""
         while self._items:
             with contextlib.suppress(IndexError):  # another thread may empty the queue at the same time
                 self._items.popleft().tell(KVStoreError(self._why_closed))
 
     def forked(self) -> None:
-        """Close the sequencer in a forked child, whose messages the other ranks would take for the parent's."""
+        """Close the sequencer in a forked child; the other ranks would take its messages for the parent's."""
         self.closed = True
         self._why_closed = "this store belongs to the process from which this one was forked: it exchanges nothing here"
         self._items.clear()
 
     def _serve(self) -> None:
+        """Run the store's thread: wait for rings or poll, and drive items that no helper takes."""
         idle, lazy, seen = 0, False, None
         while True:
             rung = self._bell.acquire(timeout=_LAZY_S if lazy else 1.0)
@@ -257,15 +268,15 @@ class Sequencer:
             left, self._left = self._left, None
             only: Ticket | Call | None = None
             # Do not wait on `_driving` for the end of a helper's exchange. This thread would get the lock before the
-            # program could read the result, queue the next exchange and run it; both threads would then alternate, each
-            # waiting for a wake-up by the other.
+            # program could read the result, queue the next exchange and run it. Both threads would then alternate, each
+            # waiting for the other to wake it.
             if left is None and self._helped:
                 self._lazy = lazy = True
                 seen = None
                 continue
             if left is None and (began or (lazy and not rung)):
-                # The thread that queued the first exchange is about to run it. If the second poll finds it again, no
-                # helper has taken it; to take a newer exchange would delay the program.
+                # The program that queued the first exchange is about to run it as a helper. Take the exchange only if
+                # the second poll finds it again, so that no helper has taken it; taking it earlier delays the program.
                 before, seen = seen, next(iter(tuple(self._items)), None)  # `tuple` is atomic; other threads append
                 if began or seen is not before:
                     continue
@@ -280,7 +291,7 @@ class Sequencer:
                         if not self._ended.is_set():
                             break
                         give_up(item)
-                    only = None  # no helper runs exchanges, so this thread takes the following exchanges, too
+                    only = None  # no helper runs exchanges, so take the following exchanges, too
                     if item is not left:
                         self._lazy = lazy = False
                     _, error = self._drive(item, None)
@@ -289,9 +300,10 @@ class Sequencer:
                     return
 
     def _drive(self, item: Ticket | Call, most: int | None) -> tuple[bool, BaseException | None]:
-        """Run the first item; return whether it is complete, and its error.
+        """Start or resume the first item; return whether it has ended, and its error.
 
-        ``most`` is the number of polls after which an incomplete exchange is left; None stands for no limit.
+        An ended item is removed from the queue. ``most`` is the number of polls after which an unfinished item is left
+        as it is; None: no limit. The caller holds ``_driving``.
         """
         looks = 0
         try:
@@ -315,13 +327,18 @@ class Sequencer:
             error = raised
             if isinstance(error, WorkerLostError):  # a death, or a time-out in the middle of an exchange
                 self._broken = error
+        # Remove the item before its operations complete (the caller calls `tell` after releasing `_driving`), so that a
+        # program that they wake finds its next exchange at the head.
         self._steps = None
         self._items.popleft()
         return True, error
 
 
 def wait_driving(event: threading.Event, seconds: float) -> bool:
-    """Wait for an event for at most ``seconds``; an engine without threads runs its operations meanwhile."""
+    """Wait for an event for at most ``seconds``; return whether it is set.
+
+    An engine without threads runs its operations meanwhile.
+    """
     until = time.monotonic() + seconds
     while get_engine().drive(event.is_set):
         if event.wait(0.001):
@@ -332,7 +349,7 @@ def wait_driving(event: threading.Event, seconds: float) -> bool:
 
 
 def rest(looks: int) -> None:
-    """Yield the core or sleep between two polls, longer after many polls."""
+    """Yield the core, or sleep after many polls, between two polls; ``looks`` is the number of polls so far."""
     if looks < _SPINS:
         os.sched_yield()
     else:

@@ -1,8 +1,8 @@
-"""Items of the sequencer's queue: exchanges and blocking calls.
+"""Items of the sequencer's queue: exchanges (:class:`Ticket`) and blocking calls (:class:`Call`).
 
-A :class:`Ticket` is one exchange with a :class:`Part` for each engine operation that waits for it. The engine calls
-``Part.arrive`` on any thread as soon as the arrays of the operation are ready. After the exchange the driving thread
-calls the operation's ``on_complete``. Order and threads are the sequencer's decision.
+A ticket has a :class:`Part` for each engine operation that waits for the exchange. The engine calls ``Part.arrive``, on
+any thread, as soon as the operation's arrays are ready. After the exchange, the driving thread calls the operation's
+``on_complete``. The sequencer decides the order of items and the thread that runs them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.wire import INLINE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 OnComplete = Callable[..., None]
 Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
-"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None). The driving thread
-runs the steps to their end and waits at each."""
+"""Function of (group, contiguous shares, contiguous arrays for results, description, failure or None). It returns the
+steps of the exchange: an iterator that yields whenever it has to wait, which the driving thread runs to its end."""
 
 _nbytes = attrgetter("nbytes")
 
 
 class Part:
-    """Arrays of a ticket, and the engine operation that waits for their exchange.
+    """The arrays of an engine operation, and the operation itself, which waits for their exchange.
 
     Attributes:
-        shares: this process's summands; empty after a failure.
         arrays: destinations of the results; may be ``shares`` themselves.
+        arrived: whether :meth:`arrive` was called.
+        failure: the error that left no arrays, or None.
+        shares: this process's summands; empty after a failure.
+        ticket: the exchange of this part; None before it is queued.
     """
 
     __slots__ = ("_complete", "arrays", "arrived", "failure", "shares", "ticket")
@@ -48,22 +51,26 @@ class Part:
     def arrive(
         self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """Release the arrays for the exchange, or report the ``failure`` that left none; called once, by the engine."""
+        """Release the arrays for the exchange, or report the ``failure`` that left no arrays.
+
+        The engine's operation calls this once. ``on_complete(error)`` completes the operation after the exchange.
+        """
+        # Publish in this order: another thread that sees `arrived` may read the arrays and complete the part.
         self.shares, self.arrays, self.failure, self._complete = shares, arrays, failure, on_complete
         self.arrived = True
-        # Here `arrived` is written before `ticket` is read; `Sequencer.put` writes `ticket` before it reads `arrived`.
-        # So at least one of the two threads sees that the ticket is ready, and rings.
+        # Interleaving: this thread writes `arrived`, then reads `ticket`; `Sequencer.put` writes `ticket`, then reads
+        # `arrived`. So at least one of the two threads sees both, finds the ticket ready, and rings.
         ticket = self.ticket
         if ticket is not None and ticket.ready():
             ticket.ring()
 
     @property
     def nbytes(self) -> int:
-        """Size of this process's shares."""
+        """Bytes of this process's shares."""
         return sum(map(_nbytes, self.shares))
 
     def complete(self, error: BaseException | None) -> None:
-        """Complete the engine operation; arrays that failed before the exchange keep their own error."""
+        """Complete the engine operation, with the part's own failure if it has one, else with ``error``."""
         complete, self._complete = self._complete, None
         self.shares = self.arrays = ()
         if complete is not None:
@@ -71,7 +78,7 @@ class Part:
 
 
 class Ticket:
-    """One exchange: its arrays and the function that exchanges them."""
+    """One exchange: its description, the parts with its arrays, and the function that exchanges them."""
 
     repairs = False
 
@@ -83,7 +90,7 @@ class Ticket:
         self._nbytes = -1
 
     def ready(self) -> bool:
-        """Return whether every part has arrived, with arrays or with a failure."""
+        """Return whether all parts have arrived, with arrays or with a failure."""
         for part in self.parts:  # noqa: SIM110  # a generator costs more than the rest
             if not part.arrived:
                 return False
@@ -91,7 +98,7 @@ class Ticket:
 
     @property
     def small(self) -> bool:
-        """Whether the arrays, all of which have arrived, are small enough to be sent within control messages."""
+        """Whether the arrays are small enough to be sent within messages. All parts must have arrived."""
         if self._nbytes < 0:
             nbytes = 0
             for part in self.parts:
@@ -100,7 +107,7 @@ class Ticket:
         return self._nbytes <= INLINE
 
     def steps(self, group: Group) -> Iterable[None]:
-        """Return the steps of one exchange over the arrays of all parts."""
+        """Return the steps that exchange the arrays of all parts, or report the first part's failure to all ranks."""
         part = self.parts[0]
         if len(self.parts) == 1 and part.failure is None:
             return self.exchange(group, part.shares, part.arrays, self.description, None)
@@ -111,13 +118,13 @@ class Ticket:
         return self.exchange(group, shares, arrays, self.description, failure)
 
     def tell(self, error: BaseException | None) -> None:
-        """Complete the operation of every part."""
+        """Complete the operations of all parts; None: without an error."""
         for part in self.parts:
             part.complete(error)
 
 
 class Call:
-    """Work that runs after all exchanges queued so far, and that a thread waits for."""
+    """Work that runs after all exchanges queued so far, while the calling thread waits for ``done``."""
 
     small = False
     description = "the work of a call"
@@ -141,11 +148,11 @@ class Call:
 
 
 def give_up(item: Ticket | Call) -> None:
-    """Mark missing parts as failed, so that the other ranks hear that they will never arrive."""
+    """Mark missing parts of a ticket as failed, so that its exchange can run and notify the other ranks."""
     for part in item.parts if isinstance(item, Ticket) else ():
         if not part.arrived:
             part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)
 
 
 def _nothing() -> None:
-    """Ring no bell."""
+    """Do nothing; the bell of a ticket that is in no queue."""

@@ -1,1 +1,1 @@
-"""The processes that share a store: membership, messages, sums and broadcasts."""
+"""The group of processes that share a store: membership, messages, sums and broadcasts."""

@@ -1,4 +1,4 @@
-"""Data of an exchange: how it moves between members, and the memory that sums need."""
+"""Transfer of an exchange's data between members by MPI, and the buffers of sums."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike
 from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import Kind, Message, decode
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.support.array_types import DType
 
 
 class DataMembers(Meeting):
-    """Members that move data.
+    """Members that can move data.
 
     Args:
-        mover: copies and adds.
+        connection: connection to the other members.
+        stall_s: seconds of waiting after which a warning is logged.
+        timeout_s: seconds of waiting after which a member counts as lost.
+        mover: copies and sums arrays.
 
     Attributes:
-        joined: bytes copied so far to make arrays of one exchange contiguous.
-        shown, summed: bytes of shared memory that this process has used for shares, and for sums.
+        joined: bytes copied so far to make the arrays of exchanges contiguous.
+        shown: greatest number of bytes of shared memory used for this process's shares.
+        summed: greatest number of bytes of shared memory used for this process's sums.
     """
 
     def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
@@ -34,11 +38,15 @@ class DataMembers(Meeting):
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes kept for parts of other processes' arrays, and for their reads of this process's arrays."""
+        """Bytes of the buffers for other processes' data, and of shared memory for this process's shares and sums."""
         return self._scratch.nbytes + self.shown + self.summed
 
     def tell_summed(self, told: Message, description: str) -> Steps[None]:
-        """Swap the messages that report finished ranges; raise if a member failed."""
+        """Send ``told``, which reports this process's finished range, and wait for the others' reports.
+
+        Raises:
+            KVStoreError: a member has failed.
+        """
         own = told.encode()
         every = yield from self.swap(own, description)
         if told.kind is Kind.FAILED or not alike(own, every):
@@ -46,7 +54,9 @@ class DataMembers(Meeting):
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
 
     def move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> Steps[None]:
-        """Send and receive data, all at once."""
+        """Send ``outgoing`` and receive ``incoming`` data, by rank, concurrently; ``what`` describes the exchange."""
+        # Tags: 1 for views, 2 + 2 * epoch for messages, 3 + 2 * epoch for data. The epoch keeps the messages and the
+        # data of a lost exchange from matching later receives.
         byte, comm, tag = self._mpi.BYTE, self._comm, 3 + 2 * self._epoch
         with self.losses(what):
             receives = [comm.Irecv([data, byte], rank, tag) for rank, data in incoming.items()]
@@ -54,7 +64,7 @@ class DataMembers(Meeting):
             yield from self.wait(receives, sends, [*incoming, *outgoing], what)
 
     def room(self, shape: tuple[int, int], dtype: DType) -> Array:
-        """Return the scratch for that many elements, kept for the next time."""
+        """Return a buffer of this shape and dtype, whose memory later calls reuse."""
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)

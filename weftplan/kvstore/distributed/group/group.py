@@ -1,13 +1,13 @@
-"""Exchanges between the processes that share a store: sums and broadcasts.
+"""Exchanges between the processes that share a store: sums, broadcasts and gathers.
 
-Before data moves, all members announce the exchange (``messages.py``). ``membership.py`` has the members, lost members,
-and :data:`Steps`. ``ways.py`` has the ways of summing.
+Before data moves, all members announce the exchange (``messages.py``). ``membership.py`` handles lost members and
+defines :data:`Steps`; ``ways.py`` has the ways of summing.
 
-Every element is summed in rank order, so its bits depend neither on the order of arrival nor on how gradients are cut
-or concatenated: each process receives all parts of one range, adds them from left to right, and sends the result to
-all. Arrays that fit into a message are sent to all members at once.
+Each element is summed in rank order, so its bits depend neither on the order of arrival nor on the division of
+gradients into buckets. For a large sum, each process gets all members' parts of one range, adds them, and gives the
+result to all. Arrays that fit into a message are sent to all members, and each member sums them.
 
-All waits are bounded: after ``stall_s`` a warning names the missing ranks, after ``timeout_s`` an error.
+Every wait is bounded: after ``stall_s`` a warning, and after ``timeout_s`` an error names the missing ranks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.ways import Alone, as_bytes, choose
 from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import INLINE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 
 class Group(DataMembers):
-    """The members of a store, and their exchanges."""
+    """The group of processes that share a store, with the exchanges between its members."""
 
     @property
     def whole(self) -> bool:
-        """True where a sum changes its result only once nothing can fail any more."""
+        """True if a sum changes its totals only when it can no longer fail: in shared memory, or with one member."""
         return self._shared is not None or len(self.members) == 1
 
     def begin_again(self, connection: Connection, array: Array) -> Steps[list[Array]]:
-        """Become a member of a new connection, and :meth:`gather` a small array; every member calls this."""
+        """Form the group again over a new connection, and :meth:`gather` a small array; every member calls this."""
         self.stop_listening()
         self._join(connection)
         yield from self.share_memory()
@@ -44,17 +44,18 @@ class Group(DataMembers):
     def sum(
         self, shares: Sequence[Array], totals: Sequence[Array], description: str, failure: str | None = None
     ) -> Steps[None]:
-        """Make ``totals`` the sums of all members' ``shares``; all are contiguous, of one dtype, and may be the same.
+        """Write the sums of all members' ``shares`` to ``totals``.
 
         Args:
-            shares: of this process.
-            totals: their values are undefined after an error, unless this group is :attr:`whole`.
-            description: names the summed arrays; must be the same everywhere.
-            failure: why this process has no share. The calls of all members then raise.
+            shares: this process's summands, contiguous and of one dtype.
+            totals: arrays that receive the sums; may be the shares. Their values are undefined after an error, unless
+                the group is :attr:`whole`.
+            description: names the exchange; must be the same on all members.
+            failure: why this process has no shares, or None; with a failure the calls of all members raise.
 
         Raises:
-            KVStoreError: a member failed, exchanges something else, or did not come in time.
-            WorkerLostError: a member died.
+            KVStoreError: a member failed, or makes another exchange.
+            WorkerLostError: a member was lost, or is too late.
         """
         way = choose(self, shares, totals, description, shared=self._shared, failed=failure is not None)
         payloads = yield from self.agreed(description, failure, way.nbytes, way.begin())
@@ -64,9 +65,9 @@ class Group(DataMembers):
         self.sequence += 1
 
     def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
-        """Replace a contiguous ``array`` by that of rank ``root``; raises as :meth:`sum` does.
+        """Copy the ``array`` of rank ``root`` into this process's contiguous ``array``; raises as :meth:`sum` does.
 
-        If that rank has left meanwhile, the first member's array is used.
+        If the root has left, the first member replaces it.
         """
         data = as_bytes(array)
         inline = data.nbytes <= INLINE
@@ -83,8 +84,10 @@ class Group(DataMembers):
         self.sequence += 1
 
     def gather(self, array: Array, description: str, failure: str | None = None) -> Steps[list[Array]]:
-        """Return every member's ``array``, by position; they are valid until the next exchange. Raises as :meth:`sum`
-        does."""
+        """Return the ``array`` of each member, by position; raises as :meth:`sum` does.
+
+        The arrays are valid until the next exchange.
+        """
         data = as_bytes(array)
         inline = data.nbytes <= INLINE
         payloads = yield from self.agreed(description, failure, data.nbytes, bytes(data) if inline else b"")

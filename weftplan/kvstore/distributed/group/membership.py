@@ -1,18 +1,18 @@
 """Group membership: waits for members, detection of lost members, agreement on the survivors.
 
 All messages are point-to-point, over one communicator that never changes. A dead process makes MPI's collective
-functions unusable, but not messages between live processes. So nothing has to be repaired after a death; the survivors
-only have to agree on their set (:meth:`Members.regroup`). Each survivor sends its *view* to every other: the number of
-the agreement (the *epoch*) and the ranks that are gone. A survivor that receives a larger set or a later epoch adopts
-it and sends its new view. Views only grow, so this terminates. A survivor is done when every rank that is not gone has
-sent it an equal view. Epochs are part of the tags, so a message of a lost exchange never matches a later receive.
+functions unusable, but not messages between live processes. So the survivors only have to agree on their set
+(:meth:`Members.regroup`). Each survivor sends its *view* to every other survivor: the number of the agreement (the
+*epoch*) and the ranks that are gone. A survivor that receives a larger set or a later epoch adopts it and sends its new
+view. Views only grow, so this terminates. A survivor is done when every rank that is not gone has sent it an equal
+view. Tags contain the epoch, so a message of a lost exchange never matches a later receive.
 
-Two survivors may finish with different views if a third process dies in between. The survivor that does not know it yet
-learns it in its next exchange, from the death itself or from the other's view, because a receive for views is always
-posted.
+Two survivors may finish with different views if a third process dies in between. The survivor that does not know of
+this death yet learns of it in its next exchange, from MPI or from the other's view, because a receive for views is
+always posted.
 
-Only the driving thread of the sequencer (``sequencer.py``) calls this module. Functions that take time are generators
-(:data:`Steps`): they yield when they have to wait, and the driver decides how to wait.
+Only the thread that drives the sequencer (``sequencer.py``) calls this module. Functions that may wait are generators
+(:data:`Steps`): they yield instead of waiting, and the driving thread decides how to wait.
 """
 
 from __future__ import annotations
@@ -30,59 +30,63 @@ from weftplan.support.package_log import log
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
+"""A generator that yields whenever it has to wait, and returns its result."""
 
 _VIEW = 1
 """Tag of views; tags of exchanges are larger."""
 
 _PATIENCE_S = 0.01
-"""Seconds of waiting before a process checks for losses."""
+"""Seconds of waiting after which a process begins to check for losses."""
 
 _LOOK_S = 0.001
-"""Seconds between two checks while it waits."""
+"""Minimum seconds between two checks for losses during a wait."""
 
 _LOSSES_S = 0.1
-"""Seconds between two checks for losses in exchanges that do not wait."""
+"""Minimum seconds between two checks for losses in exchanges that do not wait."""
 
 _SETTLE_S = 2.0
-"""Seconds for MPI to release requests that a loss has interrupted, or to deliver a last message."""
+"""Seconds allowed for MPI to end receives of a lost exchange, or to deliver a last view."""
 
 _NEWS_S = 0.5
-"""Seconds within which the report of a death may follow the first error."""
+"""Seconds to wait after an error of MPI for the news which rank was lost."""
 
 
 class Members:
-    """The processes that share a store.
+    """The processes that share a store, as one of them knows them.
 
     Attributes:
-        members: their ranks in the job, ascending, without those that left or died.
-        rank: this process's.
-        sequence: exchanges completed so far.
+        members: ranks of the current members in the job, ascending.
+        rank: rank of this process in the job.
+        sequence: number of exchanges completed.
         timeout_s: seconds of waiting after which a process counts as lost.
     """
 
     def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float) -> None:
         self._stall_s, self.timeout_s = stall_s, timeout_s
         self.advice = "kv.recover() goes on without"
-        """Advice at the end of messages about a loss."""
+        """Advice at the end of error messages about a loss."""
         self._join(connection)
 
     def _join(self, connection: Connection) -> None:
-        """Be a member of a connection, with all others, or alone; know nothing of an earlier one."""
+        """Reset all state for a connection; its processes, or this process alone, become the members."""
         self._connection = connection
         self._mpi, self._comm, self._dead = connection.library, connection.comm, connection.dead
         self._status = self._mpi.Status()
         self._receiving: list[Request] = []
+        """Receives of lost exchanges, whose buffers MPI may still write to."""
         self._sending: list[Request] = []
-        """Requests of exchanges that a loss has ended; they keep their buffers, which MPI may still write and read."""
+        """Sends of lost exchanges, and of views, whose buffers MPI may still read."""
         self.rank = int(self._comm.rank)
         self.members: list[int] = [self.rank] if connection.is_alone else list(range(self._comm.size))
         self.sequence = 0
         self._epoch = 0
         self._gone: frozenset[int] = frozenset()
         self._views: dict[int, View] = {}
-        """Last view of each other process."""
+        """Last view received from each other process."""
         self._inboxes: dict[int, tuple[Request, bytearray]] = {}
+        """By rank: the posted receive for its next view, with the buffer."""
         self._looked = 0.0
+        """``time.monotonic()`` of the last check for losses."""
         for rank in self.members:
             if rank != self.rank:
                 self._listen(rank)
@@ -94,12 +98,12 @@ class Members:
 
     @property
     def job_size(self) -> int:
-        """The number of processes of the job, with those that have left or died."""
+        """The number of processes with which the job started, including those that have left or died."""
         return self._comm.size
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process replaces a lost one and has not met the others yet."""
+        """Whether this process replaces a lost process and has not joined the others yet."""
         return self._connection.is_alone
 
     # -- waiting --------------------------------------------------------------------------------------------------
@@ -112,14 +116,17 @@ class Members:
         what: str,
         arrived: Callable[[int, Status], None] | None = None,
     ) -> Steps[None]:
-        """Wait for all requests; call within :meth:`losses`. After an error the requests are kept.
+        """Wait for all requests; to be called inside :meth:`losses`.
 
         Args:
-            ranks: the rank of each receive, then of each send.
-            arrived: called with the index of a receive and its status.
+            receives: receive requests.
+            sends: send requests.
+            ranks: the source rank of each receive, then the target rank of each send.
+            what: description of the exchange for errors.
+            arrived: function called with the source rank and the status of each completed receive.
 
         Raises:
-            WorkerLostError: a member did not answer in time.
+            WorkerLostError: a member is too late.
             MPI's exception: a member is lost.
         """
         requests = [*receives, *sends]
@@ -138,19 +145,17 @@ class Members:
                     watch.in_vain(ranks[index] for index in left)
                     yield
                 left = still
-            self._mpi.Request.Waitall(requests)  # all are complete, and now MPI may forget them
+            self._mpi.Request.Waitall(requests)  # all are complete; this lets MPI free them
         except BaseException:
+            # MPI may still access the buffers of unfinished requests: keep them alive.
             self._receiving += receives
             self._sending += sends
             raise
 
     def _is_done(self, request: Request) -> bool:
-        """Return whether a request is complete; raises MPI's exception where it has failed, and leaves it as it is.
-
-        ``Test`` would free a request that has failed. If the transport below fails later for the same message, Open MPI
-        (5.0.11) takes that for an error of a request that nobody has any more, and ends this process: "Send error after
-        request freed".
-        """
+        """Return whether a request is complete; raise MPI's exception if it has failed. The request is not freed."""
+        # `Test` would free a failed request. If the transport then fails for the same message, Open MPI (5.0.11) finds
+        # no request for the error and ends this process with "Send error after request freed".
         status = self._status
         if not request.Get_status(status):
             return False
@@ -165,15 +170,19 @@ class Members:
     # -- losses ---------------------------------------------------------------------------------------------------
 
     def losses(self, what: str) -> _Losses:
-        """Return a block that turns what MPI raises into :class:`WorkerLostError`."""
+        """Return a context manager that turns MPI's exceptions into :class:`WorkerLostError`."""
         return _Losses(self, what)
 
     def lost(self) -> list[int]:
-        """Return the ranks of members that are known to have died."""
+        """Return the members that MPI reports as dead; an empty list if MPI cannot report deaths."""
         return [] if self._dead is None else sorted(self._dead() & set(self.members))
 
     def look_for_losses(self) -> None:
-        """Call :meth:`_look_for_losses`, at most every tenth of a second, in exchanges that may never wait."""
+        """Check for losses, at most every 0.1 s; for exchanges that may never wait.
+
+        Raises:
+            MPI's exception: a member has died, or another member has noticed a death.
+        """
         now = time.monotonic()
         if now - self._looked > _LOSSES_S:
             self._looked = now
@@ -195,7 +204,7 @@ class Members:
             try:
                 if not self._is_done(request):
                     continue
-            except self._mpi.Exception:  # it is dead, which lost() tells
+            except self._mpi.Exception:  # the sender is dead; lost() reports it
                 del self._inboxes[rank]
                 continue
             request.Wait()
@@ -208,18 +217,20 @@ class Members:
     # -- agreement ------------------------------------------------------------------------------------------------
 
     def regroup(self) -> Steps[int]:
-        """Go on without the processes that died; returns the rank of the most advanced survivor.
+        """Agree with all survivors on the set of members, without the dead; every survivor calls this.
 
-        It returns when every survivor has called it or has ended.
+        Returns:
+            The lowest rank among the survivors that have completed the most exchanges.
 
         Raises:
-            WorkerLostError: a rank neither called it nor ended in time; this may be called again.
-            KVStoreError: this MPI library does not tell of deaths, or the others have gone on without this process.
+            WorkerLostError: a rank neither called this nor ended in time; the caller may try again.
+            KVStoreError: this MPI library does not report deaths, or the others have gone on without this process.
         """
         if self._dead is None:
             raise KVStoreError("this mpi4py cannot go on after a death: mpi4py 4.1 and Open MPI with ULFM can")
         yield from self._settle()
         self._epoch += 1
+        # Adopt everything that others report, send each changed view, and stop when all members' views are equal.
         begun, told = time.monotonic(), None
         while True:
             self._hear()
@@ -246,15 +257,16 @@ class Members:
                     f"gave up"
                 )
             yield
+        # Counters may differ by one, if a survivor completed the last exchange and another did not.
         counts = {self.rank: self.sequence, **{r: self._views[r].sequence for r in self.members if r != self.rank}}
         self.sequence = max(counts.values())
         return next(rank for rank in self.members if counts[rank] == self.sequence)
 
     def depart(self, why: str = "") -> Steps[None]:
-        """Tell the other ranks to go on without this process, after a loss or because of a failure.
+        """Notify the other ranks that this process leaves, after a loss or because of a failure.
 
         Args:
-            why: the failure in one line, which the other ranks quote.
+            why: the failure of this process in one line, which the other ranks quote; empty without a failure.
         """
         with contextlib.suppress(self._mpi.Exception):
             yield from self._settle()
@@ -270,8 +282,7 @@ class Members:
                 yield
 
     def without(self, ranks: set[int]) -> None:
-        """Remove ranks that announced in an exchange that they leave; every remaining rank does this at that
-        exchange."""
+        """Remove ranks that have announced in an exchange that they leave; all other ranks do so at this exchange."""
         if not ranks:
             return
         self._gone |= ranks
@@ -289,15 +300,13 @@ class Members:
         data = view.encode(self._comm.size)
         for rank in self.members:
             if rank != self.rank:
-                with contextlib.suppress(self._mpi.Exception):  # of one who has just died
+                with contextlib.suppress(self._mpi.Exception):  # the rank has just died
                     self._sending.append(self._comm.Issend([data, self._mpi.BYTE], dest=rank, tag=_VIEW))
 
     def _settle(self) -> Steps[None]:
-        """Wait until MPI writes to no buffer of a lost exchange, so that late data cannot land in the next sum.
-
-        An unmatched receive is cancelled; a matched receive ends with its data or with its sender. Sends are kept
-        forever, for the reason in :meth:`_is_done`.
-        """
+        """Wait until MPI writes to no buffer of a lost exchange, so that late data cannot get into the next sum."""
+        # An unmatched receive is cancelled; a matched receive ends with its data or with its sender's death. Sends are
+        # kept alive for ever, for the reason in _is_done.
         for request in self._receiving:
             with contextlib.suppress(self._mpi.Exception):
                 if request:
@@ -317,7 +326,7 @@ class Members:
 
 
 class Watch:
-    """Supervision of one wait: warns about late members, and raises if a member is lost or too late."""
+    """Supervisor of one wait: it warns about late members, and raises if a member is lost or too late."""
 
     __slots__ = ("_begun", "_members", "_warned", "_what")
 
@@ -326,7 +335,12 @@ class Watch:
         self._begun, self._warned = 0.0, False
 
     def in_vain(self, missing: Iterable[int]) -> None:
-        """Record a poll without progress, and check for losses and time-outs."""
+        """Check for losses and time-outs after a poll without progress; ``missing`` are the awaited ranks.
+
+        Raises:
+            WorkerLostError: a member is too late.
+            MPI's exception: a member is lost.
+        """
         now, members = time.monotonic(), self._members
         if not self._begun:
             self._begun = now
@@ -357,6 +371,7 @@ class _Losses:
         group = self._group
         if error is None or not isinstance(error, group._mpi.Exception):
             return
+        # MPI's exception does not name the lost rank. Wait a little for MPI's report or another member's view.
         begun = time.monotonic()
         while True:
             dead = set(group.lost())

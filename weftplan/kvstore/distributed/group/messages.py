@@ -1,8 +1,8 @@
-"""Messages between members before data moves, and the decisions that follow from them.
+"""Messages that members swap before data moves, and the decisions that follow from them.
 
-Every exchange begins with a message from each process to each other process. All members see the same messages, so all
-decide alike: to exchange the data, to fail with the same error, or to continue without leaving members. Messages go
-through shared memory if all members have it, else through MPI; ``wire.py`` has their format.
+Each exchange begins with a message from each member to each other member. All members see the same messages, so all
+make the same decision: exchange the data, fail with the same error, or continue without members that leave. Messages go
+through shared memory if all members have it, else through MPI; ``wire.py`` defines their format.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from weftplan.kvstore.distributed.transport.wire import (
 )
 
 _LOOKS = 8
-"""At messages in shared memory before the driver is asked how to wait: some microseconds."""
+"""Number of polls of shared memory, a few microseconds, before a step yields to the driving thread."""
 
 _PIECE = 64
-"""Letters of a description that are compared at once, to find the first that differ."""
+"""Characters per digest, when members search for the first difference between their descriptions."""
 
 mark_of = lru_cache(1024)(digest)
-"""Descriptions come again at every step."""
+"""The digest of a description, cached because descriptions repeat at every training step."""
 
 
 class Meeting(Members):
-    """Members that exchange their intentions before data."""
+    """Members that agree on each exchange by messages before data moves."""
 
     _shared: SharedMemory | None = None
 
     def _join(self, connection: Connection) -> None:
         super()._join(connection)
         self._rooms: dict[int, bytearray] = {}
-        """Receive buffers, by rank; no request of a lost exchange may still write there."""
+        """Receive buffers by rank, without those of lost exchanges, which MPI may still write to."""
         self._shared = None
 
     @property
@@ -53,7 +53,7 @@ class Meeting(Members):
         return self._shared is not None
 
     def share_memory(self) -> Steps[None]:
-        """Use shared memory if all members run on one host and agree; every member calls this."""
+        """Use shared memory from now on if all members can map each other's memory; every member calls this."""
         areas = Areas.new() if len(self.members) > 1 else None
         offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
         offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
@@ -66,6 +66,7 @@ class Meeting(Members):
         except (OSError, ValueError):
             reason = b"no"
         answer = Message(Kind.TEXT, self.sequence, bytes(8), 0, reason)
+        # A second round: unless all members accepted all offers, none may use shared memory.
         answers = [decode(raw, rank).payload for rank, raw in (yield from self._named(answer, "share memory"))]
         if areas is not None and not any(answers):
             self._shared = SharedMemory(areas, others)
@@ -74,7 +75,7 @@ class Meeting(Members):
             one.close()
 
     def stop_listening(self) -> None:
-        """Cancel pending receives; no exchange follows."""
+        """Cancel pending receives and close the connection; no exchange follows."""
         super().stop_listening()
         self._connection.close()
         if self._shared is not None:
@@ -82,21 +83,22 @@ class Meeting(Members):
             self._shared = None
 
     def meet(self, description: str) -> Steps[None]:
-        """Return when every member is here; raises as :meth:`agreed` does."""
+        """Wait until every member calls this with the same description; raises as :meth:`agreed` does."""
         yield from self.agreed(description, None, 0)
         self.sequence += 1
 
     def leave(self) -> Steps[None]:
-        """Take part in nothing any more; the others go on without this process at their next exchange."""
+        """Announce that this process leaves; the others go on without it at their next exchange."""
         own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
         if self._shared is None or len(self.members) == 1:
             yield from self.swap(own, what)
             return
+        # The others do not wait for this process's next message, so they may be ahead: wait for their numbers only.
         self._shared.send(own)
         yield from self._until_none(self._shared.behind, what)
 
     def regroup(self) -> Steps[int]:
-        """See :meth:`Members.regroup`; messages in shared memory restart."""
+        """Do :meth:`Members.regroup`, then restart the numbers of messages in shared memory."""
         leader = yield from super().regroup()
         if self._shared is not None:
             self._shared.begin(self._epoch)
@@ -105,10 +107,21 @@ class Meeting(Members):
     def agreed(
         self, description: str, failure: str | None, nbytes: int, payload: bytes = b""
     ) -> Steps[list[memoryview]]:
-        """Exchange messages until all remaining members agree; return all payloads by position.
+        """Swap messages until all remaining members agree to exchange; return all payloads by position.
 
-        They are valid until the next exchange.
+        The payloads are valid until the next exchange.
+
+        Args:
+            description: names the exchange; must be the same on all members.
+            failure: why this process has no data; None if it has.
+            nbytes: bytes of this process's data; must be the same on all members.
+            payload: data small enough to be sent in the message.
+
+        Raises:
+            KVStoreError: a member failed, or the descriptions or bytes differ.
+            WorkerLostError: a member was lost.
         """
+        # All members see the same messages, so in each branch below all members take the same decision.
         mark = mark_of(description)
         if failure is None:
             own = encoded(int(Kind.READY), self.sequence, mark, nbytes, payload)
@@ -127,7 +140,7 @@ class Meeting(Members):
             leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
             self.without(leaving)
             if not leaving:
-                break  # else all say again what they want
+                break  # if members leave, the remaining members swap messages again
         sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
         self.sequence += 1
         if len({message.digest for message in messages}) > 1 or len(sizes) > 1:
@@ -135,21 +148,22 @@ class Meeting(Members):
         raise self.failure(description, messages)
 
     def failure(self, description: str, messages: Sequence[Message]) -> KVStoreError:
-        """Return the error of the first member that failed."""
+        """Return the error to raise: the failure of the first failed member, or an error for differing programs."""
         for rank, message in zip(self.members, messages, strict=True):
             if message.kind is Kind.FAILED:
                 return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
         return KVStoreError(f"{description}: the processes are not at the same place of their programs")
 
     def _named(self, own: Message, what: str) -> Steps[list[tuple[int, memoryview]]]:
-        """:meth:`swap`, with the ranks of the members."""
+        """Do :meth:`swap`, and return (rank, message) of each member."""
         every = yield from self.swap(own.encode(), what)
         return list(zip(self.members, every, strict=True))
 
     def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
-        """Send a message to every member and return the message of each, by position.
+        """Send a message to every member and return the message of each member, by position.
 
-        Messages are valid until the next call; in shared memory until the call after it.
+        The messages are valid until the next call, and in shared memory until the second next call. ``what`` describes
+        the exchange in errors.
         """
         if len(self.members) == 1:
             return [memoryview(own)]
@@ -167,7 +181,7 @@ class Meeting(Members):
         return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
 
     def _until_none(self, missing: Callable[[list[int]], list[int]], what: str) -> Steps[None]:
-        """Wait until none of the others is ``missing`` any more."""
+        """Wait until ``missing``, a function that filters a list of ranks, returns no other member."""
         left, watch = missing(self.others()), Watch(self, what)
         with self.losses(what):
             while left:
@@ -176,13 +190,10 @@ class Meeting(Members):
                 left = missing(left)
 
     def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
-        """Return the same, by rank; valid until the next call.
-
-        Sends are synchronous. A small one would otherwise be complete before it has left this process, and what
-        :meth:`_is_done` avoids could happen to it.
-        """
+        """Do :meth:`swap` with MPI; return the messages by rank, valid until the next call."""
         byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
         received = {self.rank: memoryview(own)}
+        # If this exchange is lost, its buffers must not be used again: MPI may still write to them.
         rooms, self._rooms = self._rooms, {}
 
         def arrived(rank: int, status: Status) -> None:
@@ -193,17 +204,22 @@ class Meeting(Members):
                 rooms[rank] = bytearray(SIZE)
         with self.losses(what):
             receives = [comm.Irecv([rooms[rank], byte], rank, tag) for rank in others]
+            # Synchronous sends: a small normal send completes before the message has left this process, and a later
+            # failure of the transport would end this process, as _is_done explains.
             sends = [comm.Issend([own, byte], rank, tag) for rank in others]
             yield from self.wait(receives, sends, [*others, *others], what, arrived)
         self._rooms = rooms
         return received
 
     def _difference(self, description: str) -> Steps[KVStoreError]:
-        """Return the error with the members' differing descriptions; long descriptions start at the difference."""
+        """Return an error that quotes two differing descriptions, long ones from their first difference on.
+
+        Every member calls this. They first swap digests of the pieces of their descriptions, then the texts.
+        """
         marks = b"".join([digest(description[at : at + _PIECE]) for at in range(0, len(description), _PIECE)])
         every = yield from self._texts(marks[:INLINE], description)
         text = description
-        if max(map(len, every)) // 8 * _PIECE > INLINE // 4:  # bytes of a letter at most
+        if max(map(len, every)) // 8 * _PIECE > INLINE // 4:  # a character has up to 4 bytes
             pieces = zip(*[[found[at : at + 8] for at in range(0, len(found), 8)] for found in every], strict=False)
             same = next((place for place, found in enumerate(pieces) if len(set(found)) > 1), min(map(len, every)) // 8)
             text = f"... {description[max(0, same - 1) * _PIECE :]}"
@@ -223,13 +239,14 @@ class Meeting(Members):
         return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
     def others(self) -> list[int]:
-        """Return every other member, starting after this one, so that first messages go to different members."""
+        """Return all other members, in cyclic order, beginning after this process."""
+        # The order differs between members, so that their first messages go to different targets.
         members, place = self.members, self.position
         return members[place + 1 :] + members[:place]
 
 
 def alike(own: bytes, every: Sequence[memoryview]) -> bool:
-    """Return whether all messages have the same header."""
+    """Return whether all messages have the same header as the message ``own``."""
     head = own[:HEADER]
     for raw in every:  # noqa: SIM110  # a generator costs more than the rest
         if raw[:HEADER] != head:

@@ -1,8 +1,8 @@
-"""Ways of a sum over processes. :func:`choose` names one before the first message; all members choose the same.
+"""Ways of summing over processes; :func:`choose` selects the same way on all members before the first message.
 
-:class:`InMessages` sends small arrays in the messages at the start of every exchange. :class:`InSharedMemory` lets each
-process sum one range of all shares in shared memory. :class:`OverMPI` does the same with messages of MPI.
-:class:`Alone` is for a single process.
+A process's *shares* are its summands; *totals* receive the sums. :class:`InMessages` sends small arrays in the messages
+at the start of each exchange. With :class:`InSharedMemory`, each process sums one range of all shares in shared memory;
+with :class:`OverMPI`, it receives and sends ranges by MPI. :class:`Alone` is for a single process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import mark_of
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
-from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import Array, sum_as_one_block, sum_sequential_block
 from weftplan.support.array_types import DType
 
 
 class Sum:
-    """A sum of one exchange.
+    """Base class of the ways: the sum of one exchange.
 
     Args:
         group: the members.
-        shares: arrays of this process, contiguous and of one dtype; empty if it failed.
-        totals: receive the sums; may be the shares.
+        shares: this process's summands, contiguous and of one dtype; empty if the process failed.
+        totals: arrays that receive the sums; may be the shares.
         description: names the sum in messages.
     """
 
@@ -39,24 +39,24 @@ class Sum:
         self.nbytes = sum([share.nbytes for share in shares])
 
     def begin(self) -> bytes:
-        """Do what comes before the first message; return its payload."""
+        """Prepare the exchange before the first message, and return the payload of this message."""
         return b""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Make the totals, after all members have agreed; ``payloads``: of their messages, by position."""
+        """Compute the totals after all members have agreed; ``payloads`` of their messages are ordered by position."""
         raise NotImplementedError
 
     def _ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the elements that each member sums: (first, end), by rank."""
+        """Return the range of elements (first, end) that each member sums, by rank."""
         members, size = self.group.members, self.nbytes // self.shares[0].itemsize
         return {rank: even_range(size, len(members), place) for place, rank in enumerate(members)}
 
 
 class Alone(Sum):
-    """The shares of a single member."""
+    """The sum of a group with a single member."""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Copy the shares."""
+        """Copy the shares to the totals."""
         del payloads
         for share, total in zip(self.shares, self.totals, strict=True):
             if total is not share:
@@ -65,16 +65,16 @@ class Alone(Sum):
 
 
 class InMessages(Sum):
-    """Shares that travel in the first message."""
+    """A sum of shares that are sent within the first message."""
 
     def begin(self) -> bytes:
-        """Return the shares' bytes."""
+        """Return the bytes of the shares."""
         if len(self.shares) == 1:
             return self.shares[0].tobytes()
         return b"".join([share.tobytes() for share in self.shares])
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Add up what came in the messages."""
+        """Sum the shares in the payloads, in rank order."""
         rows = [np.frombuffer(payload, self.shares[0].dtype) for payload in payloads]
         if len(self.totals) == 1:
             sum_as_one_block(rows, self.totals[0].reshape(-1), sum_sequential_block)
@@ -87,10 +87,10 @@ class InMessages(Sum):
 
 
 class OverMPI(Sum):
-    """Ranges that MPI carries. It needs one range of memory: the arrays' own if they are contiguous, else a copy."""
+    """A sum by messages of MPI, which need contiguous memory: the arrays themselves if adjacent, else a copy."""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Receive all parts of one range, add them up, and send the result to all."""
+        """Receive all members' parts of one range, sum them, and send the result to all members."""
         del payloads
         group, total = self.group, side_by_side(self.totals)
         if total is None:
@@ -121,8 +121,8 @@ class OverMPI(Sum):
         rows = dict(zip(members, room, strict=True))
         outgoing = {rank: as_bytes(part(share, rank)) for rank in others}
         yield from group.move(outgoing, {rank: as_bytes(rows[rank]) for rank in others}, self.description)
-        # Rank order. An array that is summed in place must stay whole until all is added, so that sum goes into the
-        # row that no rank sent.
+        # Add in rank order. If the total shares memory with this process's share, sum into the row that no rank sends,
+        # and copy from there at the end: the share must stay unchanged until it has been added and sent.
         mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
         group.mover.add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
         incoming: Mapping[int, memoryview] = {rank: as_bytes(part(total, rank)) for rank in others}
@@ -132,11 +132,14 @@ class OverMPI(Sum):
 
 
 class InSharedMemory(Sum):
-    """Ranges in memory that all members share.
+    """A sum in memory that all members share.
 
-    Each process publishes its shares, sums a range of all shares, publishes the result, and copies the results of all.
-    No process overwrites data that another process still reads: shares are published again only after all members have
-    reported their sums, sums only after all have reached the next exchange. Totals change only when no step can fail.
+    Each process publishes its shares, sums one range of all members' shares, publishes this sum, and copies the sums of
+    all ranges to its totals.
+
+    Invariant: no process overwrites data that another process still reads. Shares are published again only after all
+    members have reported their sums. Sums alternate between two places: a sum is overwritten two exchanges later, when
+    all members have begun the exchange in between. Totals change last, when no step can fail any more.
     """
 
     def __init__(
@@ -151,15 +154,15 @@ class InSharedMemory(Sum):
         self._shared, self._count = shared, len(group.members)
 
     def begin(self) -> bytes:
-        """Show the shares."""
+        """Publish the shares, except the range that this process sums itself; return no payload."""
         self._show(whole=False)
         return b""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Add up one range, say so, and take the sums of all."""
+        """Sum one range, report it to all members, and copy the sums of all ranges to the totals."""
         del payloads
         group, whole = self.group, len(self.group.members) < self._count
-        if whole:  # ranges have become other ranges
+        if whole:  # members have left since `begin`, so the ranges differ: publish whole shares, and meet again
             self._show(whole=True)
             yield from group.agreed(self.description, None, self.nbytes)
         mark, turn = mark_of(self.description), group.sequence % 2
@@ -167,14 +170,13 @@ class InSharedMemory(Sum):
         sizes, dtype = tuple([share.size for share in self.shares]), self.shares[0].dtype
         try:
             group.mover.move(sizes, dtype, [self._added(turn, whole=whole)])
-        except Exception as error:  # the others wait for this range, and must be told
+        except Exception as error:  # the others wait for this range: notify them of the failure
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
         yield from group.tell_summed(told, self.description)
         group.mover.move(sizes, dtype, self._taken(turn))
 
     def _show(self, *, whole: bool) -> None:
-        """Publish the shares in a row, except the range that this process sums itself: a row has room for that range
-        only if it is ``whole``."""
+        """Publish the concatenated shares, unless ``whole`` without the range that this process sums itself."""
         area, sources, dtype = self._shared.own.shares, flat(self.shares), self.shares[0].dtype
         first, end = (0, 0) if whole else self._ranges()[self.group.rank]
         used = self.nbytes - (end - first) * dtype.itemsize
@@ -188,11 +190,11 @@ class InSharedMemory(Sum):
         self.group.mover.move(tuple([source.size for source in sources]), dtype, spans)
 
     def _added(self, turn: int, *, whole: bool) -> Span:
-        """Return the sum of a range of all published shares; a process reads its own arrays directly.
+        """Return the span that sums this process's range of all members' shares; its own shares are read in place.
 
         Args:
-            turn: index of the alternating place, 0 or 1.
-            whole: whether the others' rows are whole.
+            turn: index of the place of the sum, 0 or 1.
+            whole: whether the others' published shares include the range that each sums itself.
         """
         dtype, ranges, terms = self.shares[0].dtype, self._ranges(), list[Operand]()
         first, end = ranges[self.group.rank]
@@ -210,7 +212,7 @@ class InSharedMemory(Sum):
         return Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first),))
 
     def _taken(self, turn: int) -> list[Span]:
-        """Return what copies the sums of all, at one of two places, to the totals."""
+        """Return the spans that copy the sums of all ranges, from place ``turn``, to the totals."""
         dtype, results, spans = self.totals[0].dtype, flat(self.totals), []
         for rank, (first, end) in self._ranges().items():
             length = (end - first) * dtype.itemsize
@@ -229,7 +231,10 @@ def choose(
     shared: SharedMemory | None,
     failed: bool,
 ) -> Sum:
-    """Return the way of a sum, from the members and the bytes, which all of them know."""
+    """Return the way of a sum; all members choose alike, since they know the same members and the same bytes.
+
+    ``shared`` is the group's shared memory, or None; ``failed``: this process has no shares.
+    """
     if failed:
         return Sum(group, (), (), description)
     nbytes = sum([share.nbytes for share in shares])
@@ -243,11 +248,11 @@ def choose(
 
 
 def as_bytes(array: Array) -> memoryview:
-    """Return the bytes of a contiguous array."""
+    """Return a view of the bytes of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
 def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
-    """Return where a range of ``length`` bytes is added up: two exchanges in a row do it at different places."""
+    """Return place ``turn`` (0 or 1) for a sum of ``length`` bytes; successive exchanges alternate."""
     return room[turn * length : (turn + 1) * length].view(dtype)

@@ -1,1 +1,1 @@
-"""Transport between processes: MPI, shared memory, the wire format, rendezvous and shutdown."""
+"""Transport between processes: MPI, sockets, shared memory, the wire format, rendezvous and shutdown."""

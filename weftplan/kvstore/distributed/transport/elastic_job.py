@@ -1,21 +1,21 @@
-"""The job of ``weftplan launch --elastic``: a folder that the launcher and its processes share.
+"""The job of ``weftplan launch --elastic``, and the folder through which its launcher and processes communicate.
 
-The launcher starts every process itself, because a process of an MPI job cannot be replaced. It alone decides on
-replacements, and numbers them: the *generation* is the number of replacements so far. The processes of a generation
-form a mesh of sockets (``formation.py``), and a later generation replaces the mesh. So a group never grows; after a
+The launcher starts all processes itself, because a process of an MPI job cannot be replaced. It alone decides on
+replacements and counts them: the *generation* is the number of replacements so far. The processes of a generation form
+a mesh of sockets (``formation.py``), which the mesh of the next generation replaces. So a group never grows; after a
 loss it is formed again.
 
 =================================  =============================  ================================================
 file of the folder                 written by                     meaning
 =================================  =============================  ================================================
 ``generation``                     the launcher                   the generation, in decimal digits
-``joinable``                       any process                    every rank trains and can give its state away
-``shares``                         any process                    it has created a store of several processes
+``joinable``                       any process                    every rank trains and can send its state
+``shares``                         any process                    a process has created a distributed store
 ``<store>.<generation>.<rank>``    the rank                       the socket at which the rank listens
 =================================  =============================  ================================================
 
-A replacement joins a job that is ``joinable``. Before and after that only a restart of all processes helps, which is
-always safe.
+A replacement can join only while the file ``joinable`` exists. At other times the launcher restarts all processes after
+a loss, which is always safe.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from weftplan.support.atomic_files import write_text
 
 _FOLDER, _STARTER, _REPLACES = "_WEFTPLAN_ELASTIC_FOLDER", "_WEFTPLAN_ELASTIC_STARTER", "_WEFTPLAN_ELASTIC_REPLACES"
 _LONGEST_PATH = 100
-"""Bytes of a socket's path that every system accepts, rounded down."""
+"""Maximum bytes of a socket's path, a little less than any system allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """An elastic job, as the launcher or one of its processes sees it.
+    """An elastic job, as seen by the launcher or by one of the processes.
 
     Attributes:
-        folder: the shared folder.
-        size: the number of ranks.
-        rank: this process's rank; -1 in the launcher.
+        folder: the job's folder.
+        size: number of ranks.
+        rank: rank of this process; -1 in the launcher.
         replaces: whether this process replaces a lost process.
     """
 
@@ -51,10 +51,10 @@ class ElasticJob:
 
     @classmethod
     def create(cls, folder: Path, size: int) -> ElasticJob:
-        """Return a new job of ``size`` ranks in a new folder.
+        """Return a new job of ``size`` ranks, of generation 0, in a new folder; the launcher calls this.
 
         Raises:
-            KVStoreError: this system has no sockets with a path, or the path is too long for them.
+            KVStoreError: the system has no Unix sockets, or the folder's path is too long for their names.
         """
         if not hasattr(socket, "AF_UNIX"):
             raise KVStoreError("an elastic job needs Unix sockets, which this system lacks; use --restarts alone")
@@ -66,10 +66,10 @@ class ElasticJob:
 
     @classmethod
     def of_this_process(cls) -> ElasticJob | None:
-        """Return the job of this process; None if ``weftplan launch --elastic`` did not start it.
+        """Return the elastic job of this process; None if this process is not part of an elastic job.
 
         Raises:
-            KVStoreError: a process of the job has started or forked this one.
+            KVStoreError: this process was started or forked by a process of the job, not by the launcher.
         """
         folder = os.environ.get(_FOLDER)
         if folder is None:
@@ -83,9 +83,9 @@ class ElasticJob:
         return cls(Path(folder), size, rank, os.environ[_REPLACES] == "1")
 
     def environment(self, rank: int, *, replaces: bool) -> dict[str, str]:
-        """Return the variables of a process that the launcher starts.
+        """Return the environment variables of a process that the launcher starts.
 
-        Those that say rank and size have the names that Open MPI's launcher gives them, which programs may read.
+        Rank and size have the names that Open MPI's launcher uses, since programs may read them.
         """
         size = str(self.size)
         return {
@@ -104,7 +104,7 @@ class ElasticJob:
         return int((self.folder / "generation").read_text())
 
     def begin_generation(self) -> None:
-        """Begin the next generation; the launcher calls this before it starts a replacement."""
+        """Increment the generation; the launcher calls this before it starts a replacement."""
         self._write_generation(self.generation + 1)
 
     def _write_generation(self, number: int) -> None:
@@ -112,20 +112,20 @@ class ElasticJob:
 
     @property
     def joinable(self) -> bool:
-        """Whether a replacement can join."""
+        """Whether a replacement can join now."""
         return (self.folder / "joinable").exists()
 
     @property
     def shares(self) -> bool:
-        """Whether a process has created a store of several processes."""
+        """Whether a process of the job has created a distributed store."""
         return (self.folder / "shares").exists()
 
     def note_store(self) -> None:
-        """Note that this process has created a store."""
+        """Record that this process has created a distributed store."""
         (self.folder / "shares").touch()
 
     def set_joinable(self, joinable: bool) -> None:
-        """Say whether a replacement can join from now on."""
+        """Set whether a replacement can join from now on."""
         file = self.folder / "joinable"
         if joinable:
             file.touch()
@@ -133,20 +133,20 @@ class ElasticJob:
             file.unlink(missing_ok=True)
 
     def socket_path(self, store: int, generation: int, rank: int) -> str:
-        """Return the path at which a rank listens."""
+        """Return the path of a rank's listening socket; ``store`` is the number of the store within the process."""
         return str(self.folder / f"{store}.{generation}.{rank}")
 
 
 def in_elastic_job() -> bool:
-    """Return whether ``weftplan launch --elastic`` has started this process."""
+    """Return whether the launcher of an elastic job is the parent of this process."""
     return os.environ.get(_STARTER) == str(os.getppid())
 
 
 def has_joined() -> None:
-    """Note that this process has met the others."""
+    """Record that this process has joined the other processes, so that it no longer counts as a replacement."""
     os.environ[_REPLACES] = "0"
 
 
 def is_joining() -> bool:
-    """Return whether this process replaces a lost process, and has joined no other process yet."""
+    """Return whether this process replaces a lost process and has not joined the others yet."""
     return in_elastic_job() and os.environ.get(_REPLACES) == "1"

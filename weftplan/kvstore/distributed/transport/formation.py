@@ -1,9 +1,8 @@
-"""Formation of the group of a store in an elastic job: a mesh of sockets between all processes of a generation.
+"""Formation of a mesh of sockets between all processes of a generation, for a store of an elastic job.
 
-The launcher numbers the generations (``elastic_job.py``). A process that waits for the others looks at the number now
-and then, and begins again with the next generation if a process is lost meanwhile. So all end with the same mesh, or
-with an error once the time is up. A mesh may lose a process before its first message; then the caller forms the next
-mesh.
+The launcher numbers the generations (``elastic_job.py``). A process that waits for others polls this number, and starts
+over with the next generation if a process is lost meanwhile. So all processes end with the same mesh, or with an error
+after a time-out. If a process is lost between the formation and its first message, the caller forms the next mesh.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.support.package_log import log
 
 _HELLO = struct.Struct("<I")
-"""First bytes on a connection: the rank that connects."""
+"""First message on a connection: the rank of the process that connects."""
 _LOOK_S = 0.002
-"""Seconds between two looks at the folder."""
+"""Seconds between two polls of the job's folder."""
 
 _stores = count(1)
 
 
 class Formation:
-    """The connections of one store of an elastic job: first alone or with all, then again after each loss.
+    """Forms the connections of one store of an elastic job, first at its creation and again after each loss.
 
     Args:
         job: the job of this process.
@@ -43,13 +42,13 @@ class Formation:
         job.note_store()
         self._store = next(_stores)
         self._generation = 0 if job.replaces else -1
-        """The last generation to which this process belonged; a replacement comes with a later one."""
+        """Last generation whose mesh this process had: -1 before the first. A replacement joins a later generation."""
 
     def first(self) -> Connection:
-        """Connect to all other processes; a replacement stays alone until it joins.
+        """Connect to all other processes and return the connection; a replacement gets one without other processes.
 
         Raises:
-            WorkerLostError: a rank does not come in time.
+            WorkerLostError: a rank does not connect in time.
         """
         if self.job.replaces:
             return _connection(Mesh(self.job.rank, self.job.size, {}), is_alone=True)
@@ -62,10 +61,10 @@ class Formation:
                 return connection
 
     def again(self) -> Generator[None, None, Connection]:
-        """Connect to all other processes of the next generation.
+        """Connect to all processes of the next generation; a generator, which yields while it waits.
 
         Raises:
-            WorkerLostError: a rank does not come in time, or training has ended on another rank.
+            WorkerLostError: a rank does not connect in time, or training has ended on another rank.
         """
         self._generation, mesh = yield from _form(self.job, self._store, self._generation)
         has_joined()
@@ -77,9 +76,9 @@ def _connection(mesh: Mesh, *, is_alone: bool = False) -> Connection:
 
 
 def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tuple[int, Mesh]]:
-    """Form the mesh of the newest generation later than ``after``; return the generation and the mesh.
+    """Form the mesh of the newest generation later than ``after``; return (generation, mesh).
 
-    The generation may change meanwhile, because another process is lost; then the next mesh is formed.
+    If the generation changes meanwhile, because a process was lost, start over with the new generation.
     """
     stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
     begun, warned = time.monotonic(), False
@@ -93,6 +92,7 @@ def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tupl
                 entrance = _Entrance(job, store, generation)
             if entrance is not None and entrance.is_complete():
                 return generation, entrance.mesh()
+            # Another rank that has ended its training will not come to this mesh.
             if after >= 0 and not job.joinable:
                 raise WorkerLostError(f"rank {job.rank} cannot join: another rank has come to the end of its training")
             waited = time.monotonic() - begun
@@ -117,14 +117,14 @@ def _waits(job: ElasticJob, entrance: _Entrance | None, seconds: float) -> str:
 
 
 class _Entrance:
-    """Connections of one generation while it forms: a rank listens for larger ranks, and connects to smaller ones."""
+    """The connections of a generation while they form: a rank connects to smaller ranks and accepts larger ranks."""
 
     def __init__(self, job: ElasticJob, store: int, generation: int) -> None:
         self.generation = generation
         self._job, self._store = job, store
         self._peers: dict[int, socket.socket] = {}
         self._unnamed: list[socket.socket] = []
-        """Accepted connections whose rank has not come yet."""
+        """Accepted connections whose rank was not received yet."""
         self._path = job.socket_path(store, generation, job.rank)
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.setblocking(False)
@@ -135,7 +135,7 @@ class _Entrance:
         return [rank for rank in range(self._job.size) if rank != self._job.rank and rank not in self._peers]
 
     def is_complete(self) -> bool:
-        """Connect to those that have come meanwhile; return whether all have."""
+        """Connect to smaller ranks and accept larger ranks, without waiting; return whether all are connected."""
         for rank in range(self._job.rank):
             if rank not in self._peers:
                 self._connect(rank)
@@ -145,7 +145,7 @@ class _Entrance:
         for peer in list(self._unnamed):
             peer.setblocking(False)
             try:
-                hello = peer.recv(_HELLO.size)  # four bytes that were sent at once come at once
+                hello = peer.recv(_HELLO.size)  # sent in one call, the four bytes also arrive together
             except BlockingIOError:
                 continue
             except OSError:
@@ -153,7 +153,7 @@ class _Entrance:
             self._unnamed.remove(peer)
             if len(hello) == _HELLO.size:
                 self._peers[_HELLO.unpack(hello)[0]] = peer
-            else:  # its process ended before it had named itself
+            else:  # the process ended before it sent its rank
                 peer.close()
         return not self.missing()
 
@@ -163,18 +163,18 @@ class _Entrance:
             peer.setblocking(False)
             peer.connect(self._job.socket_path(self._store, self.generation, rank))
             peer.send(_HELLO.pack(self._job.rank))
-        except OSError:  # it has not come yet
+        except OSError:  # the rank does not listen yet
             peer.close()
             return
         self._peers[rank] = peer
 
     def mesh(self) -> Mesh:
-        """Return the mesh of the connections, which it owns from now on."""
+        """Return a mesh, which takes over the connections."""
         peers, self._peers = self._peers, {}
         return Mesh(self._job.rank, self._job.size, peers)
 
     def close(self) -> None:
-        """Close all connections that no mesh owns."""
+        """Close the listening socket and all connections that no mesh has taken over."""
         for connection in (self._listening, *self._unnamed, *self._peers.values()):
             connection.close()
         with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""Messages over stream sockets between all processes: the part of MPI that the members of a store use.
+"""Messages over stream sockets between all processes, under mpi4py's names for the part that members of a store use.
 
-A socket tells of a lost process by itself, since the kernel closes it, and a mesh can be formed again with a
-replacement, which an MPI job cannot. Names are those of mpi4py, so that the members need not know the transport.
+Unlike an MPI job, a mesh reports each lost process, because the kernel closes its sockets, and can be formed again with
+a replacement. Members use the same calls for both.
 
-Messages between two processes arrive in the order in which they were sent, and all that a process has sent arrives
-before its end is noticed. A send is complete once the kernel has taken it. One thread at a time uses a mesh; no call
-waits. Data moves when a request is looked at.
+Messages between two processes arrive in the order in which they were sent, and all messages of a process arrive before
+its end is noticed. A send is complete when the kernel has taken all of its bytes. No call blocks; data moves when a
+request is polled. One thread at a time may use a mesh.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from weftplan.errors import KVStoreError
 from weftplan.locks import members
 
 _HEADER = struct.Struct("<qQ")
-"""Tag and number of bytes of a message."""
+"""Header of a message: its tag, and the number of bytes after the header."""
 
 _MOST = 1 << 22
-"""Bytes that one look takes from a socket at most, so that the caller can look at the clock."""
+"""Approximate maximum of bytes that a poll reads from one socket, so that the caller can check for time-outs."""
 
 SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
 
@@ -36,14 +36,14 @@ class MeshError(RuntimeError):
 
 
 class Status:
-    """The outcome of a request."""
+    """The outcome of a request: an error code, and the number of received bytes."""
 
     def __init__(self) -> None:
         self.error = SUCCESS
         self._nbytes = 0
 
     def set(self, error: int, nbytes: int) -> None:
-        """Take the outcome of a request."""
+        """Set the outcome."""
         self.error, self._nbytes = error, nbytes
 
     def Get_count(self, datatype: object) -> int:
@@ -53,11 +53,11 @@ class Status:
 
 
 class Request:
-    """A send or a receive that goes on.
+    """A send or receive.
 
     Args:
-        mesh: moves the data.
-        room: memory for a received message; None for a send.
+        mesh: the mesh that moves the data.
+        room: buffer for the received message; None for a send.
     """
 
     def __init__(self, mesh: Mesh, room: memoryview | None = None) -> None:
@@ -68,11 +68,11 @@ class Request:
         self.nbytes = 0
 
     def finish(self, nbytes: int = 0, error: int = SUCCESS) -> None:
-        """End the request."""
+        """Set the outcome of the request."""
         self.done, self.nbytes, self.error, self.room = True, nbytes, error, None
 
     def Get_status(self, status: object) -> bool:
-        """Return whether the request has ended, and how, without an exception."""
+        """Return whether the request has ended, and store its outcome in ``status``; do not raise if it has failed."""
         if not self.done:
             self._mesh.move()
         if self.done and isinstance(status, Status):
@@ -88,12 +88,12 @@ class Request:
         return self.done
 
     def Wait(self) -> None:
-        """Raise MeshError if the request has failed. Callers wait by looks, so it has ended."""
+        """Raise MeshError if the request has failed. This does not wait: callers have polled the request to its end."""
         if self.error:
             raise MeshError(self.error)
 
     def Cancel(self) -> None:
-        """Take back a receive that no message has met; others end by themselves."""
+        """Cancel a receive to which no message was matched; other requests are not affected."""
         self._mesh.withdraw(self)
 
     def __bool__(self) -> bool:
@@ -101,30 +101,31 @@ class Request:
 
     @staticmethod
     def Waitall(requests: Sequence[Request]) -> None:
-        """Do nothing: requests that have ended need no further care."""
+        """Do nothing: all requests have ended, and none has resources to free."""
 
 
 class _Peer:
-    """The connection to another process."""
+    """The connection to another process, with unfinished messages in both directions."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.is_closed = False
         self.unsent: deque[tuple[memoryview, Request | None]] = deque()
-        """Bytes for the kernel; the request ends with the last of its bytes."""
+        """(bytes to send, request that ends when they are sent, or None for a header), in order."""
         self.posted: defaultdict[int, deque[Request]] = defaultdict(deque)
-        """Receives without a message, by tag."""
+        """By tag: receives that wait for a message."""
         self.early: defaultdict[int, deque[bytearray]] = defaultdict(deque)
-        """Messages without a receive, by tag."""
+        """By tag: received messages that wait for a receive."""
         self._head = memoryview(bytearray(_HEADER.size))
         self._have = 0
         self._tag = 0
         self._body: memoryview | None = None
-        """Memory for the rest of a message; None before its header has come."""
+        """Buffer for the data of the message that is being received; None while its header is being received."""
         self._taker: Request | bytearray = bytearray()
+        """The receive matched to this message, or its own buffer if there is none."""
 
     def send(self) -> None:
-        """Give the kernel as much as it takes."""
+        """Send as much as the kernel takes without blocking."""
         while self.unsent and not self.is_closed:
             data, request = self.unsent[0]
             try:
@@ -142,7 +143,7 @@ class _Peer:
                 request.finish()
 
     def receive(self) -> None:
-        """Take bytes from the kernel."""
+        """Read what has arrived, up to about :data:`_MOST` bytes; close the connection at its end."""
         taken = 0
         while taken < _MOST and not self.is_closed:
             target = self._head if self._body is None else self._body
@@ -166,9 +167,10 @@ class _Peer:
                     self._end(self._body)
 
     def _begin(self, tag: int, nbytes: int) -> None:
-        """Choose where a message goes: into the room of its receive, or into memory of its own."""
+        """Choose the buffer for a message's data: that of a posted receive, or a new one."""
         self._tag = tag
         posted = self.posted[tag]
+        # Not if earlier messages of the tag wait: they come first. A message too long for its receive fails in match().
         if posted and not self.early[tag] and (room := posted[0].room) is not None and len(room) >= nbytes:
             self._taker = posted.popleft()
             self._body = room[:nbytes]
@@ -186,7 +188,7 @@ class _Peer:
         self._taker = bytearray()
 
     def match(self, tag: int) -> None:
-        """Let messages that came early meet their receives."""
+        """Match waiting messages of a tag to posted receives, in order."""
         early, posted = self.early[tag], self.posted[tag]
         while early and posted:
             data, request = early.popleft(), posted.popleft()
@@ -198,7 +200,7 @@ class _Peer:
             request.finish(len(data))
 
     def close(self) -> None:
-        """Note that the process is lost, and fail all requests that wait for it."""
+        """Close the connection and fail all requests that wait for the other process."""
         self.is_closed = True
         self.connection.close()
         waiting = [request for _, request in self.unsent if request is not None]
@@ -214,15 +216,12 @@ _all: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
 
 class Mesh:
-    """The connections of a process to all others of a generation.
+    """The connections of a process to all other processes of a generation, used as a communicator.
 
     Args:
-        rank: this process's.
-        size: the number of processes.
-        peers: connected sockets, by rank; the mesh owns them.
-
-    Attributes:
-        comm: this object, as the communicator.
+        rank: rank of this process.
+        size: number of processes.
+        peers: connected sockets by rank, which the mesh takes over.
     """
 
     def __init__(self, rank: int, size: int, peers: dict[int, socket.socket]) -> None:
@@ -238,7 +237,11 @@ class Mesh:
         _all.add(self)
 
     def Issend(self, buf: Sequence[object], dest: int, tag: int) -> Request:
-        """Send ``buf[0]``, which must not change before the request has ended."""
+        """Start to send ``buf[0]`` to rank ``dest``; the buffer must not change before the request has ended.
+
+        Raises:
+            MeshError: the other process is lost.
+        """
         peer, request = self._peers[dest], Request(self)
         if peer.is_closed:
             raise MeshError(ERR_PROC_FAILED)
@@ -249,17 +252,20 @@ class Mesh:
         return request
 
     def Irecv(self, buf: Sequence[object], source: int, tag: int) -> Request:
-        """Receive the next message of a tag into ``buf[0]``, which has room for it."""
+        """Start to receive the next message of a tag from rank ``source`` into ``buf[0]``.
+
+        The request fails if the buffer is too small, or if the other process is lost before the message.
+        """
         peer, request = self._peers[source], Request(self, _bytes_of(buf[0]))
         peer.posted[tag].append(request)
-        peer.match(tag)
+        peer.match(tag)  # the message may have arrived before this receive, or before its sender's end
         if peer.is_closed and not request.done:
             peer.posted[tag].remove(request)
             request.finish(error=ERR_PROC_FAILED)
         return request
 
     def withdraw(self, request: Request) -> None:
-        """Take back a receive that no message has met."""
+        """Remove a receive from the posted receives and end it; do nothing if a message was matched to it."""
         for peer in self._peers.values():
             for posted in peer.posted.values():
                 if request in posted:
@@ -268,7 +274,7 @@ class Mesh:
                     return
 
     def move(self) -> None:
-        """Send and receive as much as the kernel takes and has."""
+        """Send and receive as much as is possible without blocking."""
         for peer in self._peers.values():
             if peer.unsent:
                 peer.send()
@@ -280,17 +286,16 @@ class Mesh:
                 del self._by_file[file]
 
     def dead(self) -> set[int]:
-        """Return the ranks whose end was noticed before the previous call.
-
-        A process that leaves says so before it ends, and the caller reads that between two calls.
-        """
+        """Return the ranks whose connections were closed at this call and at the previous call."""
+        # A process that leaves announces it before its connections close. The caller reads messages between two calls,
+        # so it knows the announcement before this reports a death.
         self.move()
         closed = {rank for rank, peer in self._peers.items() if peer.is_closed}
         confirmed, self._seen = closed & self._seen, closed
         return confirmed
 
     def close(self) -> None:
-        """Close all connections; the others take this process for lost."""
+        """Close all connections; to the other processes, this process is then lost."""
         for peer in self._peers.values():
             if not peer.is_closed:
                 peer.close()
@@ -298,7 +303,7 @@ class Mesh:
 
 
 def _forked() -> None:
-    """Close the parent's connections in a forked child, which would hide the parent's end from the others."""
+    """Close the connections in a forked child: its copies would stay open after the parent's end, and hide it."""
     for mesh in members(_all):
         mesh.close()
 
@@ -314,7 +319,7 @@ def _bytes_of(buffer: object) -> memoryview:
 
 
 LIBRARY = ModuleType("weftplan.mesh")
-"""The names of :mod:`mpi4py.MPI` that members use."""
+"""Stand-in for :mod:`mpi4py.MPI`, with the names that members use."""
 vars(LIBRARY).update(
     SUCCESS=SUCCESS,
     ERR_OTHER=ERR_OTHER,

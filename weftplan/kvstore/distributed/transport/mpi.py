@@ -1,8 +1,8 @@
-"""The only import of mpi4py: the processes of this job, and Open MPI's settings.
+"""Starts MPI and connects the processes of the job; the only module that imports mpi4py.
 
-The first distributed store starts MPI, which then waits until all processes have done so. A usual import of
-:mod:`mpi4py.MPI` waits inside MPI, out of reach of Ctrl-C, and for ever if a process never comes. Here a separate
-thread starts MPI, and :func:`start` waits for it no longer than the settings allow.
+The first distributed store starts MPI, which waits until all processes have started it. A plain import of
+:mod:`mpi4py.MPI` would wait inside MPI, where Ctrl-C has no effect, and forever if a process never starts MPI. Here a
+separate thread starts MPI, and :func:`start` waits for this thread with a time-out.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from weftplan.support.blas_threads import usable_cpus
 from weftplan.support.package_log import log
 
 COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
-"""Open MPI's collective components that report a dead process. Its defaults, ``han`` and ``adapt`` among them, returned
-wrong sums as success after a death on several hosts (Open MPI 5.0.11)."""
+"""Open MPI's collective components that report a dead process. With the default components, such as ``han`` and
+``adapt``, Open MPI 5.0.11 returned wrong sums without an error after a death on several hosts."""
 
 TCP = "OMPI_MCA_btl_tcp_flags"
+"""Environment variable with Open MPI's TCP protocol."""
 BOTH_WAYS = "send,inplace"
-"""Open MPI's TCP protocol: large messages in pieces. The default, ``put``, queues a whole message at once, and the
-answer to the opposite message after it: the two directions then alternate, and an exchange takes up to twice as
-long."""
+"""TCP protocol that sends large messages in pieces. The default, ``put``, sends a message as a whole before the answer
+to a message in the opposite direction. The two directions then alternate, and an exchange takes up to twice as long."""
 
 
 def environment() -> dict[str, str]:
-    """Settings of Open MPI for the processes of a job, as environment variables; a user may set that of :data:`TCP`."""
+    """Return Open MPI's settings for the processes of a job, as environment variables; a user's :data:`TCP` is kept."""
     return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, BOTH_WAYS)}
 
 
 def cores_of_this_process() -> int:
-    """Return how many of this machine's cores each of the job's processes on it has for itself, at least 1."""
+    """Return this process's share of the usable cores: their number divided by the job's processes here, at least 1."""
     here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
 
@@ -53,10 +53,16 @@ _stores = count(1)
 
 
 def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Callable[[], int]) -> None:
-    """Until all processes are in the same function of MPI, and it is ``done``.
+    """Wait until a collective function of MPI, which all processes of the job call, is ``done``.
+
+    Args:
+        done: function that returns whether it is done.
+        gathering: the processes that have reached the call.
+        what: description of the call for errors.
+        failed: function that returns the number of processes that MPI reports as dead.
 
     Raises:
-        WorkerLostError: one of them has ended, or has not come in time.
+        WorkerLostError: a process has ended, or is too late.
     """
     since, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
     stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
@@ -88,10 +94,10 @@ def _named(ranks: list[int]) -> str:
 
 
 def communicator(mpi: ModuleType) -> Communicator:
-    """Return a communicator of all processes for a store; every process asks for it when it creates the same store.
+    """Return a new communicator of all processes for a store; every process calls this when it creates the store.
 
     Raises:
-        WorkerLostError: a process has died, or does not come in time.
+        WorkerLostError: a process has died, or does not create the store in time.
     """
     what, gathering = "create the same store", gather(f"store {next(_stores)}")
     try:
@@ -105,20 +111,24 @@ def communicator(mpi: ModuleType) -> Communicator:
 
 
 def connect(mpi: ModuleType) -> Connection:
-    """Return the members of a new store; raises as :func:`communicator` does."""
+    """Return the connection between all processes for a new store; raises as :func:`communicator` does."""
     tells = hasattr(mpi.COMM_WORLD, "Get_failed")
     return Connection(mpi, communicator(mpi), partial(_dead, mpi) if tells else None, lambda: None)
 
 
 def _dead(mpi: ModuleType) -> set[int]:
+    """Return the ranks that have died according to MPI, or exited according to the rendezvous."""
     world = mpi.COMM_WORLD
-    world.Iprobe(source=world.rank)  # lets MPI take in the news
+    world.Iprobe(source=world.rank)  # makes MPI process messages about deaths
     dead = world.Get_failed()
     return ended().union(mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group))
 
 
 def _started() -> ModuleType:
-    """MPI, which this module is to end unless the program has said otherwise."""
+    """Import and return mpi4py.MPI, and start MPI, unless the program has set ``mpi4py.rc`` to do this itself.
+
+    If this module starts MPI, it also finalizes MPI at exit.
+    """
     settings = importlib.import_module("mpi4py").rc
     starts, before = settings.initialize is not False, (settings.initialize, settings.finalize)
     ends = starts and settings.finalize is None
@@ -138,7 +148,7 @@ def _started() -> ModuleType:
 
 
 def _initialize(mpi: ModuleType) -> None:
-    """Start MPI on a thread, without the interpreter's lock."""
+    """Start MPI on a thread, which does not hold the interpreter's lock, and wait for it with a time-out."""
     over, error = threading.Event(), ctypes.c_int()
     begin = ctypes.CDLL(mpi.__file__).MPI_Init_thread
 
@@ -155,15 +165,15 @@ def _initialize(mpi: ModuleType) -> None:
     if error.value:
         raise RuntimeError(f"MPI_Init_thread returned {error.value}")
     for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
-        comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns what is returned into exceptions
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns returned errors into exceptions
 
 
 _OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
-"""Variables that MPI's launchers set; a launched process has at least one."""
+"""Environment variables of MPI's launchers; a launched process has at least one of them."""
 
 
 def _refuse_other_launcher() -> None:
-    """Raise KVStoreError in a process of MXNet's launcher, which would be a job of one here: as would all others."""
+    """Raise KVStoreError in a process of MXNet's launcher: each of its processes would silently be a job of one."""
     role = os.environ.get("DMLC_ROLE")
     if role is None or any(name in os.environ for name in _OF_MPI):
         return
@@ -181,7 +191,7 @@ def start() -> ModuleType:
     Raises:
         KVStoreError: mpi4py or an MPI library is missing, the library does not allow calls from several threads, or
             MXNet's launcher has started this process.
-        WorkerLostError: another process does not come in time.
+        WorkerLostError: another process does not start MPI in time.
     """
     if forking.process.in_child and begun():
         raise KVStoreError(
@@ -206,7 +216,7 @@ def start() -> ModuleType:
         if lost():
             raise WorkerLostError("MPI was not started before, because a process did not come: end this one, too")
         raise KVStoreError("mpi4py.rc.initialize is False, and nobody has started MPI: call MPI.Init_thread() before")
-    gather(START).missing()  # all of this host have come, and from now on are watched
+    gather(START).missing()  # connects to all processes of this host, whose exits are detected from now on
     if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
         raise KVStoreError(
             "this MPI library was started without MPI_THREAD_MULTIPLE, which a distributed kvstore needs: let weftplan "

@@ -1,6 +1,6 @@
-"""Types of the objects that move messages, as mpi4py has them; the library itself is a ``ModuleType``.
+"""Types of mpi4py's objects for messages, as far as this package uses them.
 
-:mod:`mpi` and :mod:`mesh` provide them.
+``mpi.py`` and ``mesh.py`` provide objects of these types; mpi4py itself has the type ``ModuleType``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Status(Protocol):
 
 
 class Request(Protocol):
-    """A send, a receive or a barrier that goes on."""
+    """A send, receive or barrier that may not have completed."""
 
     def Get_status(self, status: Status) -> bool: ...
 
@@ -36,7 +36,7 @@ class Request(Protocol):
 
 
 class Message(Protocol):
-    """A message that has come and was matched."""
+    """An arrived message, matched by ``Improbe``, that was not received yet."""
 
     def Recv(self, buf: object) -> None: ...
 
@@ -44,7 +44,7 @@ class Message(Protocol):
 
 
 class Messages(Protocol):
-    """Messages between the processes of one store."""
+    """The part of a communicator that ``dist_sync`` uses: point-to-point messages."""
 
     @property
     def size(self) -> int: ...
@@ -58,7 +58,7 @@ class Messages(Protocol):
 
 
 class Communicator(Messages, Protocol):
-    """The processes of one store, as MPI joins them."""
+    """A communicator of MPI, as ``dist_async`` uses it."""
 
     def Isend(self, buf: object, dest: int, tag: int) -> Request: ...
 
@@ -69,14 +69,14 @@ class Communicator(Messages, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Members of a store that can exchange messages.
+    """A connection between the processes of a store.
 
     Attributes:
-        library: the module with the names of :mod:`mpi4py.MPI`.
-        comm: moves the messages.
-        dead: returns the ranks that are known to have died; None if this library does not tell.
-        close: ends the connection, if it can be formed again.
-        is_alone: this process replaces a lost one and has not met the others yet.
+        library: :mod:`mpi4py.MPI`, or a module with the same names.
+        comm: the communicator.
+        dead: function that returns the ranks known to have died; None if the library cannot report deaths.
+        close: function that closes the connection; it does nothing for MPI.
+        is_alone: whether this process replaces a lost process and has not joined the others yet.
     """
 
     library: ModuleType

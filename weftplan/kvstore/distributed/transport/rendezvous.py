@@ -1,9 +1,10 @@
-"""Rendezvous of a job's processes on this host, and detection of those that have exited.
+"""Rendezvous of a job's processes on one host, and detection of processes that have exited.
 
-MPI does not name the missing processes of a collective wait. Open MPI (5.0.11) does not report a process that exits
-with a nonzero status without finalizing MPI, as by ``os._exit(1)`` or a library that calls ``exit``. Each process
-therefore listens at a socket name of its own and the place, and the others connect. When a process exits, in any way,
-the kernel closes its sockets, which the others notice. The names are in no folder, so none remains. No data is sent.
+MPI does not name the missing processes of a collective wait. Open MPI (5.0.11) also does not report a process that
+exits with a nonzero status without finalizing MPI, for example by ``os._exit(1)``. Therefore, at each *place* of the
+program, each process listens on a socket whose name has its rank and the place, and the other processes connect. When a
+process exits in any way, the kernel closes its sockets, which the others notice. The sockets are in the abstract
+namespace, so no files remain. No data is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import struct
 import sys
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the listener."""
+"""Process, user and group of the process that listens on a socket."""
 
 
 class Gathering:
-    """This process has come to ``place``; only on Linux and under ``weftplan launch`` is anything known of others."""
+    """The processes of this host at a place of the program, which this process has reached.
+
+    Other processes are known only on Linux and under ``weftplan launch``.
+    """
 
     def __init__(self, place: str) -> None:
         self.size, self.rank, self.here = map(_number, ("SIZE", "RANK", "LOCAL_SIZE"))
@@ -39,7 +43,7 @@ class Gathering:
             listening.listen(max(self.size, 1))
 
     def missing(self) -> list[int]:
-        """Those of the job that have not come here: on several hosts, those of the others are always among them."""
+        """Return the ranks of the job that have not reached the place; ranks on other hosts are always included."""
         for rank in range(self.size):
             if rank != self.rank and rank not in self._doors:
                 self._reach(rank)
@@ -58,13 +62,12 @@ class Gathering:
             return
         self._doors[rank] = door
         assert self._poll is not None, "nobody is reached without it"
-        self._poll.register(door, 0)  # which reports the end alone
+        self._poll.register(door, 0)  # no event mask: poll reports only the end of the connection
 
     def ended(self) -> set[int]:
-        """Return the known processes that had exited both at this check and at the previous check.
-
-        A leaving process announces it before it exits, and that is read between two checks.
-        """
+        """Return the connected ranks that had exited both at this check and at the previous check."""
+        # A process that leaves announces it before it exits. Messages are read between two checks, so the announcement
+        # is known before this reports an exit.
         if not self._doors or self._poll is None:
             return set()
         ready = {file for file, _ in self._poll.poll(0)}
@@ -73,7 +76,7 @@ class Gathering:
         return confirmed
 
     def close(self) -> None:
-        """Forget the others, which find this process no more."""
+        """Close all sockets; other processes can no longer find this process here."""
         for one in (*self._doors.values(), *([self._listening] if self._listening is not None else [])):
             one.close()
         self._doors.clear()
@@ -86,12 +89,12 @@ def _number(name: str) -> int:
 
 
 START = "start"
-"""Places of processes that have begun to create their first store; every process there is watched."""
+"""The place of processes that have begun to create their first store; their exits are detected from then on."""
 _places: dict[str, Gathering] = {}
 
 
 def gather(place: str) -> Gathering:
-    """This process has come to a place, now or before."""
+    """Record that this process has reached a place, and return the gathering there."""
     gathering = _places.get(place)
     if gathering is None:
         gathering = _places[place] = Gathering(place)
@@ -99,17 +102,17 @@ def gather(place: str) -> Gathering:
 
 
 def begun() -> bool:
-    """Return whether this process, or its parent before a fork, has reached a place."""
+    """Return whether this process, or its parent before a fork, has reached any place."""
     return bool(_places)
 
 
 def ended() -> set[int]:
-    """Return the ranks of processes on this host that are known to have exited since they began."""
+    """Return the ranks of processes on this host that have exited since they reached :data:`START`."""
     return _places[START].ended() if START in _places else set()
 
 
 def _forked() -> None:
-    """Close the parent's sockets in a forked child, so that they do not outlive the parent."""
+    """Close the sockets in a forked child: its copies would stay open after the parent's end, and hide it."""
     for place in _places.values():
         place.close()
 

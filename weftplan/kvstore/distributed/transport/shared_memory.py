@@ -1,14 +1,16 @@
-"""Memory shared by the processes of a host, for messages and for sums without MPI.
+"""Memory shared by the processes of a host, for messages and sums without MPI.
 
-Each process has an *area* of its own, which the others can only read: two slots for messages, then room for arrays. A
-message's number is written last, so a reader that sees the number sees the message and all earlier writes. This needs a
-processor that keeps the order of stores, like x86-64; elsewhere messages go through MPI.
+Each process has its own *areas*, which other processes can only read: two slots for messages, then room for arrays.
 
-Two slots are enough: message n + 2 overwrites message n when all others have sent n + 1, which they do after reading n.
-The others do not wait for a leaving process: it only asks for their progress, and reads no message. After a loss
-numbers restart with those of the new agreement.
+Invariants:
 
-An area is a file without a name: it is freed with the last process that maps it. Only the driver of exchanges
+* A message's number is written last, so a reader that sees the number also sees the message and all earlier writes.
+  This needs a processor that keeps the order of stores, such as x86-64; on other processors, messages go through MPI.
+* Two slots are enough: a process writes message n + 2 over message n after all others have sent n + 1, hence have read
+  n. The other processes do not wait for a process that leaves; it checks only their numbers and reads no message.
+* After a loss, numbers restart at a value given by the new epoch, so no old number equals a new number.
+
+An area is a file without a name, freed with the last process that maps it. Only the thread that drives exchanges
 (``sequencer.py``) uses this module.
 """
 
@@ -25,30 +27,30 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.wire import SIZE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 _SLOT, _TEXT = 8192, 64
-"""Bytes of a slot: the number of its message, the length, the message from the second one on."""
+"""Bytes of a slot, and offset of the message in a slot, after its number and its length (8 bytes each)."""
 
 _MARK = 48, 64
-"""Offset of random bytes in the first slot, which identify an area."""
+"""Byte range in the first slot with random bytes that identify an area."""
 
 _GROWTH = 1 << 20
-"""The room for arrays grows by multiples of this."""
+"""The room for arrays has a multiple of this number of bytes."""
 
 _EPOCH = 1 << 40
-"""Messages of one agreement at most."""
+"""Maximum number of messages in one epoch."""
 
 assert SIZE <= _SLOT - _TEXT
 
 
 class Area:
-    """The memory of one process, as this process sees it.
+    """The memory of one process, as mapped by this process.
 
     Attributes:
-        words: all of it, as numbers of eight bytes.
-        data: all of it, as bytes.
-        room: bytes after the slots.
+        words: the whole area, as 8-byte integers.
+        data: the whole area, as bytes.
+        room: the bytes after the slots, for arrays.
     """
 
     def __init__(self, file: int, *, own: bool) -> None:
@@ -57,7 +59,7 @@ class Area:
 
     @classmethod
     def new(cls) -> Area:
-        """Return an area of this process; raise OSError if the system has none."""
+        """Return a new area of this process; raise OSError if the system cannot create it."""
         area = cls(os.memfd_create("weftplan"), own=True)
         area.data[slice(*_MARK)] = os.urandom(_MARK[1] - _MARK[0])
         return area
@@ -71,22 +73,22 @@ class Area:
         self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
 
     def reach(self, nbytes: int) -> None:
-        """Make room for ``nbytes``; for another process's area only after that process has done the same."""
+        """Enlarge the room for arrays to ``nbytes`` or more; the owner of an area does this before other processes."""
         if self.room.nbytes < nbytes:
             self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
 
     def offer(self) -> bytes:
-        """Return the words that another process needs to :meth:`accept` this area."""
+        """Return text that another process passes to :meth:`accept` to map this area."""
         words = (os.uname().nodename, os.getpid(), self._file, self.data[slice(*_MARK)].hex())
         return " ".join(map(str, words)).encode()
 
     @classmethod
     def accept(cls, words: list[str]) -> Area:
-        """The area that another process on this host has offered in these words.
+        """Map the area of another process on this host, given the words of its offer.
 
         Raises:
-            OSError: it is not to be had.
-            ValueError: the process is on another host, or this is another file.
+            OSError: the other process's file cannot be opened or mapped.
+            ValueError: the process is on another host, or the file is not the offered file.
         """
         host, process, file, mark = words
         if host != os.uname().nodename:
@@ -102,21 +104,22 @@ class Area:
         return area
 
     def close(self) -> None:
-        """Close the file; existing views keep the memory."""
+        """Close the file; the memory stays mapped while views of it exist."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
 
 def can_share() -> bool:
-    """Return whether the setting, the system and the processor allow processes of one host to share memory."""
+    """Return whether setting, system and processor allow exchanges in shared memory."""
     here = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
     return here and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
 
 
 class Areas:
-    """Shared areas of a process: one for its messages and shares, one for the sums that it computes.
+    """The two areas of a process: one for its messages and shares, one for the sums that it computes.
 
-    They are apart, because others may still read sums of the last exchange when shares of the next are written.
+    They are separate because other processes may still read sums of the last exchange while this process writes the
+    shares of the next.
     """
 
     def __init__(self, shares: Area, sums: Area) -> None:
@@ -124,7 +127,7 @@ class Areas:
 
     @classmethod
     def new(cls) -> Areas | None:
-        """Return areas of this process; None if the system has none."""
+        """Return new areas of this process; None if memory cannot be shared."""
         if not can_share():
             return None
         try:
@@ -133,12 +136,12 @@ class Areas:
             return None
 
     def offer(self) -> bytes:
-        """Return the bytes that another process needs to :meth:`accept` these areas."""
+        """Return text that another process passes to :meth:`accept` to map these areas."""
         return self.shares.offer() + b" " + self.sums.offer()
 
     @classmethod
     def accept(cls, offer: bytes) -> Areas:
-        """The areas that another process on this host has offered; raises as :meth:`Area.accept` does."""
+        """Map the areas of another process on this host, given its offer; raises as :meth:`Area.accept` does."""
         words = offer.decode().split()
         shares = Area.accept(words[: len(words) // 2])
         try:
@@ -148,17 +151,17 @@ class Areas:
             raise
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the files of both areas."""
         self.shares.close()
         self.sums.close()
 
 
 class SharedMemory:
-    """The areas of all processes of a store that run on this host: messages in order, and room for arrays.
+    """The areas of all processes of a store on this host, with the messages between the processes.
 
     Args:
-        own: this process's areas.
-        others: those of the others, by rank.
+        own: areas of this process.
+        others: areas of the other processes, by rank.
     """
 
     def __init__(self, own: Areas, others: dict[int, Areas]) -> None:
@@ -167,34 +170,39 @@ class SharedMemory:
         self._number = 0
 
     def begin(self, epoch: int) -> None:
-        """Restart the numbers of messages: all survivors do this at the end of an agreement, before they send
-        anything."""
+        """Restart the numbers of messages after an agreement; all survivors do this before they send a message."""
         self._number = epoch * _EPOCH
 
     def send(self, message: bytes) -> None:
-        """The next message to all; it may be read until this process has sent one more and all others, too."""
+        """Send the next message to all processes.
+
+        It stays readable until the second next message, which this process sends only when all others have sent one
+        more message.
+        """
         own = self.own.shares
         self._number += 1
         start = self._number % 2 * _SLOT
         own.data[start + _TEXT : start + _TEXT + len(message)] = message
         own.words[start // 8 + 1] = len(message)
-        own.words[start // 8] = self._number
+        own.words[start // 8] = self._number  # last: it makes the message, and all earlier writes, visible
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that have not sent the current message."""
+        """Return those of ``ranks`` that have not sent the message with this process's current number."""
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] != number]
 
     def behind(self, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that have not reached the current message. A process that needs none of their messages does
-        not wait for them, so they may have overwritten it."""
+        """Return those of ``ranks`` that have sent neither the message with the current number nor a later message.
+
+        For a process that leaves: the others do not wait for its messages, so they may already be ahead.
+        """
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] < number]
 
     def received(self, rank: int) -> memoryview:
-        """The message of a rank that is not missing."""
+        """Return the current message of a rank, which must not be :meth:`missing`."""
         area, start = self._areas[rank].shares, self._number % 2 * _SLOT
         length = area.words[start // 8 + 1]
         if length > SIZE:
@@ -202,11 +210,11 @@ class SharedMemory:
         return area.data[start + _TEXT : start + _TEXT + length]
 
     def shares(self, rank: int, nbytes: int) -> Array:
-        """Return another process's room for its shares, at least ``nbytes``, after that process has made it."""
+        """Return the room with another process's shares, at least ``nbytes``, which that process must have enlarged."""
         return self._room(self._areas[rank].shares, rank, nbytes)
 
     def sums(self, rank: int, nbytes: int) -> Array:
-        """Room for the sums of another process, likewise."""
+        """Return the room with another process's sums, at least ``nbytes``, which that process must have enlarged."""
         return self._room(self._areas[rank].sums, rank, nbytes)
 
     def _room(self, area: Area, rank: int, nbytes: int) -> Array:
@@ -217,6 +225,6 @@ class SharedMemory:
         return area.room
 
     def close(self) -> None:
-        """Let go of all areas."""
+        """Close the files of all areas."""
         for areas in (self.own, *self._areas.values()):
             areas.close()

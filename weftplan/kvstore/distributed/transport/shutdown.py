@@ -1,4 +1,4 @@
-"""Process shutdown: with MPI if all processes finish, without it after a loss."""
+"""Shutdown of a process: with ``MPI_Finalize`` if all processes finish, without it after a loss."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from weftplan.support import program_end
 
 _lost: list[bool] = []
 _own: list[tuple[ModuleType, int]] = []
-"""MPI and the process that has started it, where this package has: it then ends MPI, too."""
+"""(mpi4py.MPI, id of the process that started it), if this package has started MPI and therefore must finalize it."""
 _registered: list[Callable[[], None]] = []
-"""The registered exit function; None before registration."""
+"""The registered exit function; empty before registration."""
 
 _LATE_S = 1.0
-"""Seconds after which a process that waits for all exits assumes that an exited process did not finalize MPI."""
+"""Seconds of waiting for the last barrier, after a process was seen to exit, until this process gives up waiting."""
 
 
 def note_loss() -> None:
-    """Note that a process of this job has died or was abandoned: this process will exit without ``MPI_Finalize``.
+    """Record that a process of this job has died or was given up, so that this process exits without ``MPI_Finalize``.
 
-    Open MPI (5.0.11) waits there for all processes, and after a death sometimes for ever. An abandoned process is
-    notified and exits in this way, too.
+    Open MPI (5.0.11) waits there for all processes, after a death sometimes forever. A process that was given up learns
+    of it from the others, and exits in the same way.
     """
     if not _lost:
         _lost.append(True)
 
 
 def lost() -> bool:
-    """Return whether a loss was noted."""
+    """Return whether :func:`note_loss` was called."""
     return bool(_lost)
 
 
 def prepare() -> None:
-    """Register this module's exit function. Functions registered later, such as those of stores, run first."""
+    """Register this module's exit function; exit functions registered later, such as those of stores, run before it."""
     if not _registered:
         _registered.append(atexit.register(_end))
 
 
 def end_too(mpi: ModuleType) -> None:
-    """End this MPI, too, which this process starts."""
+    """Finalize MPI at exit: this package starts it in this process."""
     _own.append((mpi, os.getpid()))
 
 
 def _end() -> None:
-    """Finalize MPI at exit, after the stores, unless that might block this process."""
+    """Finalize MPI if this package started it and no process was lost; after a loss exit without finalizing."""
     for mpi, process in _own:
         here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
         if not _lost and here and _all_end(mpi):
             mpi.Finalize()
         elif here and program_end.failure() and program_end.status_is_told:
-            # Open MPI (5.0.11) counts a process that ends with another status without ending MPI as two, and then ends
-            # others that go on.
+            # Exit with status 0: Open MPI (5.0.11) counts a process that exits with another status without finalizing
+            # MPI as two losses, and then kills processes that go on. The launcher reads the status elsewhere.
             _leave(0)
         return
     if not _lost:
         return
-    # MPI was started elsewhere, and ends with the interpreter. The program's exit status is not known here.
+    # The program started MPI, and mpi4py would finalize it at exit. The program's exit status is not known here.
     _leave(1 if program_end.failure() else 0)
 
 
 def _leave(status: int) -> None:
-    """End this process now."""
+    """Flush the output streams and exit this process without further exit functions."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -75,9 +75,9 @@ def _leave(status: int) -> None:
 
 
 def _all_end(mpi: ModuleType) -> bool:
-    """Wait until all processes have come to their end; False: one of them is lost, and MPI might wait for it for ever.
+    """Wait until all processes reach their end; return False if a process is lost, so that MPI might wait forever.
 
-    One that left before the others hears of their losses nowhere else.
+    A process that left its stores before the others learns of their losses only here.
     """
     world, rest_s, since = mpi.COMM_WORLD, 1e-4, 0.0
     if not hasattr(world, "Get_failed"):
@@ -99,7 +99,7 @@ def _all_end(mpi: ModuleType) -> bool:
 
 
 def failures(mpi: ModuleType) -> int:
-    """Return how many processes have died, as far as MPI says."""
+    """Return the number of processes that MPI reports as dead; 0 if this MPI cannot report deaths."""
     if not hasattr(mpi.COMM_WORLD, "Get_failed"):
         return 0
     failed = mpi.COMM_WORLD.Get_failed()

@@ -1,7 +1,7 @@
 """The wire format of messages between processes: a header of fixed size and a short payload.
 
-Nothing is a pickle; a header is numbers, a payload is the bytes of an array or UTF-8 text. :func:`decode` takes any
-bytes and either returns a valid message or raises.
+A header has numbers; a payload is the bytes of an array or UTF-8 text. Nothing is pickled. :func:`decode` accepts any
+bytes, and returns a valid message or raises.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from weftplan.errors import KVStoreError
 
 INLINE = 4096
-"""Bytes of payload that follow a header; larger data travels after all headers were compared."""
+"""Maximum bytes of a payload; larger data is sent separately, after all headers were compared."""
 
 _MAGIC = b"WFT1"
 _LAYOUT = struct.Struct("<4sHHQQ8s")
-"""Magic, kind, length of the payload, sequence number, bytes of data that follow, digest."""
+"""Magic, kind, length of the payload, sequence number, bytes of the sender's array, digest."""
 
 HEADER = _LAYOUT.size
 """Bytes of a message before its payload."""
@@ -29,29 +29,29 @@ SIZE = HEADER + INLINE
 
 
 class Kind(IntEnum):
-    """A process's statement about the next exchange."""
+    """The kinds of messages."""
 
     READY = 1
-    """It takes part."""
+    """The sender takes part in the exchange."""
     FAILED = 2
-    """Its own share could not be computed; the payload says why."""
+    """The sender failed; the payload is the error's text."""
     LEAVE = 3
-    """It takes part in no exchange any more."""
+    """The sender leaves, and takes part in no further exchange."""
     TEXT = 4
-    """The payload describes what it wanted to exchange: asked for when digests differ."""
+    """The payload is the sender's part of a special swap: an offer of shared memory, or text of its description."""
     SUMMED = 5
-    """Its range of a sum is there, in memory that all share."""
+    """The sender has summed its range in shared memory."""
 
 
 class Message(NamedTuple):
-    """One decoded message.
+    """A decoded message.
 
     Attributes:
-        kind: the sender's statement.
-        sequence: the sender's number of the exchange, from 0.
+        kind: kind of the message.
+        sequence: number of exchanges that the sender has completed.
         digest: eight bytes that identify the description of the exchange.
-        nbytes: bytes of the sender's array; 0 for none.
-        payload: the array's bytes if they fit, or UTF-8 text.
+        nbytes: bytes of the sender's array; 0 without an array.
+        payload: the bytes of the array if they fit, or UTF-8 text.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Message(NamedTuple):
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bytes to send."""
+        """Return the bytes of the message."""
         return encoded(*self)
 
     @property
@@ -71,26 +71,26 @@ class Message(NamedTuple):
 
 
 def encoded(kind: int, sequence: int, mark: bytes, nbytes: int = 0, payload: bytes = b"") -> bytes:
-    """What :meth:`Message.encode` returns, without the message: one is sent for every exchange."""
+    """Return the bytes of a message, as :meth:`Message.encode` does, without the cost of creating a ``Message``."""
     return _LAYOUT.pack(_MAGIC, kind, len(payload), sequence, nbytes, mark) + payload
 
 
 def digest(description: str) -> bytes:
-    """Eight bytes that stand for a description."""
+    """Return an eight-byte digest of a description."""
     return blake2b(description.encode(), digest_size=8).digest()
 
 
 def clip(text: str) -> bytes:
-    """Return text as a payload, truncated if it is too long."""
+    """Return text as a payload, truncated to :data:`INLINE` bytes."""
     data = text.encode()
     return data if len(data) <= INLINE else data[: INLINE - 3] + b"..."
 
 
 def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
-    """Return the message in ``data``.
+    """Return the message in ``data``, sent by rank ``sender``.
 
     Raises:
-        KVStoreError: the bytes are not a message of this version; names the sender.
+        KVStoreError: the bytes are not a message of this version.
     """
     if len(data) < _LAYOUT.size:
         raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a message has at least {_LAYOUT.size}")
@@ -106,16 +106,20 @@ def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
 
 _VIEW_MAGIC = b"WFV2"
 WHY = 256
-"""Bytes for the reason of a view."""
+"""Bytes for the failure text of a view."""
 _VIEW_LAYOUT = struct.Struct(f"<4sIQ{WHY}s")
-"""Magic, epoch, sequence number, reason; then one bit for each process of the job."""
+"""Magic, epoch, sequence number, failure text; then one bit for each process of the job, set if it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A process's knowledge after a loss: the lost ranks, the number of the agreement, and its own progress.
+    """A process's knowledge of the group after a loss.
 
-    ``why``: its own failure, in one line; empty while it continues.
+    Attributes:
+        epoch: number of the agreement.
+        sequence: number of exchanges that the process has completed.
+        gone: ranks that have left or died.
+        why: the failure of the process itself, in one line; empty if it has not failed.
     """
 
     epoch: int
@@ -124,18 +128,22 @@ class View:
     why: str = ""
 
     def agrees(self, other: View | None) -> bool:
-        """Return whether another process has told the same."""
+        """Return whether another process's view has the same epoch and the same lost ranks; False for None."""
         return other is not None and other.epoch == self.epoch and other.gone == self.gone
 
     def encode(self, size: int) -> bytes:
-        """Return the bytes to send in a job of ``size`` processes."""
+        """Return the bytes of the view in a job of ``size`` processes."""
         bits = sum(1 << rank for rank in self.gone)
         why = self.why.encode()[:WHY].rstrip(b"\0")
         return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence, why) + bits.to_bytes((size + 7) // 8, "little")
 
     @classmethod
     def decode(cls, data: bytes | bytearray, sender: int, size: int) -> View:
-        """Return the view in ``data``; raise KVStoreError, which names the sender, if there is none."""
+        """Return the view in ``data``, sent by rank ``sender`` in a job of ``size`` processes.
+
+        Raises:
+            KVStoreError: the bytes are not a view of this job.
+        """
         if len(data) != view_bytes(size):
             raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a view has {view_bytes(size)} here")
         magic, epoch, sequence, why = _VIEW_LAYOUT.unpack_from(data)

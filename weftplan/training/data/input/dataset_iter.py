@@ -18,11 +18,11 @@ from weftplan.ndarray import empty, random
 from weftplan.support.package_log import log
 from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.input.batch_reader import Filled, Reader, Task
 from weftplan.training.data.input.layout import Host, Layout, Names, Part, layout_of
+from weftplan.training.data.input.sample_reader import Filled, Reader, Task
 from weftplan.training.data.input.seeding import Key, borrowed_generators
 from weftplan.training.data.input.sources import Dataset, Stream, is_torch_loader, keeps_its_order, source_of
-from weftplan.training.data.input.worker import Recipe
+from weftplan.training.data.input.worker_main import Recipe
 from weftplan.training.data.input.workers import Pool, check_start_method
 from weftplan.training.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
 

@@ -1,7 +1,7 @@
-"""A traced graph of PyTorch as a program of the planner: storages are results, views are folded into them.
+"""Convert a traced graph of PyTorch to a program of the planner, whose results are storages.
 
-A node that makes a storage, or that changes one in place, is a step; every other node (views, getitem, sizes) is free
-and follows the storage that it looks at. Bytes are those of whole storages, exactly as an allocator is asked for them.
+A node that makes a storage, or changes one in place, is a step. Other nodes (views, getitem, sizes) cost nothing. The
+bytes of a storage are those that PyTorch requests of its allocator.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from weftplan.torch.probe import Probes
 from weftplan.torch.seconds import modelled
 
 STATE = "random state"
-"""Label of the step that saves a generator's state before a random operator."""
+"""Label of a step that saves the generator's state before a random operator."""
 
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Return the tensors that a node of a traced graph makes or looks at, as fake tensors."""
+    """Return the value of a traced node as a list of fake tensors."""
     return tensors_in(node.meta.get("val"))
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Return whether a node draws from a generator."""
+    """Return whether a node draws random numbers from a generator."""
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def values(node: torch.fx.Node) -> tuple[Any, Any]:
-    """Positional and keyword arguments of a node, with fake tensors for nodes."""
+    """Return the positional and the keyword arguments of a node, with their values in place of nodes."""
 
     def value(arg: torch.fx.Node) -> Any:
         return arg.meta.get("val")
@@ -44,14 +44,14 @@ def values(node: torch.fx.Node) -> tuple[Any, Any]:
 
 
 def state_bytes(device: torch.device) -> int:
-    """Return the bytes of a generator's state."""
+    """Return the bytes of the state of a device's random number generator."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     return int(state.untyped_storage().nbytes())
 
 
 @dataclass
 class Step:
-    """A computation over numbered results."""
+    """A computation whose reads and results are storages, given by number."""
 
     node: torch.fx.Node
     label: str
@@ -65,24 +65,24 @@ class Step:
 
 @dataclass
 class Results:
-    """Storages by number."""
+    """The storages of a graph: bytes and first maker of each number, and the number of each storage key."""
 
     nbytes: list[int] = field(default_factory=list)
     maker: list[torch.fx.Node] = field(default_factory=list)
     number: dict[int, int] = field(default_factory=dict)
 
     def of(self, node: torch.fx.Node) -> list[int]:
-        """Return the storages that a node's tensors lie in."""
+        """Return the numbers of the storages of a node's tensors."""
         return [self.number[storage_key(t)] for t in tensors(node)]
 
     def add(self, nbytes: int, maker: torch.fx.Node) -> int:
-        """Return a new storage."""
+        """Return the number of a new storage."""
         self.nbytes.append(nbytes)
         self.maker.append(maker)
         return len(self.nbytes) - 1
 
-    def meet(self, node: torch.fx.Node) -> list[int]:
-        """Number the new storages of a node and return them."""
+    def add_new(self, node: torch.fx.Node) -> list[int]:
+        """Return the numbers of a node's new storages, after adding these storages."""
         fresh = []
         for t in tensors(node):
             if isinstance(t.untyped_storage().nbytes(), torch.SymInt):
@@ -98,7 +98,7 @@ class Results:
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """`` (file:line: text)`` of the user's code that a node comes from, or nothing."""
+    """Return file, line and text of the user's code that a node comes from, in brackets; empty if unknown."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
     files = [k for k, line in enumerate(lines) if line.startswith("File ")]
     if not files:
@@ -112,11 +112,11 @@ class Joint:
 
     Args:
         graph: as AOTAutograd traces it, without dead code.
-        in_forward: whether a node belongs to the forward part.
-        num_outputs: how many of the graph's outputs are the forward part's.
-        probes: measured calls.
-        measured: measured seconds in place of modelled seconds, if the cache or a probe has them.
-        repeats_random: random operators may run twice, with the generator's state of the first run.
+        in_forward: returns whether a node belongs to the forward part.
+        num_outputs: the number of the graph's outputs that are outputs of the forward part; these come first.
+        probes: measurements of calls.
+        measured: whether measured seconds, if there are any, replace modelled seconds.
+        repeats_random: whether random operators may run twice, with the generator's state of the first run.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Joint:
         self._probes, self._measured, self._repeats_random = probes, measured, repeats_random
         self.unseen = probes.unseen
         self.random: dict[torch.fx.Node, int] = {}
-        """Random nodes -> the result that holds the generator's state before them."""
+        """By random node, the result with the generator's state before the node."""
         forward: list[Step] = []
         backward: list[Step] = []
         outputs: list[Any] = []
@@ -143,7 +143,7 @@ class Joint:
             if node.op == "output":
                 outputs = list(node.args[0])
                 continue
-            fresh = self.results.meet(node)
+            fresh = self.results.add_new(node)
             if node.op == "placeholder":
                 self.inputs.append(node)
             elif fresh or is_mutation(node):
@@ -155,7 +155,7 @@ class Joint:
                 f"modules and inputs to the device that trains"
             )
         self.device = torch.device(*devices or ("cpu",))
-        # A second run would read a buffer that the first has changed; of batch norms only new averages depend on it.
+        # A second run would read a buffer that the first has changed. In a batch norm only new averages depend on it.
         changed = {r for step in forward if step.effect for r in self.results.of(step.node.all_input_nodes[0])}
         for step in forward:
             if "batch_norm" not in step.label and not changed.isdisjoint(step.reads):
@@ -163,7 +163,7 @@ class Joint:
         self.num_forward = len(forward)
         self.steps = forward + backward
         self.outputs = [self._results_of(outputs[:num_outputs]), self._results_of(outputs[num_outputs:])]
-        """Results that the forward part gives, and those of the backward part."""
+        """The outputs of the forward part, and those of the backward part, as numbers of results."""
 
     def _results_of(self, outputs: list[Any]) -> list[int]:
         return list(dict.fromkeys(r for n in outputs if isinstance(n, torch.fx.Node) for r in self.results.of(n)))
@@ -191,7 +191,7 @@ class Joint:
         return [Step(node, STATE, [], [state], repeats=False), step]
 
     def program(self) -> Program:
-        """The steps in numbers; node ``k`` after the inputs is step ``k``, and :attr:`entry` numbers the results."""
+        """Return the planner's program. Node ``given + k`` is step ``k``; ``entry`` maps results to entries."""
         computed = {r for step in self.steps for r in step.makes}
         inputs = [r for r in range(len(self.results.nbytes)) if r not in computed]
         order = inputs + [r for step in self.steps for r in step.makes]
@@ -224,10 +224,10 @@ class Joint:
         )
 
     def seconds(self) -> list[float]:
-        """Seconds per node of :meth:`program`."""
+        """Return the seconds of each node of :meth:`program`; 0 for inputs."""
         return [0.0] * self.given + [step.seconds for step in self.steps]
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
-    """Return whether a node picks one of several results."""
+    """Return whether a node selects an item of another node's tuple."""
     return node.op == "call_function" and node.target is operator.getitem

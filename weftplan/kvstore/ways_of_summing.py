@@ -1,9 +1,8 @@
-"""Ways of summing a bucket over the devices of this process, and of copying the result to them.
+"""Ways of summing a bucket over the devices of this process, and of copying the result to these devices.
 
-:class:`Near` sums on one device that can read every gradient, or a copy of it; ``exchange/between.py`` has the way over
-links between devices, ``nccl.py`` NVIDIA's. A way turns the keys of a bucket into stages: the sum, the steps of the
-optimizer that the store adds, and the copies to the caller. A way has no state but buffers; its caller holds the
-store's lock.
+:class:`Near` sums on one device. ``exchange/between.py`` sums over links between devices, ``nccl.py`` with NVIDIA's
+NCCL. A way turns the keys of a bucket into stages: the sum, the optimizer's steps that the store passes in, and the
+copies to the caller. A way has no state except buffers; its caller holds the store's lock.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weftplan.device.context import Context
+from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.reduce import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, on_device
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.errstate import quietly
@@ -24,12 +23,14 @@ from weftplan.support.array_types import RawArray
 
 
 class Item(NamedTuple):
-    """A key of a bucket.
+    """The arrays of a key in a call.
 
     Attributes:
-        arrays: the pushed gradients; empty if nothing is pushed.
-        total: receives the sum; may be ``stored``.
-        outs: receive the stored value.
+        key: the key.
+        arrays: the pushed gradients; empty if the call only pulls.
+        total: the array that receives the sum; may be ``stored``.
+        stored: the stored value.
+        outs: the arrays that receive the stored value.
     """
 
     key: Key
@@ -40,7 +41,7 @@ class Item(NamedTuple):
 
 
 class Way(Protocol):
-    """A way of reducing a bucket."""
+    """A way of summing the keys of a bucket and copying their stored values out."""
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
         """Return whether :meth:`stages` can copy ``stored`` to ``out``."""
@@ -49,16 +50,20 @@ class Way(Protocol):
         """Return the stages that sum, update and copy these keys.
 
         Args:
-            steps: the optimizer's; without any a sum replaces the stored value.
-            priority: of operations that come before, such as copies to the place of the sum.
+            items: keys of a bucket with their arrays.
+            steps: the optimizer's stages; if empty, the sum replaces the stored value.
+            priority: engine priority of operations that must be pushed first, such as copies to the summing device.
         """
 
 
 class Lot:
-    """Keys of a bucket that share a way of summing.
+    """The keys of a bucket that are summed in the same way, which run as one operation.
 
     Attributes:
-        later: keys whose arrays the way cannot reach; they are copied out afterwards.
+        keys: the keys.
+        later: if the way cannot reach an array to fill: all keys, to be copied out by later operations; else empty.
+        stored: the stored value of each key.
+        totals: the array for the sum of each key.
     """
 
     __slots__ = ("_fixed", "_items", "_way", "keys", "later", "stored", "totals")
@@ -75,11 +80,11 @@ class Lot:
 
     @property
     def fixed(self) -> tuple[Sequence[Stage], Sequence[Stage]] | None:
-        """The stages before and after the optimizer's if they are the same for every call; else None."""
+        """Stages (before, after) the optimizer's steps if they are the same for every call, else None."""
         return None if self.later else self._fixed
 
     def stages(self, steps: Sequence[Stage], priority: int) -> Sequence[Stage]:
-        """Return the stages of these keys; ``steps``: the optimizer's."""
+        """Return the stages of these keys, with the optimizer's stages ``steps`` after the sum."""
         if self._fixed is None:
             return self._way.stages(self._items, steps, priority)
         before, after = self._fixed
@@ -87,14 +92,14 @@ class Lot:
 
 
 class Near:
-    """Sums on the host, or on one device, from arrays that it can read or from copies of them.
+    """A way that sums on the host or on one device; arrays that it cannot read are first copied there.
 
     Args:
-        where: the device.
-        block_sum: order of additions.
-        sharing: threads and sizes, as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
-        bring: called with a key, the place in its list, an array, ``where`` and a priority; returns a copy of the array
-            that ``where`` can read.
+        where: context of the host or device.
+        block_sum: the function that sums a block on the host, which sets the order of additions.
+        sharing: arguments of :func:`~weftplan.kvstore.fixed_order_sums.reduce_arrays`.
+        bring: function of a key, an index in its list of arrays, the array, ``where`` and a priority; it pushes a copy
+            of the array to ``where`` and returns the copy.
     """
 
     def __init__(
@@ -112,20 +117,20 @@ class Near:
         return reads(self.where, out.context) and reads(self.where, stored.context)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
-        """Return the sum of all keys as one stage, the steps, and all copies as one stage."""
+        """Return a stage that sums all keys, the optimizer's ``steps``, and a stage that does all copies."""
         pushed = [item for item in items if item.arrays]
         stages = self.sums(pushed, priority) if pushed else []
         return [*stages, *steps, *self._copies(items, updates=bool(steps))]
 
     def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
-        """Return the stages before and after the steps, if they are the same for every call; else None."""
+        """Return the stages (before, after) the optimizer's steps; None if the sum needs copies made at each call."""
         if not all(reads(self.where, array.chunk.context) for item in items for array in item.arrays):
             return None
         pushed = [item for item in items if item.arrays]
         return (self.sums(pushed, 0) if pushed else []), self._copies(items, updates=updates)
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
-        """Return the stages that make the totals of these keys."""
+        """Return the stages that compute the totals; push copies of arrays that cannot be read from ``where``."""
         terms = []
         for item in items:
             terms.append(list(item.arrays))
@@ -141,7 +146,7 @@ class Near:
         totals: Sequence[NDArray],
         add: Callable[[Sequence[tuple[Sequence[RawArray], RawArray]]], None],
     ) -> Stage:
-        """Return the stage that calls ``add`` with (terms, total) of each key."""
+        """Return a stage that calls ``add`` with (terms, total), as raw arrays, for each key."""
         counts = [len(some) for some in terms]
 
         def kernel(raws: Sequence[RawArray]) -> None:
@@ -192,12 +197,12 @@ class Near:
 
 
 def reads(where: Context, context: Context) -> bool:
-    """Return whether a sum at ``where`` can read arrays at ``context``."""
+    """Return whether code that runs on ``where`` can read arrays of ``context`` without a copy."""
     return context == where or (context.device_type in HOST and where.device_type in HOST)
 
 
 def add_on_device(terms: Sequence[RawArray], total: RawArray) -> None:
-    """Compute ``total[...]`` = the sum from left to right, half precision in float32 and rounded once."""
+    """Write the sum of ``terms``, from left to right, to ``total``; add half precision in float32 and round once."""
     if isinstance(total, np.ndarray):  # a simulated device
         quietly(sum_sequential_block, terms, total, total)
     else:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from weftplan.errors import DataError
 from weftplan.support import blas_threads
-from weftplan.training.data.input.batch_reader import Filled, Reader, Task, trace_of
 from weftplan.training.data.input.layout import Layout
+from weftplan.training.data.input.sample_reader import Filled, Reader, Task, trace_of
 from weftplan.training.data.input.slots import Slots
 from weftplan.training.data.input.sources import Dataset, source_of
 

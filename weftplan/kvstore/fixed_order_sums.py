@@ -1,18 +1,18 @@
-"""Sums of several arrays in a fixed order, on CPU threads.
+"""Sums of several arrays in a fixed order of additions, on CPU threads.
 
-The result depends on the order of the sources only: never on arrival order, thread count or chunk size, because every
-element is summed by the same sequence of additions. Two orders exist, as in MXNet 1.9.1:
+The bits of a sum depend on the order of the sources only, never on arrival order, thread count or block size, because
+each element is summed by the same sequence of additions. Two orders exist, as in MXNet 1.9.1:
 
 * :func:`sum_grouped_block` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
-  ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are; float16 is rounded after each
-  addition, as MXNet does, bfloat16 is added in float32 and rounded once;
-* :func:`sum_sequential_block` (store ``device``): left to right, half precision in float32 and rounded once.
+  ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])``, without terms past the last source. float16 is rounded after
+  each addition, as in MXNet; bfloat16 is added in float32 and rounded once.
+* :func:`sum_sequential_block` (store ``device``): from left to right; half precision is added in float32 and rounded
+  once.
 
-Both read every source from memory once and write the result once: a compiled loop
-(:mod:`weftplan.ops.compiled.exchange.sums`) for large arrays of float32 and float64 if
-llvmlite is installed, else NumPy in blocks that stay in a core's cache.
-Ranges of the blocks go to helper threads (:mod:`weftplan.support.core_sharing`), which are not the engine's: they only
-ever run the leaf function below, so they cannot wait for anything.
+Both read each source from memory once and write the result once. Large float32 and float64 arrays use a compiled loop
+(:mod:`weftplan.ops.compiled.exchange.sums`) if llvmlite is installed; otherwise NumPy works in blocks that stay in a
+core's cache. Helper threads, separate from the engine's (:mod:`weftplan.support.core_sharing`), sum ranges of blocks.
+They run nothing else, so they never wait for another thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from weftplan.ops.core.floats import is_half
 from weftplan.support.core_sharing import share_out
 
 BLOCK_BYTES = 1 << 18
-"""Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
+"""Bytes of one block of one array: a few blocks fit into a core's second-level cache."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sharing(TypedDict):
-    """Threads and sizes of :func:`reduce_arrays`."""
+    """The keyword arguments of :func:`reduce_arrays` that a store sets once."""
 
     threads: int
     bound: int
@@ -45,7 +45,10 @@ BlockSum = Callable[[Sequence[Array], Array, Array], None]
 
 
 def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> None:
-    """One block in MXNet's ``local`` order; ``out`` may be ``sources[0]`` but no other source."""
+    """Sum a block in MXNet's ``local`` order; ``out`` may be ``sources[0]``, but no other source.
+
+    ``scratch`` is overwritten; it has the shape and dtype of ``out``, and may be ``out`` for up to two sources.
+    """
     count = len(sources)
     if count == 1:
         np.copyto(out, sources[0])
@@ -69,7 +72,7 @@ def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> N
 
 
 def sum_sequential_block(sources: Sequence[Array], out: Array, scratch: Array) -> None:
-    """One block from left to right; ``out`` may be ``sources[0]`` but no other source."""
+    """Sum a block from left to right; ``out`` may be one of the first two sources, but no later source."""
     del scratch
     if len(sources) == 1:
         np.copyto(out, sources[0])
@@ -94,15 +97,15 @@ def reduce_arrays(
     bound: int,
     compiled: bool = True,
 ) -> None:
-    """``out[...] = sum of sources``, all of one shape and dtype, contiguous.
+    """Write the sum of ``sources`` to ``out``; all arrays are contiguous and have the same shape and dtype.
 
     Args:
-        sources: at least one array; ``sources[0]`` may be ``out`` itself.
+        sources: at least one array; ``sources[0]`` may be ``out``.
         out: receives the sum.
-        block_sum: order of additions.
-        threads: at most this many threads take part (the calling one included).
+        block_sum: the function that sums a block, which sets the order of additions.
+        threads: maximum number of threads, including the calling thread.
         bound: arrays of fewer elements are summed on the calling thread alone.
-        compiled: large arrays may be summed by a compiled loop, which has the same bits.
+        compiled: whether a compiled loop, which gives the same bits, may be used for large arrays.
     """
     flat_out = out.reshape(-1)
     flats = [source.reshape(-1) for source in sources]
@@ -131,8 +134,7 @@ def reduce_each(
     bound: int,
     compiled: bool = True,
 ) -> None:
-    """Run :func:`reduce_arrays` for each (sources, out), with the same bits; small sums on one thread are faster
-    together."""
+    """Do :func:`reduce_arrays` for each (sources, out), with the same bits; small sums share the overhead of a call."""
     small = []
     for sources, out in sums:
         in_one_go = len(sources) == 2 or out.nbytes <= BLOCK_BYTES
@@ -150,21 +152,26 @@ def _sum_each(sums: Sequence[tuple[Sequence[Array], Array]], block_sum: BlockSum
 
 
 def sum_as_one_block(sources: Sequence[Array], out: Array, block_sum: BlockSum) -> None:
-    """What :func:`reduce_arrays` does with small arrays, on the calling thread: with the same bits, in less time."""
+    """Do :func:`reduce_arrays` for arrays of at most :data:`BLOCK_BYTES` on the calling thread, with less overhead."""
     quietly(block_sum, sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)
 
 
 _COMPILED: dict[BlockSum, bool] = {sum_grouped_block: True, sum_sequential_block: False}
-"""The orders that compiled loops know, and whether they put terms in brackets."""
+"""The orders that have a compiled loop; True: the loop adds in groups of four."""
 
 
 def spread_array(
     source: Array, targets: Sequence[Array], *, threads: int, bound: int, compiled: bool = True, total: int = 0
 ) -> None:
-    """``target[...] = source`` for every target; all contiguous, of one shape and dtype, none sharing memory.
+    """Copy ``source`` to each target; a compiled loop reads it once for all targets.
 
-    ``threads``, ``bound`` and ``compiled`` are as for :func:`reduce_arrays`; ``total``: bytes of all targets, where
-    they are more than these. A compiled loop reads ``source`` once for several targets.
+    Args:
+        source: contiguous array.
+        targets: contiguous arrays of the same shape and dtype, without shared memory.
+        threads: maximum number of threads, including the calling thread.
+        bound: arrays of fewer elements are copied on the calling thread alone.
+        compiled: whether a compiled loop may be used for large arrays.
+        total: bytes that the caller writes in all, if more than these targets have; decides on writes past the caches.
     """
     if source.size == 0 or not targets:
         return
@@ -180,16 +187,17 @@ def spread_array(
         fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
         def work(lo: int, hi: int) -> None:
-            for one in flats:
-                fill(flat[lo:hi], one[lo:hi])
+            for target in flats:
+                fill(flat[lo:hi], target[lo:hi])
 
     share_out(work, flat.size, block, threads if flat.size >= bound else 1)
 
 
 def filler(nbytes: int, *, compiled: bool = True) -> Callable[[Array, Array], object]:
-    """Return a function that copies its first array, of one dimension, to its second, as a part of ``nbytes`` in all.
+    """Return a function ``fill(source, target)`` that copies a one-dimensional array.
 
-    Copies that do not fit into the caches are written past them, if a compiled loop is allowed.
+    If the caller copies at least ``PAST`` bytes (``nbytes``) in all, and a compiled loop may be used, ``fill`` writes
+    past the caches.
     """
     return _fill_past if compiled and nbytes >= PAST else _fill
 
@@ -204,7 +212,7 @@ def _fill_past(source: Array, target: Array) -> None:
 
 
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
-    # A sum that overflows is inf, without a warning: a warning would depend on the thread that sums.
+    # Overflow gives inf without a warning: NumPy's warning settings are per thread, and any thread may sum.
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
     if stop - start <= block and start == 0 and stop == out.size:
         quietly(block_sum, sources, out, scratch)

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from weftplan.kvstore import reduce
-from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+from weftplan.kvstore import fixed_order_sums
+from weftplan.kvstore.fixed_order_sums import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 from weftplan.support import core_sharing
 
 
@@ -55,7 +55,7 @@ def test_order_of_additions(count, block_sum, oracle):
 @pytest.mark.parametrize("size", [1, 5, 4095, 4097, 70_001])
 def test_threads_and_blocks_do_not_change_bits(threads, size, monkeypatch):
     """Chunks of any size on any number of threads give the bits of one loop."""
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs = sources(6, size)
     out = np.full_like(xs[0], np.nan)
     reduce_arrays(xs, out, threads=threads, bound=1)
@@ -105,7 +105,7 @@ def test_without_threads_the_caller_does_all(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     late = Late()
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(core_sharing, "_helpers", refuse)
     monkeypatch.setattr(core_sharing._pool, "free", [])
     xs = sources(6, 70_001)
@@ -138,7 +138,7 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
         assert go.wait(60)
         ended.set()
 
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs = sources(3, 4096)
     with pytest.raises(ZeroDivisionError, match="a share"):
         reduce_arrays(xs, np.empty_like(xs[0]), block_sum=block_sum, threads=2, bound=1)
@@ -156,7 +156,7 @@ def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
         began.set()
         raise MemoryError("elsewhere")
 
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs = sources(3, 4096)
     with pytest.raises(MemoryError, match="elsewhere"):
         reduce_arrays(xs, np.empty_like(xs[0]), block_sum=block_sum, threads=2, bound=1)
@@ -179,7 +179,7 @@ def test_half_precision_is_summed_in_float32(dtype, block_sum):
 @pytest.mark.parametrize("block_sum", [sum_grouped_block, sum_sequential_block])
 def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
     """A sum's bits depend neither on llvmlite nor on the number of threads."""
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs, actual = sources(7, 70_001), []
     for compiled, threads in ((True, 1), (True, 3), (False, 1)):
         out = np.full_like(xs[0], np.nan)
@@ -192,7 +192,7 @@ def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_one_array_to_several(dtype, compiled, monkeypatch):
     """Every target is filled, by one thread or more."""
-    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 10)
     source = sources(1, 5003, dtype)[0]
     for threads in (1, 3):
         targets = [np.zeros_like(source) for _ in range(3)]
