@@ -10,6 +10,9 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import weftplan.support.command_start  # before the imports that take time
+
+# isort: split
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean

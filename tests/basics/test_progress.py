@@ -284,4 +284,4 @@ def test_log_of_a_command(tmp_path: Path) -> None:
     assert len(log.handlers) == 1
     done = CliRunner().invoke(main, [*train, "--log-file", str(tmp_path / "no" / "folder")])
     assert done.exit_code == 2
-    assert "No such file or directory" in done.output
+    assert "there is no folder" in done.output

@@ -65,6 +65,33 @@ time.sleep(100)
             time.sleep(0.05)
 
 
+def test_next_launch_removes_folders_of_killed_launchers(tmp_path: Path):
+    """SIGKILL leaves the launcher's folder; the next launch removes it, but not the folder of a job that still runs."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time; print(flush=True); time.sleep(float(sys.argv[1]))")
+    command = [sys.executable, "-m", "weftplan", "launch", "-n", "1", "--restarts", "1", "--elastic", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+
+    def start() -> subprocess.Popen[bytes]:
+        job = subprocess.Popen([*command, "20"], env=environment, stdout=subprocess.PIPE)
+        assert job.stdout is not None
+        assert job.stdout.read(1) == b"\n"
+        job.stdout.close()
+        return job
+
+    with start() as killed:
+        (left,) = tmp_path.glob("weftplan-job-*")
+        with start() as running:
+            killed.kill()
+            killed.wait()
+            subprocess.run([*command, "0"], env=environment, check=True)
+            there = list(tmp_path.glob("weftplan-job-*"))
+            running.terminate()
+        assert len(there) == 1
+        assert there != [left]
+    assert list(tmp_path.glob("weftplan-job-*")) == []
+
+
 @pytest.mark.parametrize(("store", "reported"), [("local", True), ("dist_sync", False)])
 def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, reported: bool):
     """A job of two processes without a distributed store is reported."""

@@ -13,10 +13,12 @@ from click.testing import CliRunner
 
 from weftplan import cli
 from weftplan.cli import LazyGroup, main
+from weftplan.support.command_start import INTERRUPTED
 
 COMMANDS = tuple(name for name in LazyGroup.list_commands(main, click.Context(main)))
 NETWORK = ["plan", "mlp"]
 FULL = Path("/dev/full")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_weftplan(*arguments: str, stdout: int, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -59,4 +61,35 @@ def test_ctrl_c_while_a_command_is_loaded(name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cli.importlib, "import_module", press)
     done = CliRunner().invoke(main, [name])
-    assert (done.exit_code, done.stderr) == (cli.INTERRUPTED, "interrupted\n")
+    assert (done.exit_code, done.stderr) == (INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize("start", ["module", "script"])
+@pytest.mark.parametrize("name", ["numpy", "click"])
+def test_ctrl_c_during_the_imports(tmp_path: Path, start: str, name: str) -> None:
+    """Ctrl-C while a command imports ends it as later: 130, one word, no traceback."""
+    (tmp_path / f"{name}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)")
+    script = tmp_path / "weftplan"
+    script.write_text("import sys\nfrom weftplan.cli import main\nsys.exit(main())")
+    done = subprocess.run(
+        [sys.executable, *(["-X", "utf8", "-m", "weftplan"] if start == "module" else [script]), "doctor"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, b"", b"interrupted\n")
+
+
+def test_other_programs_show_their_traceback(tmp_path: Path) -> None:
+    """A program that imports weftplan keeps Python's traceback of Ctrl-C."""
+    script = tmp_path / "train.py"
+    script.write_text("import weftplan\nraise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, script, "-m", "weftplan"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"Traceback" in done.stderr

@@ -43,7 +43,7 @@ def test_an_output_that_cannot_be_written(csv: Path) -> None:
     result = CliRunner().invoke(main, ["pack", str(csv), "--output", "/nowhere/at/all.csv"])
     assert result.exit_code == 1
     assert "peak" in result.output
-    assert "Error: [Errno 2] No such file or directory: '/nowhere/at/all.csv'" in result.output
+    assert "Error: /nowhere/at/all.csv: there is no folder /nowhere/at; create it, or give" in result.output
 
 
 @pytest.mark.parametrize("content", [b"\xc9\x00\xff" * 20, b"id,lower,upper,size\n" + b"x" * 200_000])

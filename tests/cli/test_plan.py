@@ -244,6 +244,20 @@ def test_the_curve_trades_time_for_memory() -> None:
     assert "████" in plan("resnet", "--batch", 8, "--curve").stdout
 
 
+def test_the_page_has_what_is_printed_beside_the_plan(tmp_path: Path) -> None:
+    """With --curve and --compare the page has the rows of both, as they are printed; without them it has none."""
+    page = tmp_path / "page.html"
+    printed = plan("mlp", "--curve", "--compare", "--html", page).stdout
+    text = page.read_text()
+    compared, curve = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+    assert all(f"recompute {policy}" in compared for policy in ("mxnet", "sqrt"))
+    for line in curve.splitlines():
+        assert line in printed
+    assert "█" in curve
+    plan("mlp", "--html", page)
+    assert "<pre>" not in page.read_text()
+
+
 def test_devices() -> None:
     """Under a budget a device with its own memory may offload to the host; several devices add external memory."""
     plain = plan_json("resnet", "--batch", 16, "--device", "sim0")
@@ -314,7 +328,7 @@ def test_options_reach_the_planner() -> None:
         (
             ["mlp", "--html", "/nowhere/at/all.html"],
             1,
-            "cannot write /nowhere/at/all.html: No such file or directory\n",
+            "cannot write /nowhere/at/all.html: there is no folder /nowhere/at; create it, or give another name\n",
         ),
         (["mlp", "--picture", "plan.xyz"], 1, "cannot write plan.xyz"),
     ],

@@ -140,3 +140,7 @@ def test_the_command_plans_by_sizes(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["plan", str(path)])
     assert refused.exit_code == 1
     assert "--inference plans the file by sizes alone" in refused.output
+    for option in (("--compare",), ("--budget", "1GB"), ("--batch", "4")):
+        refused = CliRunner().invoke(main, ["plan", str(path), "--inference", "--quiet", *option])
+        assert refused.exit_code == 2
+        assert f"{option[0]} does not go with a file that is planned by sizes alone" in refused.output

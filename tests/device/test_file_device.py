@@ -26,7 +26,12 @@ def test_offload_targets_are_parsed():
         OffloadTarget("peer"),
     )
     assert parse("file:/a:b") == (OffloadTarget("file", None, "/a:b"),)
-    assert parse("file:/a:512kb") == (OffloadTarget("file", 512_000, "/a"),)
+    for size in ("512kb", "512k", "512e3", "500Ki"):
+        assert parse(f"file:/a:{size}, host:{size}") == (
+            OffloadTarget("file", 512_000, "/a"),
+            OffloadTarget("host", 512_000),
+        )
+    assert parse("file:/a:512000") == (OffloadTarget("file", None, "/a:512000"),)
     assert parse("true") == parse("1") == (OffloadTarget("host"),)
     assert parse("false") == parse("0") == parse("") == ()
 

@@ -5,6 +5,7 @@ import importlib.util
 import pathlib
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.standin_cupy import CUDARuntimeError, installed, machine, meter, reco
 from tests.standin_cupy.machine import StreamRaceError
 from weftplan import device, storage
 from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.ndarray.memory.release import dead, drain
 
 
 @pytest.fixture
@@ -344,3 +346,21 @@ def test_cublas_handle_belongs_to_its_thread(xp):
     assert results[0] != handle
     with pytest.raises(RuntimeError, match="another thread"):
         xp.cuda.cublas.sgemmStridedBatched(results[0], *range(17))
+
+
+def test_earlier_standins_count_nothing():
+    """An array that outlives its stand-in is deleted on the next one: its waits neither count nor take errors there."""
+    with installed():
+        array = mx.nd.ones(8, ctx=mx.gpu(0)) + 1
+    with installed():
+        kept = mx.nd.ones(8, ctx=mx.gpu(0))
+        kept.wait_to_read()
+        meter.reset()
+        machine.pending = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+        assert array.chunk.var.events is not None, "its deletion waits for no event"
+        del array
+        drain()
+        while dead.coming:
+            time.sleep(0.001)
+        assert (meter.syncs, meter.frees, machine.sticky) == ({}, 0, None)
+        machine.pending = None

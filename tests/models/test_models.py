@@ -144,3 +144,18 @@ def test_bad_requests() -> None:
         models.get("resnet19")
     with pytest.raises(ShapeError):
         models.get("vgg16", image_shape=(3, 8, 8))
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 1.5, True, "3", None])
+def test_sizes_are_integers_above_zero(wrong: Any) -> None:
+    """Batches and shapes of samples that are no integers above 0 are refused by name, before any symbol is made."""
+    for call in (
+        lambda: models.input_shapes("lenet", batch=wrong),
+        lambda: models.input_shapes("lstm", 2, image_shape=(wrong,)),
+        lambda: models.get("lenet", image_shape=(1, wrong, 28)),
+    ):
+        with pytest.raises(ParameterError, match=rf"expected an integer of at least 1, got {wrong!r}"):
+            call()
+    with pytest.raises(ParameterError, match="expected a tuple of integers as image_shape, got 'abc'"):
+        models.get("lenet", image_shape="abc")  # type: ignore[arg-type]
+    assert models.input_shapes("mlp", np.int64(4)) == {"data": (4, 784), "softmax_label": (4,)}

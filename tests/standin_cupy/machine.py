@@ -56,13 +56,18 @@ class Machine:
     def reset(self) -> None:
         """Reset to empty devices of 80 GiB."""
         self.capacity = [80 << 30] * DEVICES
-        self.used = [0] * DEVICES  # a new list: older allocations update the old list
+        self.used = [0] * DEVICES
+        self.era = object()
+        """Identity of this stand-in. Streams, events and memory of an earlier one may outlive it: they count nothing,
+        know of no error, and free nothing here."""
         self.host: Clock = {}
         self.sticky: str | None = None
         """The text of an error that every later call repeats, as after an illegal address; None without an error."""
         self.libraries_missing = False
         """Whether cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine with a driver only."""
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.null_streams: dict[int, Stream] = {}
+        """The default stream of each device that has been asked for it."""
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.peers: set[tuple[int, int]] = set()
         """Device pairs whose peer access is enabled."""

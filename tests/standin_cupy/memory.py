@@ -39,7 +39,7 @@ class Memory:
         machine.check()
         self.device_id = thread.device
         self.size = 0
-        self._used = machine.used
+        self._used, self._era = machine.used, machine.era
         not_while_capturing("cudaMalloc")
         self.size = 0
         if type(size) is not int or size < 0:
@@ -60,7 +60,7 @@ class Memory:
 
     def __del__(self) -> None:
         self._used[self.device_id] -= self.size
-        if self.size and self._used is machine.used:
+        if self.size and self._era is machine.era:
             meter.frees += 1
             for stream in members(machine.streams):  # cudaFree returns when the device is idle
                 if stream.device_id == self.device_id and stream.captured is None:

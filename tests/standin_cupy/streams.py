@@ -47,10 +47,7 @@ class Device:
         for stream in mine:
             refuse(stream.captured, "Device.synchronize")
         meter.syncs["Device.synchronize"] += 1
-        with lock:
-            for stream in mine:
-                merge(machine.host, stream.now())
-        machine.arrive()
+        _arrive_at(*(stream.now for stream in mine))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
@@ -94,6 +91,7 @@ class Stream:
         self.seen: Clock = {}
         self.priority = priority
         self.captured: Capture | None = None
+        self._era = machine.era
         machine.streams.add(self)
         self._pointers = machine.pointers
 
@@ -121,20 +119,18 @@ class Stream:
     @property
     def done(self) -> bool:
         """True, because work runs when it is enqueued; reading it counts as a wait of the host."""
-        not_while_capturing("Stream.done", self)
-        with lock:
-            merge(machine.host, self.now())
-        machine.arrive()
+        if self._era is machine.era:
+            not_while_capturing("Stream.done", self)
+            _arrive_at(self.now)
         return True
 
     def synchronize(self) -> None:
         """Block the host until the stream is empty."""
-        machine.check()
-        not_while_capturing("Stream.synchronize", self)
-        meter.syncs["Stream.synchronize"] += 1
-        with lock:
-            merge(machine.host, self.now())
-        machine.arrive()
+        if self._era is machine.era:
+            machine.check()
+            not_while_capturing("Stream.synchronize", self)
+            meter.syncs["Stream.synchronize"] += 1
+            _arrive_at(self.now)
 
     def record(self, event: Event | None = None) -> Event:
         """Record and return an event after the work enqueued so far."""
@@ -187,6 +183,14 @@ class Stream:
                 "cudaErrorStreamCaptureUnjoined: a stream of the capture was not joined to its origin"
             )
         return Graph(capture.calls, self.device_id)
+
+
+def _arrive_at(*clocks: Callable[[], Clock]) -> None:
+    """The host has waited for the work before each of ``clocks``."""
+    with lock:
+        for clock in clocks:
+            merge(machine.host, clock())
+    machine.arrive()
 
 
 def _pointer() -> int:
@@ -293,6 +297,7 @@ class Event:
         self.stream_key = 0
         self.timed = not disable_timing
         self.time = 0.0
+        self._era = machine.era
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the work of ``stream`` so far.
@@ -314,21 +319,19 @@ class Event:
     @property
     def done(self) -> bool:
         """True, because work runs when it is enqueued; reading it counts as a wait of the host."""
-        machine.check()
-        self._of_no_capture("Event.done")
-        with lock:
-            merge(machine.host, self.clock)
-        machine.arrive()
+        if self._era is machine.era:
+            machine.check()
+            self._of_no_capture("Event.done")
+            _arrive_at(lambda: self.clock)
         return True
 
     def synchronize(self) -> None:
         """Block the host until the event has passed."""
-        machine.check()
-        self._of_no_capture("Event.synchronize")
-        meter.syncs["Event.synchronize"] += 1
-        with lock:
-            merge(machine.host, self.clock)
-        machine.arrive()
+        if self._era is machine.era:
+            machine.check()
+            self._of_no_capture("Event.synchronize")
+            meter.syncs["Event.synchronize"] += 1
+            _arrive_at(lambda: self.clock)
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
@@ -338,15 +341,11 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
     return end_event.time - start_event.time
 
 
-_null_streams: dict[int, Stream] = {}
-
-
 def _null_stream(device: int) -> Stream:
-    stream = _null_streams.get(device)
+    stream = machine.null_streams.get(device)
     if stream is None:
         with Device(device):
-            stream = _null_streams[device] = Stream(null=True)
-    machine.streams.add(stream)
+            stream = machine.null_streams[device] = Stream(null=True)
     return stream
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,14 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
     actual = run(f"{module}:step", "--html", str(page), "--curve")
     assert actual.exit_code == 0, actual.output
     assert "alive at the peak" in actual.output
-    assert "more modelled time" in actual.output
+    (line,) = re.findall(r".* bytes +0\.0 % more modelled time", actual.output)
+    assert line in page.read_text()
     assert page.read_text().startswith("<!doctype html>")
-    facts = json.loads(run(f"{module}:step", "--json").output)
+    facts = json.loads(run(f"{module}:step", "--json", "--quiet").output)
+    assert f"peak of {facts['peak']:,} bytes is the lower bound and the resident bytes" in page.read_text()
+    shown = re.search("results and scratch ([^;]*);", actual.output)
+    assert shown is not None
+    assert f"The peak of {shown[1]} lasts" in page.read_text()
     assert facts["smallest"] < facts["peak"] == facts["plain"]
     fitted = json.loads(run(f"{module}:step", "--budget", str(facts["smallest"]), "--json").output)
     assert fitted["peak"] == facts["smallest"]

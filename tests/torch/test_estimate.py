@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -14,11 +15,21 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.torch.models import Convolutions, Decoder  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.errors import PlanError  # noqa: E402
+from weftplan.support import user_cache  # noqa: E402
 from weftplan.torch import estimate  # noqa: E402
-from weftplan.torch.probe import peak_of  # noqa: E402
+from weftplan.torch.probe import Probes, peak_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+def test_measuring_scratch_is_silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's profiler writes lines to standard error; a measurement writes none, and leaves the error stream."""
+    monkeypatch.setattr(user_cache, "load", lambda *_: None)
+    x = torch.ones(4, 4)
+    assert Probes().scratch(torch.ops.aten.mm.default, (x, x), {}) >= 0
+    os.write(2, b"after")
+    assert capfd.readouterr().err == "after"
 
 
 def step(model: Any, optimizer: Any, args: Any, *, none: bool = True, amp: bool = False, parts: int = 1) -> None:

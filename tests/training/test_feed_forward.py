@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,16 @@ def test_mistakes_are_named() -> None:
         model.save("nowhere")
     with pytest.raises(ParameterError, match="DataIter"):
         model.fit("data")
+
+
+def test_an_epoch_is_logged_as_by_a_module(caplog: pytest.LogCaptureFixture) -> None:
+    """The metric of the training data, the time, the metric of the validation; the caller's logger takes the first."""
+    own = logging.getLogger("own")
+    with caplog.at_level(logging.INFO):
+        mx.model.FeedForward(net(), num_epoch=1).fit(DATA, LABEL, (DATA, LABEL), logger=own)
+    lines = [(record.name, record.getMessage().rpartition("=")[0]) for record in caplog.records]
+    assert lines == [
+        ("own", "Epoch[0] Train-accuracy"),
+        ("own", "Epoch[0] Time cost"),
+        ("weftplan", "Epoch[0] Validation-accuracy"),
+    ]

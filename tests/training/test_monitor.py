@@ -43,6 +43,23 @@ def test_outputs_and_arguments():
         assert float(text) == pytest.approx(value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "float64"])
+def test_a_statistic_is_printed_as_numpy_prints_it(dtype):
+    """As in MXNet: the digits of the statistic's dtype, for one element and for several."""
+    module, value = bound_module(), np.array([1 / 3, 2.5]).astype(dtype)
+    monitor = mx.mon.Monitor(
+        1, lambda _: [mx.nd.array(value[:1], dtype=dtype), mx.nd.array(value, dtype=dtype)], "fc1_bias"
+    )
+    module.install_monitor(monitor)
+    monitor.tic()
+    ((_, _, text),) = monitor.toc()
+    assert (
+        text
+        == {"float32": "0.33333334", "float16": "0.3333", "int32": "0", "float64": "0.3333333333333333"}[dtype]
+        + f"\t{value}\t"
+    )
+
+
 def test_every_third_batch_sorted_and_with_inputs():
     """With interval 3 only batches 1 and 4 are shown; monitor_all adds inputs; a statistic may be a list."""
     monitor = mx.mon.Monitor(3, lambda x: [mx.nd.max(x), x[0:1]], "act|data|fc1_data", sort=True, monitor_all=True)

@@ -78,6 +78,14 @@ def test_results_of_mxnet(freq: int, expected: dict[str, list[float]], contexts:
     assert batches.calls.removeprefix("R") == "".join(full)
 
 
+def test_a_store_changes_nothing() -> None:
+    """With a store the first update uses the parameters too, not the zeros that MXNet then has on its contexts."""
+    alone, _ = train_module(2, kvstore=None)
+    stored, _ = train_module(2, kvstore=mx.kv.create("local"))
+    for name, value in alone.get_params()[0].items():
+        np.testing.assert_array_equal(stored.get_params()[0][name].asnumpy(), value.asnumpy())
+
+
 def test_first_update_after_a_snapshot_is_the_mean_gradient() -> None:
     """The first update after a snapshot uses the mean gradient of all batches; without a snapshot update raises."""
     random = np.random.RandomState(1)

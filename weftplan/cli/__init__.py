@@ -21,8 +21,10 @@ from textwrap import wrap
 import click
 
 from weftplan import __version__
+from weftplan.cli.file_errors import in_words
 from weftplan.cli.verbosity import verbosity_options
 from weftplan.errors import MXNetError, did_you_mean
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import width_of
 
 _COMMANDS = {
@@ -136,15 +138,14 @@ def _reported() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader has closed the pipe: click exits quietly
-        reason = error.strerror or error
-        text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
-        if error.errno in _WRITING and error.filename is not None:
-            text = f"cannot write {error.filename}: {reason}"
+        text = in_words(error)
+        if error.filename is None:
+            text = f"cannot write the output: {text}"
+        elif error.errno in _WRITING:
+            text = f"cannot write {text}"
         raise _fitted(click.ClickException(text)) from error
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 _FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
 _MEANT = {

@@ -103,6 +103,8 @@ def _params_path(params: str, symbol_path: Path | None) -> Path:
             if int(candidate.stem.rpartition("-")[2]) == int(params):
                 return candidate
     if not path.is_file():
+        if path.is_dir():
+            raise click.BadParameter(f"{params!r} is a folder; give a parameter file in it", param_hint="PARAMS")
         there = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
         raise click.BadParameter(f"there is no parameter file {params!r}{there}", param_hint="PARAMS")
     if path.read_bytes()[:64].lstrip().startswith(b"{"):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from weftplan import models
+from weftplan.cli.file_errors import cause
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -125,7 +126,7 @@ def writable_folder(context: click.Context, parameter: click.Parameter, value: P
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise click.BadParameter(f"cannot write to {value}: {error.strerror or error}") from error
+        raise click.BadParameter(f"cannot write to {value}: {cause(error, value)}") from error
     return value
 
 

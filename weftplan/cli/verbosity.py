@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from weftplan.cli.file_errors import cause
 from weftplan.support import progress
 from weftplan.support.package_log import log
 
@@ -82,7 +83,7 @@ def _note(context: click.Context, parameter: click.Parameter, value: int | bool 
         try:
             verbosity.log_file = logging.FileHandler(value, encoding="utf-8")
         except OSError as error:
-            raise click.BadParameter(f"cannot write {value}: {error.strerror or error}") from error
+            raise click.BadParameter(f"cannot write {value}: {cause(error, value)}") from error
         verbosity.log_file.setFormatter(logging.Formatter(_FILE_FORMAT))
         verbosity.log_file.setLevel(logging.INFO)
     elif parameter.name == "quiet":

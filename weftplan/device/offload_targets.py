@@ -17,8 +17,8 @@ from weftplan.device.sizes import parse_bytes
 from weftplan.errors import ConfigError, PlanError
 
 FORM = "true, false, or offload targets such as host:8GB,file:/tmp:50GB,peer"
-_SIZE = re.compile(r"[0-9.]+ *(?:[KMGT]i?)?B", re.IGNORECASE)
-"""Pattern that distinguishes a size after a colon from the end of a folder's name."""
+_SIZE = re.compile(r"[0-9.]+(?: *(?:[KMGT]i?B?|B)|e\+?[0-9]+)", re.IGNORECASE)
+"""Pattern that distinguishes a size after a colon from the end of a folder's name; a bare number is a name."""
 
 
 @dataclass(frozen=True, slots=True)

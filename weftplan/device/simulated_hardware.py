@@ -11,11 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from weftplan.device.links import HOST, Interconnect
+from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 
 
@@ -45,51 +45,69 @@ class CostModel:
         return self.latency + nbytes / self.bandwidth
 
 
+class _Memory:
+    """One allocation of a simulated device; ``owner`` refers to the array that owns the bytes."""
+
+    __slots__ = ("owner", "place")
+
+    def __init__(self, place: int, owner: weakref.ref[object]) -> None:
+        self.place = place
+        self.owner = owner
+
+
 class Addresses:
-    """Address ranges of the memory of all simulated devices; used under the global lock of simulated work."""
+    """Address ranges of the memory of all simulated devices; used under the global lock of simulated work.
+
+    A user's finalizer may call each method in the middle of another, on the same thread.
+    """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._places: list[tuple[int, int, weakref.ref[Any]]] = []
-        """(end address, device number, owning array) of each range, in the order of ``_starts``."""
-        self._dead: deque[weakref.ref[Any]] = deque()
+        self._ranges: AddressRanges[_Memory] = AddressRanges(lambda memory: memory.owner() is not None)
+        self._memories: dict[int, _Memory] = {}
+        """By the identity of the reference to the owner."""
+        self._dead: deque[weakref.ref[object]] = deque()
         """Owners collected without :meth:`remove`, for example with a dropped pool; their addresses may be reused."""
         # Weak-reference callbacks may run inside any code: they only append here, and the next method removes ranges.
+
+    def __len__(self) -> int:
+        self._remove_dead()
+        return len(self._memories)
 
     def add(self, raw: RawArray, place: int) -> None:
         """Register ``raw`` as memory of simulated device number ``place``."""
         self._remove_dead()
-        start = raw.ctypes.data
-        index = bisect.bisect_left(self._starts, start)
-        owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
-        self._starts.insert(index, start)
-        self._places.insert(index, (start + raw.nbytes, place, owner))
+        owning: object = raw if raw.base is None else raw.base
+        owner = weakref.ref(owning, self._dead.append)
+        memory = self._memories[id(owner)] = _Memory(place, owner)
+        self._ranges.add(memory, raw.ctypes.data, raw.ctypes.data + raw.nbytes)
 
     def remove(self, raw: RawArray) -> None:
         """Remove the range of ``raw``, which its device frees."""
         self._remove_dead()
-        index = bisect.bisect_left(self._starts, raw.ctypes.data)
-        del self._starts[index], self._places[index]
+        for memory in self._ranges.overlapping(raw.ctypes.data, raw.ctypes.data + 1):
+            self._remove(memory.owner)
+
+    def _remove(self, owner: weakref.ref[object]) -> None:
+        memory = self._memories.get(id(owner))
+        if memory is not None:
+            self._ranges.remove(memory)
+            self._memories.pop(id(owner), None)
 
     def _remove_dead(self) -> None:
-        """Remove the ranges whose owners were garbage-collected."""
+        """Remove the ranges whose owners were garbage-collected, each before its notice."""
         while self._dead:
-            owner = self._dead.popleft()
-            index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
-            if index is not None:
-                del self._starts[index], self._places[index]
+            owner = self._dead[0]
+            self._remove(owner)
+            if self._dead and self._dead[0] is owner:  # else a nested call has removed it
+                self._dead.popleft()
 
     def place(self, array: RawArray) -> int:
         """Return the number of the simulated device whose memory ``array`` is in, or :data:`HOST`."""
         if not isinstance(array, np.ndarray):
             return HOST
         self._remove_dead()
-        address = array.ctypes.data
-        index = bisect.bisect(self._starts, address) - 1
-        if index < 0:
-            return HOST
-        end, place, _ = self._places[index]
-        return place if address < end else HOST
+        there = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
+        return next((memory.place for memory in there if memory.owner() is not None), HOST)
 
 
 class Wires:

@@ -6,9 +6,10 @@ module is stateless.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.models import lstm as language
@@ -77,7 +78,7 @@ def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] 
         image_shape: shape of one sample; for small images a network with a small variant gets a smaller first layer.
 
     Raises:
-        ParameterError: no such network.
+        ParameterError: no such network, or ``image_shape`` is no shape.
         ShapeError: the network does not fit samples of this shape.
 
     >>> get("mlp").list_arguments()[:3]
@@ -85,6 +86,8 @@ def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] 
     """
     network = find(name)
     build = network.build
+    if image_shape is not None:
+        image_shape = _shape("get", "image_shape", image_shape)
     if image_shape is not None and network.small is not None and max(image_shape[1:], default=0) < network.small_below:
         build = network.small
     with NameManager():  # names do not depend on earlier builds
@@ -102,14 +105,31 @@ def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None
         batch: number of samples.
         image_shape: (channels, height, width) of a sample; None: that for which the network is known.
 
+    Raises:
+        ParameterError: no such network, or a number that is no integer above 0.
+
     >>> input_shapes("lenet", 64)
     {'data': (64, 1, 28, 28), 'softmax_label': (64,)}
     """
     network = find(name)
-    data = (batch, *(network.image_shape if image_shape is None else image_shape))
+    sample = network.image_shape if image_shape is None else _shape("input_shapes", "image_shape", image_shape)
+    (batch,) = _shape("input_shapes", "batch", (batch,))
+    data = (batch, *sample)
     if name == "lstm":
         return {"data": data, "softmax_label": data, **language.begin_states(batch)}
     return {"data": data, "softmax_label": (batch,)}
+
+
+def _shape(function: str, what: str, values: Sequence[object]) -> tuple[int, ...]:
+    """Return ``values`` as integers above 0."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ParameterError(f"models.{function}: expected a tuple of integers as {what}, got {values!r}")
+    shape = []
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ParameterError(f"models.{function}: {what}: expected an integer of at least 1, got {value!r}")
+        shape.append(int(value))
+    return tuple(shape)
 
 
 def digits(name: str, num_classes: int = 10) -> Symbol:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 
 from weftplan.device.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
@@ -40,8 +41,8 @@ COLUMNS = (
 )
 
 
-def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
-    """Return the page as text. It loads no other files and needs no network.
+def plan_html(plan: MemoryPlan, *, title: str = "memory plan", tables: Iterable[str] = ()) -> str:
+    """Return the page as text, with ``tables`` of plain text below the figures. It loads nothing over a network.
 
     If a plan has more than :data:`MOST_BARS` buffers, the page shows the largest and says so.
     """
@@ -59,6 +60,7 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
         ),
         "STRATEGY": html.escape(plan.strategy),
         "LEFT_OUT": html.escape(plan.left_out),
+        "TABLES": "".join(f"<pre>{html.escape(table)}</pre>" for table in tables),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "PASSES": "".join(
             f"<li>{html.escape(one.text)}{f', {spent}' if (spent := plan_figures.milliseconds(plan.pass_seconds.get(one.name))) else ''}</li>"

@@ -36,6 +36,8 @@ _callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] 
 class Task(Generic[T]):
     """A submitted call, made only by :func:`weftplan.engine.submit`.
 
+    A task is no value: like a future it is equal to itself alone, and true. Compare and test ``task.result()``.
+
     Attributes:
         array: the value of ``out``: an array, or a tuple or list of arrays; None without ``out``.
         name: for errors and traces.

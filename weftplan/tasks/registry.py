@@ -16,7 +16,8 @@ correct.
 Any thread may call this module. Lock rank: the registry's lock is above the engine's (nothing is pushed under it).
 Weak-reference callbacks may run on any thread, also inside this lock, so they only append to a deque, which the next
 look-up empties. The interpreter runs them before it can reuse the memory of the dead array. So a thread that sees a
-reused ``id`` finds the notice of the old entry's death in the deque.
+reused ``id`` finds the notice of the old entry's death in the deque. A user's finalizer may even look up a var in the
+middle of a look-up of the same thread: the tables change by single steps, and each step checks its table first.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
-from weftplan.tasks.address_ranges import AddressRanges
 from weftplan.tasks.parts import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
 
@@ -90,8 +91,8 @@ class _Registry:
         self._lock = whole_in_children(ReentrantLock())
         """Reentrant, because a garbage collection under the lock may run a user's finalizer that looks up a var."""
         self._entries: dict[int, _Entry] = {}
-        self._dead: deque[tuple[int, int]] = deque()
-        """Death notices: (owner, anchor) ids of dead arrays; appended only by weak-reference callbacks."""
+        self._dead: deque[tuple[int, int, weakref.ref[Any]]] = deque()
+        """Death notices: owner and anchor ids and the dead reference; appended only by weak-reference callbacks."""
         self._ranges: AddressRanges[_Entry] | None = None
         """Entries by their addresses; None until the first array over foreign memory."""
 
@@ -228,27 +229,27 @@ class _Registry:
     def _entry(self, array: RawArray, engine: Engine) -> _Entry:
         """Return the entry of the owner of ``array``, made if necessary; the lock is held."""
         anchor, owner = _roots(array)
-        key, known = id(owner), id(anchor)
-        self._bury()
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry(engine.new_variable())
-            if isinstance(anchor, np.ndarray) and anchor.dtype.hasobject:
+        key, known, dead = id(owner), id(anchor), self._dead
+        while True:
+            self._bury()
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = _Entry(engine.new_variable())
+            if entry.var.engine is not engine or entry.links:
+                _move_all(entry, array, engine)
+            if known in entry.anchors:
+                return entry
+            entry.anchors[known] = weakref.ref(anchor, lambda reference: dead.append((key, known, reference)))
+            # Otherwise a finalizer's look-up has made another entry meanwhile. It may also have removed this one with
+            # its last other array; then it is stored again.
+            if self._entries.setdefault(key, entry) is entry:
+                break
+        if isinstance(anchor, np.ndarray):
+            if anchor.dtype.hasobject and entry.links is None:
                 entry.links = []
-        else:
-            for one in (entry, *(entry.links or ())):
-                if one.var.engine is not engine:
-                    _move(one, array, engine)
-        if known not in entry.anchors:
-            dead = self._dead
-            entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
-            # Store it again: a finalizer that ran meanwhile may have removed the entry with its last other array.
-            self._entries[key] = entry
-            if isinstance(anchor, np.ndarray):
-                self._place(entry, anchor, foreign=not anchor.flags.owndata)
-                for one in entry.links or ():
-                    if one.var.engine is not engine:
-                        _move(one, array, engine)
+            self._place(entry, anchor, foreign=not anchor.flags.owndata)
+            if entry.links:
+                _move_all(entry, array, engine)
         return entry
 
     def _place(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
@@ -256,39 +257,50 @@ class _Registry:
         if self._ranges is None:
             if not foreign:
                 return
-            self._ranges = AddressRanges(_is_pending)
+            self._ranges = AddressRanges(_is_in_use)
             for other in list(self._entries.values()):
-                if other is not entry:
-                    for reference in list(other.anchors.values()):
-                        root = reference()
-                        if isinstance(root, np.ndarray) and root.size:
-                            other.span = self._ranges.add(other, *bounds(root))
+                for reference in list(other.anchors.values()) if other is not entry else ():
+                    root = reference()
+                    if isinstance(root, np.ndarray) and root.size:
+                        self._add_range(other, *bounds(root))
         if not anchor.size:
             return
         low, high = bounds(anchor)
         if entry.span is not None and entry.span[0] <= low and high <= entry.span[1]:
             return
-        links = [*(entry.links or ())]
-        links += [one for one in self._ranges.overlapping(low, high) if one is not entry and one not in links]
-        if links:
-            entry.links = links
-        entry.span = self._ranges.add(entry, low, high)
+        # In this order: of two entries made at the same time, the later finds the earlier.
+        self._add_range(entry, low, high)
+        for other in self._ranges.overlapping(low, high):
+            if other is not entry and other not in (entry.links or ()) and _is_in_use(other):
+                entry.links = [*(entry.links or ()), other]
+
+    def _add_range(self, entry: _Entry, low: int, high: int) -> None:
+        """Extend the address range of ``entry``; address ranges are recorded, and the lock is held."""
+        assert self._ranges is not None
+        if entry.span is not None:
+            low, high = min(low, entry.span[0]), max(high, entry.span[1])
+        self._ranges.add(entry, low, high)
+        entry.span = low, high
 
     def _bury(self) -> None:
         """Remove dead arrays and owners without arrays, each death notice after its entry; the lock is held."""
+        entries = self._entries
         while self._dead:
-            key, known = self._dead[0]
-            entry = self._entries.get(key)
+            notice = self._dead[0]
+            key, known, reference = notice
+            entry = entries.get(key)
             if entry is not None:
-                anchor = entry.anchors.get(known)
-                if anchor is not None and anchor() is None:  # else removed already, before an interrupt
-                    del entry.anchors[known]
-                if not entry.anchors:
-                    del self._entries[key]
-                    entry.links = None
-                    if self._ranges is not None and entry.span is not None:
+                anchors = entry.anchors
+                if known in anchors and anchors[known] is reference:  # else a nested call has removed it
+                    del anchors[known]
+                if not anchors:
+                    if self._ranges is not None:
                         self._ranges.end(entry)
-            self._dead.popleft()
+                    entry.links = entry.span = None
+                    if key in entries and entries[key] is entry:
+                        del entries[key]
+            if self._dead and self._dead[0] is notice:  # else a nested call has removed it
+                self._dead.popleft()
 
     def __len__(self) -> int:
         with self._lock:
@@ -296,17 +308,25 @@ class _Registry:
             return len(self._entries)
 
 
-def _is_pending(entry: _Entry) -> bool:
-    """Return whether pending operations use the memory of an entry whose arrays have died."""
-    return any(var.engine._region.requests or var.state != "IDLE" for var in entry.vars())
+def _is_in_use(entry: _Entry) -> bool:
+    """Return whether an array or a pending operation uses the memory of an entry."""
+    return any(reference() is not None for reference in list(entry.anchors.values())) or any(
+        var.engine._region.requests or var.state != "IDLE" for var in entry.vars()
+    )
+
+
+def _move_all(entry: _Entry, array: object, engine: Engine) -> None:
+    """Move ``entry`` and its links to ``engine``.
+
+    Raises:
+        EngineError: operations of the current engine of one of them are still pending.
+    """
+    for one in (entry, *(entry.links or ())):
+        if one.var.engine is not engine:
+            _move(one, array, engine)
 
 
 def _move(entry: _Entry, array: object, engine: Engine) -> None:
-    """Move ``entry`` to another engine.
-
-    Raises:
-        EngineError: operations of its current engine are still pending.
-    """
     for var in entry.vars():
         if var.state != "IDLE":
             raise EngineError(

@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from weftplan.support import user_cache
+from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
 
@@ -114,14 +115,12 @@ def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
             out = target(*args, **kwargs)
             most = torch.cuda.max_memory_allocated(device) - start
         else:
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof, record_function("call"):
+            profiling = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            with without_stderr(), profiling as prof, record_function("call"):  # PyTorch 2.13 writes lines there
                 out = target(*args, **kwargs)
             most = peak_of(prof, "call")
-    results = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tensors_in(out)
-        if t.untyped_storage().data_ptr() not in before
-    }
+    buffers = [t.untyped_storage() for t in tensors_in(out)]
+    results = {buffer.data_ptr(): buffer.nbytes() for buffer in buffers if buffer.data_ptr() not in before}
     return max(0, int(most - sum(results.values())))
 
 

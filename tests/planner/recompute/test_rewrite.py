@@ -173,6 +173,9 @@ def test_parse_bytes_refuses_what_is_no_size() -> None:
 
     assert parse_bytes("800m") == 800_000_000
     assert parse_bytes(".5KiB") == 512
-    for bad in ("", "two", "2XB", "-1", "0", 0, True, None, 1.5):
+    assert parse_bytes("8Gi") == parse_bytes("8gib") == 8 << 30
+    assert parse_bytes("8e9") == parse_bytes("8E+9") == parse_bytes("8GB") == 8_000_000_000
+    assert parse_bytes("1.5e3 Ki") == 1500 << 10
+    for bad in ("", "two", "8e", "e9", "8e-3", "8ei", "8e999", "2XB", "-1", "0", 0, True, None, 1.5):
         with pytest.raises(PlanError, match="number of bytes"):
             parse_bytes(bad)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from types import FrameType
 import click
 
 from weftplan.cli.launch.elastic import Supervisor
+from weftplan.cli.launch.job_folder import job_folder
 from weftplan.cli.launch.mpiexec import interpreted, is_python, mpiexec_command
 from weftplan.cli.launch.record import Record, trained_alone
 from weftplan.errors import KVStoreError
@@ -91,9 +91,9 @@ def command(
         click.echo(" ".join(arguments))
         return
     status = 0
-    with tempfile.TemporaryDirectory(prefix="weftplan-launch-") as folder:
+    with job_folder() as folder:
         for start in range(restarts + 1):
-            file = Path(folder) / f"ends{start}"
+            file = folder / f"ends{start}"
             file.touch()
             arguments = mpiexec_command(workers, hostfile, program, recovers=recovers, record=str(file))
             status, ended_by, stopped = _run(arguments)

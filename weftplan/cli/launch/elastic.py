@@ -11,11 +11,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from weftplan.cli.launch.job_folder import job_folder
 from weftplan.cli.launch.mpiexec import interpreted
 from weftplan.cli.launch.record import Record, is_consequence, trained_alone
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
@@ -51,9 +51,9 @@ class Supervisor:
             KVStoreError: this system has no sockets for the processes.
         """
         while True:
-            with tempfile.TemporaryDirectory(prefix="weftplan-") as folder:
+            with job_folder() as folder:
                 try:
-                    status = self._run_once(ElasticJob.create(Path(folder), self._workers), Path(folder))
+                    status = self._run_once(ElasticJob.create(folder, self._workers), folder)
                 finally:
                     self._stop(self._signal or signal.SIGTERM)
                 if status is not None:

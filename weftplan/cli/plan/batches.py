@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from weftplan.cli import INTERRUPTED
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 from weftplan.planner.batch import largest_fitting
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
 
 Make = Callable[..., MemoryPlan]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from weftplan import models
-from weftplan.cli import INTERRUPTED
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
+from weftplan.cli.file_errors import cause
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
@@ -35,7 +35,9 @@ from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.report.plan_html import plan_html
 from weftplan.support.atomic_files import write_text
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
 from weftplan.support.tensor_types import Shape
 from weftplan.training.optimizers import optimizer as optimizers
@@ -122,7 +124,12 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
 )
-@click.option("--html", "html_path", type=FILE, help="Write a page to explore in a browser.")
+@click.option(
+    "--html",
+    "html_path",
+    type=FILE,
+    help="Write a page to explore in a browser; with --curve or --compare, it has their tables.",
+)
 @click.option("--picture", type=FILE, help="Draw the plan into a .svg, .png or .pdf file.")
 @click.option("--save", type=FILE, help="Write the whole plan as JSON.")
 @json_option("Print the figures as JSON.")
@@ -177,9 +184,11 @@ def command(
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if torch_step:
-        _check_torch_options()
-        laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
-        _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
+        if card is not None:
+            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
+        _refuse_others(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
+        laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
+        _write(laid_out, model, html_path, picture, save, to_stderr=as_json, tables=tables)
         return
     budget, card_text = _of_card(card, budget, len(contexts))
     if recompute == "budget" and budget is None:
@@ -204,6 +213,7 @@ def command(
             raise
         if train:
             raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
+        _refuse_others(_BY_SIZES, f"a file that is planned by sizes alone: {error}")
         _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
         return
     explicit = parse_shapes(shape_texts)
@@ -281,6 +291,7 @@ def command(
         **chosen,
     )
     several: dict[str, list[Row]] = {}
+    tables = []
     interrupted = stopped()
     for name, wanted, rows, shown in (
         ("compare", want_compare, partial(compare, repeat, train=train), plan_output.compared),
@@ -288,11 +299,12 @@ def command(
     ):
         if wanted and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
+            tables.append("\n".join(shown(several[name], None)))
             if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
     if as_json:
         click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan, kernels=want_kernels), **several}, indent=1))
-    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
+    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json, tables=tables)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
@@ -300,6 +312,8 @@ def command(
 
 _WITH_TORCH = frozenset({"model", "torch_step", "budget", "as_json", "want_curve", "html_path", "picture", "save"})
 """Parameters of the command that a step of PyTorch takes, too."""
+_BY_SIZES = frozenset({"model", "shape_texts", "train", "as_json", "html_path", "picture", "save"})
+"""Parameters that a file with unsupported operators takes."""
 
 
 def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
@@ -377,19 +391,18 @@ def _outside(plan: MemoryPlan) -> int:
     return plan.counted - plan.peak
 
 
-def _check_torch_options() -> None:
-    """Raise click.UsageError for options that a step of PyTorch decides itself."""
+def _refuse_others(taken: frozenset[str], what: str) -> None:
+    """Raise click.UsageError for options of the command line that ``what`` does not go with."""
     context = click.get_current_context()
     given = [
         option.opts[-1]
         for option in context.command.params
-        if option.name not in _WITH_TORCH
+        if option.expose_value
+        and option.name not in taken
         and context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    if "--card" in given:
-        raise click.UsageError("--card does not go with --torch: give --budget BYTES")
     if given:
-        raise click.UsageError(f"{given[0]} does not go with --torch: the function decides it, as it makes the step")
+        raise click.UsageError(f"{given[0]} does not go with {what}")
 
 
 def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
@@ -461,11 +474,18 @@ def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
 
 
 def _write(
-    found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, *, to_stderr: bool
+    found: MemoryPlan,
+    title: str,
+    html_path: Path | None,
+    picture: Path | None,
+    save: Path | None,
+    *,
+    to_stderr: bool,
+    tables: Sequence[str] = (),
 ) -> None:
-    """Write the requested files."""
+    """Write the requested files; the page with ``tables``."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
-        (html_path, lambda path: write_text(path, found.to_html(title=title))),
+        (html_path, lambda path: write_text(path, plan_html(found, title=title, tables=tables))),
         (picture, lambda path: found.plot(path, title=title)),
         (save, lambda path: write_text(path, found.to_json())),
     )
@@ -475,5 +495,6 @@ def _write(
         try:
             write(path)
         except (OSError, ValueError) as error:
-            raise click.ClickException(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+            why = cause(error, path) if isinstance(error, OSError) else error
+            raise click.ClickException(f"cannot write {path}: {why}") from error
         click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=to_stderr)

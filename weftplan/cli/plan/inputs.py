@@ -40,13 +40,13 @@ class Network:
         Raises:
             click.UsageError: a batch size, but no shape that it applies to.
         """
+        usual = models.input_shapes(self.name) if self.built_in else self.declared
         if batch is None:
             if not self.built_in:
                 return {**self.declared, **given}
             # Labels and states follow the batch of the first specified shape.
             batch = next((shape[0] for shape in given.values()), 32)
-            return {**models.input_shapes(self.name, batch), **given}
-        usual = models.input_shapes(self.name) if self.built_in else self.declared
+            return {**{name: (batch, *shape[1:]) for name, shape in usual.items()}, **given}
         try:
             return with_batch({**usual, **given}, batch)
         except PlanError as error:
@@ -67,6 +67,8 @@ def load_network(model: str) -> Network:
         return Network(model, load_symbol(model), built_in=False)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
+        if Path(model).is_dir():
+            raise click.BadParameter(f"{model!r} is a folder; give a model file in it", param_hint="MODEL")
         beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
         hint = did_you_mean(model, [*models.names(), *beside])
         raise click.BadParameter(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from weftplan.torch.choice import Choices, Plan
 
 
-def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> MemoryPlan:
-    """Print the plan of the step that ``name`` creates; return the plan, laid out for pages and files.
+def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> tuple[MemoryPlan, list[str]]:
+    """Print the plan of the step that ``name`` creates; return the plan, laid out for pages and files, and tables.
 
     ``name`` is ``package.module:function``; the function takes no arguments and returns ``(loss, arguments)`` or
     ``(loss, arguments, optimizer)``, where ``loss(*arguments)`` is differentiated. Nothing of the step is run.
@@ -32,6 +32,10 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
     check_version()
     choices, plan = trade_off.planned(function, args, budget=budget, optimizer=optimizer)
     rows = [(p.peak + plan.resident.total, p.seconds / (choices.tape.step_seconds or 1.0)) for p in choices.points]
+    curve = [
+        f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time"
+        for total, more in (trade_off.thinned(rows) if want_curve else ())
+    ]
     if as_json:
         facts = {"step": name, "peak": plan.peak, "plain": plan.plain, "smallest": plan.smallest}
         facts |= {"more_time": plan.more_time, "repeated": plan.repeated, "unseen": plan.unseen, "curve": rows}
@@ -41,9 +45,9 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
         click.echo("  alive at the peak:")
         for maker, nbytes in plan.at_peak:
             click.echo(f"    {amount(nbytes):>12}  {maker}")
-        for total, more in trade_off.thinned(rows) if want_curve else ():
-            click.echo(f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time")
-    return laid_out(choices, plan)
+        for line in curve:
+            click.echo(line)
+    return laid_out(choices, plan), ["\n".join(curve)] if curve else []
 
 
 def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
@@ -55,7 +59,10 @@ def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
     memory = plan_graph(program, OPTIONS).memory
     resident = plan.resident
     outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
-    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
+    notes = (
+        f"the command's peak of {plan.peak:,} bytes is the lower bound and the resident bytes, {resident.total:,}",
+        "offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",
+    )
     return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
 
 

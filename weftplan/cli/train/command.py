@@ -19,7 +19,6 @@ from rich.console import Console
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, profiler, storage
-from weftplan.cli import INTERRUPTED
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.model_files import class_names_path
 from weftplan.cli.options import (
@@ -42,6 +41,7 @@ from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
 from weftplan.support.atomic_files import write_text
+from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import is_shown
 from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.fit.checkpoint_writer import Checkpoints

@@ -111,5 +111,6 @@ def _as_text(statistic: object) -> str:
     for value in statistic if isinstance(statistic, (list, tuple)) else [statistic]:
         if not isinstance(value, NDArray):
             raise ParameterError(f"Monitor: stat_func must return an NDArray or a list of them, got {value!r}")
-        text += f"{value.asscalar() if value.shape == (1,) else value.asnumpy()}\t"
+        # Not an f-string: that formats a float32 as the nearest float64, with twice the digits.
+        text += str(value.asscalar() if value.shape == (1,) else value.asnumpy()) + "\t"
     return text

@@ -51,7 +51,7 @@ class ElasticJob:
 
     @classmethod
     def create(cls, folder: Path, size: int) -> ElasticJob:
-        """Return a new job of ``size`` ranks, of generation 0, in an empty folder; the launcher calls this.
+        """Return a new job of ``size`` ranks, of generation 0, in a new folder; the launcher calls this.
 
         Raises:
             KVStoreError: the system has no Unix sockets, or the folder's path is too long for their names.
