@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 10.0
-"""Seconds that a capture waits for other threads' calls and captures to end."""
+"""Maximum seconds that a capture waits for other threads' calls and captures to end."""
 
 
 class CaptureGate:
@@ -32,7 +32,7 @@ class CaptureGate:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Wait until no other thread captures; hold captures off during the ``with`` block."""
+        """Wait until no other thread captures; keep other threads from capturing during the ``with`` block."""
         me, depth = threading.get_ident(), getattr(self._depth, "value", 0)
         if self._capturer == me:  # only this thread can have set it to `me`, so no lock is needed
             yield

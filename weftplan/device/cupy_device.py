@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through CuPy. This module is imported at the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
+"""NVIDIA GPUs through CuPy. Imported when a ``gpu(i)`` or ``cpu_pinned(i)`` is first used, or GPUs are counted.
 
 Memory comes from the CUDA allocator, not from CuPy's pool, so that only the storage layer has pools and its
 statistics are complete. CuPy's allocations inside our operations come from these pools, too
@@ -71,7 +71,7 @@ def count_gpus() -> int:
 
 
 class CupyEvent:
-    """A CUDA event without timing. Waits for it and queries of it avoid graph captures."""
+    """A CUDA event without timing. Its queries and waits first wait until no other thread captures a graph."""
 
     __slots__ = ("_event", "_gate")
 

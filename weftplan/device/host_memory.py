@@ -18,7 +18,7 @@ _CACHE_S = 5.0
 
 
 class _Limits:
-    """Cache of the control groups that have a limit. Memory pools ask often, and most groups have none."""
+    """Cache of the control groups that have a limit. Memory pools query memory often, and most groups have no limit."""
 
     def __init__(self) -> None:
         # Replaced as a whole, never mutated: threads read it without a lock.
@@ -85,7 +85,7 @@ def _machine() -> tuple[int, int]:
 
 
 def _groups() -> Iterator[Group]:
-    """Yield each memory control group of this process and their parents."""
+    """Yield each memory control group of this process, and its parents."""
     for folder, version_2 in control_groups.folders("memory"):
         if version_2:
             yield folder, ("memory.max", "memory.current"), "inactive_file"

@@ -141,7 +141,7 @@ _CUBE = ("01122000", "10210200", "12020010", "21200001", "20000112", "02001021",
 
 
 def nvlink_mesh(bandwidth: float = 22e9, latency: float = 3e-6) -> Interconnect:
-    """Return the mesh of NVIDIA's DGX-1 (V100): each of 8 GPUs has 1 or 2 ``bandwidth`` links to each of 4 others."""
+    """Return the mesh of NVIDIA's DGX-1 (V100): each of 8 GPUs has 1 or 2 links of ``bandwidth`` to each of 4 GPUs."""
     return matrix([[int(_CUBE[a][b]) * bandwidth for b in range(8)] for a in range(8)], latency)
 
 

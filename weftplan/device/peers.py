@@ -33,7 +33,7 @@ class Peers:
         """By device and id of the stream object: page-locked staging buffer, and event at the end of its last copy."""
         # Not by CUDA's handle: a new stream may get the handle of a destroyed stream whose copies still run.
         self._free_stages: deque[tuple[Any, Any]] = deque()
-        """The same pairs of collected streams, for reuse. Finalizers append without a lock."""
+        """Buffers and events of garbage-collected streams, for reuse. Finalizers append without a lock."""
 
     def way(self, other: Any) -> str:
         """Return :data:`PEER` if this GPU copies directly to device ``other``, else the reason why not."""

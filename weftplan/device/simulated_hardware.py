@@ -150,7 +150,7 @@ WITHIN_S = 5e-6
 """Virtual seconds of a copy within a device, or of a device without known links."""
 
 _COPIES = 256
-"""Entries per wire; older copies are merged into the first entry, without their gaps."""
+"""Maximum number of entries per wire; older copies are merged into the first entry, without their gaps."""
 
 
 def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:

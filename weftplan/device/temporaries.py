@@ -139,7 +139,7 @@ class Temporaries:
         return _Block(allocation, resource)
 
     def release(self) -> int:
-        """Wait for the device and return the blocks that were free before the wait to storage; return their bytes."""
+        """Wait for the device; then return to storage all blocks that were free before the wait. Return their bytes."""
         with self._lock:
             # A finalizer may append a block during the wait, and work enqueued after the device became idle may still
             # use it. Appends go to the right, so the first `count` blocks of each list were free before the wait.

@@ -135,7 +135,7 @@ class KVStoreBase:
         return {}
 
     def updated_here(self, number: int, elements: int) -> int:
-        """Return the number of elements of key ``number`` whose optimizer state is in this process: here, all."""
+        """Return the number of elements of key ``number`` whose optimizer state is in this process; by default all."""
         del number
         return elements
 

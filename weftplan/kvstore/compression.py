@@ -126,7 +126,10 @@ class Compression:
 
     @staticmethod
     def _share_out(work: codec.Work | None, size: int, threads: int, bound: int) -> int:
-        """Run a compiled loop on threads for all whole steps; return the number of elements done, 0 without a loop."""
+        """Run ``work`` for all whole steps of ``codec.STEP`` elements; return the number of elements done.
+
+        Without ``work``, return 0. ``threads`` and ``bound`` are as for :meth:`pack`.
+        """
         done = 0 if work is None else size - size % codec.STEP
         if work is not None:
             share_out(work, done, _BLOCK, threads if size >= bound else 1)

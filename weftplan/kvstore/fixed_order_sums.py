@@ -171,7 +171,8 @@ def spread_array(
         threads: maximum number of threads, including the calling thread.
         bound: arrays of fewer elements are copied on the calling thread alone.
         compiled: whether a compiled loop may be used for large arrays.
-        total: bytes that the caller writes in all, if more than these targets have; decides on writes past the caches.
+        total: bytes that the caller writes in all, if more than those of these targets; decides whether copies bypass
+            the caches.
     """
     if source.size == 0 or not targets:
         return
@@ -196,8 +197,8 @@ def spread_array(
 def filler(nbytes: int, *, compiled: bool = True) -> Callable[[Array, Array], object]:
     """Return a function ``fill(source, target)`` that copies a one-dimensional array.
 
-    If the caller copies at least ``PAST`` bytes (``nbytes``) in all, and a compiled loop may be used, ``fill`` writes
-    past the caches.
+    If the caller copies at least ``PAST`` bytes (``nbytes``) in all, and a compiled loop may be used, the stores of
+    ``fill`` bypass the caches.
     """
     return _fill_past if compiled and nbytes >= PAST else _fill
 

@@ -28,7 +28,7 @@ def sum_in_one_launch(sources: Sequence[RawArray], out: RawArray) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _kernel(xp: ModuleType, count: int, halves: bool) -> Callable[..., object]:
-    """Return the kernel that sums ``count`` arrays; ``halves``: add in float32.
+    """Return the kernel that sums ``count`` arrays; if ``halves``, it adds in float32.
 
     Each thread reads all terms of its element before it writes ``y``, so ``y`` may be one of the terms.
     """

@@ -159,7 +159,7 @@ class ExchangingStore(UpdatingStore):
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
         """Return the context that sums a key of ``nbytes``, and add its bytes to ``load`` of this context.
 
-        Here: always ``cpu(0)``, without counting.
+        This class always returns ``cpu(0)`` and does not change ``load``.
         """
         del contexts, load, nbytes
         return cpu(0)
@@ -307,7 +307,7 @@ class ExchangingStore(UpdatingStore):
                 raise
 
     def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
-        """Push copies of stored values to the caller's arrays, the first key first; ``separate``: one key at a time."""
+        """Push copies of stored values to the caller's arrays, in ascending key number; if ``separate``, key by key."""
         items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
         separate = separate or not _are_separate([], pulled)
         for bucket in [[item] for item in items] if separate else self._cut(items):
@@ -320,7 +320,7 @@ class ExchangingStore(UpdatingStore):
                     self._cache_call(self._pulls, lot, pulled[0])
 
     def _cache_call(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
-        """Cache the stages of a call of one key, if they are the same for every call except for the optimizer's."""
+        """Cache the stages of a call of one key, if all but the optimizer's stages are the same for every call."""
         key, arrays = group
         if lot.fixed is not None and any(lot.fixed) and all(array.__class__ is NDArray for array in arrays):
             calls[key] = Repeated(*lot.fixed, arrays, self._version, self._inline)

@@ -145,7 +145,7 @@ class KVStoreLocal(ExchangingStore):
     def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
         """Return the buckets of a call: groups of keys that are exchanged together, in the order of exchange.
 
-        This is the order ``ready``; None: the last key first.
+        The order is ``ready``; if that is None, the last key is first.
         """
         order = self._in_order({key: key for key in sorted(keys, key=self._keys.number)}, ready)
         return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]

@@ -116,7 +116,7 @@ class KVStoreDevice(KVStoreLocal):
     ) -> int | None:
         """Return the bytes of the exchange's buffers; None if arrays are copied to the summing device directly.
 
-        ``pulls_only``: only the host memory of pulls.
+        If ``pulls_only``, count only the host memory that pulls need.
         """
         load: dict[Context, int] = {}
         total = 0
@@ -129,7 +129,7 @@ class KVStoreDevice(KVStoreLocal):
         return total
 
     def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:
-        """Replace the residuals, as loaded from a checkpoint; keys of the mapping are (key, index in its list)."""
+        """Replace the residuals, as loaded from a checkpoint, by (key, index in the key's list of gradients)."""
         with self._turn:
             self._residuals = dict(residuals)
             self._packed.clear()

@@ -74,7 +74,7 @@ class Stage:
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
     def without(self, places: Mapping[int, int]) -> Stage:
-        """Return a copy with numbers in place of operands; ``places`` maps ids of arrays to numbers."""
+        """Return a copy in which each operand whose ``id`` is in ``places`` is replaced by its number there."""
         stage = copy_of(self)
         stage.operands = [places.get(id(array), array) for array in self.operands]
         return stage
@@ -140,7 +140,7 @@ class Joint:
         )  # fmt: skip
 
     def run_inline(self, operands: Sequence[NDArray]) -> bool:
-        """Run the operation now if it is small and no pending operation uses its arrays; else return False."""
+        """Run the operation now and return True if it is small and its arrays are idle; else return False."""
         # Only repeatable stages: if one of them fails halfway, the caller pushes the whole operation.
         if not self._small and not (self._repeatable and self._host and _are_small(operands)):
             return False
@@ -198,7 +198,7 @@ class Repeated:
             steps: function that returns the optimizer's stages; None without an optimizer.
 
         Returns:
-            False if nothing was done, because each key may need an operation of its own.
+            True; or False if nothing was done, because each key may need a separate operation.
         """
         if steps is None:
             operands = [arrays[one] if one.__class__ is int else one for one in self._operands]
@@ -216,7 +216,7 @@ class Repeated:
 
 
 def on_device(context: Context, kernel: Work) -> Work:
-    """Return ``kernel`` as the work of a stage on ``context``: one launch if the device has streams, else unchanged."""
+    """Return the work of a stage that runs ``kernel``: as one launch if the device has streams, else inline."""
     if context.device_type in HOST:
         return kernel
     place = device.get(context)

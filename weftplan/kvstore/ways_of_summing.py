@@ -61,7 +61,7 @@ class Lot:
 
     Attributes:
         keys: the keys.
-        later: if the way cannot reach an array to fill: all keys, to be copied out by later operations; else empty.
+        later: keys to be copied out by later operations: all pulled keys if the way cannot reach an array, else none.
         stored: the stored value of each key.
         totals: the array for the sum of each key.
     """
@@ -123,7 +123,7 @@ class Near:
         return [*stages, *steps, *self._copies(items, updates=bool(steps))]
 
     def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
-        """Return the stages (before, after) the optimizer's steps; None if the sum needs copies made at each call."""
+        """Return the stages (before, after) the optimizer's steps; None if each call must first copy pushed arrays."""
         if not all(reads(self.where, array.chunk.context) for item in items for array in item.arrays):
             return None
         pushed = [item for item in items if item.arrays]

@@ -175,7 +175,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._meet("begin with this optimizer")
 
     def _states(self) -> Updater:
-        """Return an updater that reads and replaces the states on all servers; one process may use it alone."""
+        """Return an updater that reads and replaces the states on all servers; no other process need make a call."""
         if self._optimizer is None:
             return super()._states()  # raises KVStoreError
         return ServerStates(self._optimizer, self._places, self._ask_now)

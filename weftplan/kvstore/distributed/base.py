@@ -177,7 +177,10 @@ class KVStoreDist(KVStoreLocal):
 
     @property
     def rank(self) -> int:
-        """The index of this process among the processes that share the store; of a replacement alone, its job rank."""
+        """The index of this process among the processes that share the store.
+
+        For a replacement that has not joined them yet: its rank in the job.
+        """
         return self._group.rank if self._group.is_alone else self._group.position
 
     @property
@@ -187,7 +190,10 @@ class KVStoreDist(KVStoreLocal):
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that share the store; for a replacement alone, the number of processes in the job."""
+        """The number of processes that share the store.
+
+        For a replacement that has not joined them yet: the number of processes in the job.
+        """
         return self._group.job_size if self._group.is_alone else len(self._group.members)
 
     def barrier(self) -> None:
@@ -257,7 +263,7 @@ def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
 
 
 def _named(updater: UpdaterFunction | None) -> str:
-    """Return text that must be equal on all ranks: an optimizer's settings; functions cannot be compared."""
+    """Return the text by which ranks compare updaters: an optimizer's settings, but the same text for all functions."""
     if updater is None:
         return "no updater"
     if not isinstance(updater, Updater):

@@ -40,7 +40,7 @@ TEXT = 1024
 """Maximum bytes of an error's text."""
 
 _LAYOUT = struct.Struct("<4sHHQQdQ")
-"""Magic, verb, whether the learning rate is valid, key number, version, learning rate, bytes of data."""
+"""Fields of a header: magic, verb, whether the learning rate is valid, key number, version, rate, bytes of data."""
 _MAGIC = b"WFA1"
 HEADER = _LAYOUT.size
 
@@ -181,9 +181,9 @@ class Server:
         return sum(2 * one.values.nbytes for one in list(self._ranges.values()))
 
     def end(self, timeout: float, *, failed: bool) -> None:
-        """Serve until every process has called this, or for ``timeout`` seconds, then stop.
+        """End the server thread once every process has called this; wait for its end for at most ``timeout`` seconds.
 
-        After a death, or if this process has ``failed``, stop without waiting for the other processes.
+        After a death, or if this process has ``failed``, the thread ends without waiting for the other processes.
         """
         if not self._thread.is_alive():  # also in a forked child, which has no server thread
             return
@@ -194,7 +194,10 @@ class Server:
         self._thread.join(timeout)
 
     def _is_over(self, request: Request, kept: tuple[Request, object]) -> bool | None:
-        """Return whether an MPI request is complete; None if it has failed. ``kept`` then stays alive for good."""
+        """Return whether an MPI request is complete; None if it has failed.
+
+        ``kept``, the request and its buffer, is then stored in ``_undelivered`` and never freed.
+        """
         if not request.Get_status(self._status):
             return False
         if self._status.Get_error() == self._mpi.SUCCESS:

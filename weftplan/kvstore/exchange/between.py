@@ -64,8 +64,8 @@ class Between:
     def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
         """Return the plan for an array of ``elements`` summed at ``home``; None if it is not exchanged over links.
 
-        This is so if the contexts are not several distinct GPUs or simulated devices, if ``home`` is none of them, or
-        if there are no elements.
+        It is exchanged over links only if the contexts are several distinct GPUs, or several distinct simulated
+        devices, ``home`` is one of them, and there are elements.
         """
         if home not in contexts or self._chooser.links(contexts) is None:
             return None
@@ -152,7 +152,7 @@ class Between:
 
     @staticmethod
     def bytes_of(plan: Plan, itemsize: int, *, pulls_only: bool = False) -> int:
-        """Return the bytes of buffers for an array with this plan; ``pulls_only``: without buffers of pushes."""
+        """Return the bytes of the buffers for an array; if ``pulls_only``, of those that pulls need."""
         if pulls_only:
             return itemsize * plan.pull.hosted
         return itemsize * (sum(plan.push.inboxes) + max(plan.push.hosted, plan.pull.hosted))
@@ -165,8 +165,8 @@ class Between:
         Args:
             key: the key.
             plan: the plan of the exchange.
-            like: the array at the home, whose context and dtype count.
-            contexts: context of each place, for a push; None for a pull, which needs host memory alone.
+            like: the array at the home; its context and dtype are used.
+            contexts: context of each place, for a push; None for a pull, which needs no receive buffers.
         """
         hosted = plan.pull.hosted if contexts is None else max(plan.push.hosted, plan.pull.hosted)
         wanted = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}

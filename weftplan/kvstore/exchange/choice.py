@@ -23,7 +23,7 @@ class Plan:
     Attributes:
         way: route of the push.
         push: program of the push.
-        pull: program of the fastest pull, on any route, since a pull adds nothing.
+        pull: program of the fastest pull; its route may differ from ``way``, since copies have no order of additions.
         seconds: modelled seconds of a push and a pull, by name of each route that was tried.
     """
 
@@ -80,7 +80,7 @@ class Chooser:
         return links
 
     def plan(self, contexts: Sequence[Context], home: int, elements: int, itemsize: int) -> Plan | None:
-        """Return the plan for an array of ``elements``, with the sum at ``contexts[home]``; None without links."""
+        """Return the plan for an array of ``elements`` summed at ``contexts[home]``; None without links or elements."""
         places = tuple(contexts)
         links = self.links(places)
         if links is None or not elements:

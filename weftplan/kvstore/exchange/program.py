@@ -153,7 +153,7 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
 
 
 def pull_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Program:
-    """Return the program that copies an array at ``home`` to all places, including the home, along the same links."""
+    """Return the program that copies an array at ``home`` to all places, also the home, along the trees of ``way``."""
     builder = _ProgramBuilder(links, itemsize)
     end = way.shares[-1].end
     builder.step(Piece(Room.VALUE, home, 0, end), [Piece(Room.WHOLE, home, 0, end)], ())

@@ -1,4 +1,4 @@
-"""Runs programs on several devices within one engine operation, on streams of its own.
+"""Runs programs on several devices within one engine operation, on the runner's own streams.
 
 The engine makes one stream current for the operation, the *main* stream. The steps of a program run on other streams,
 after the earlier work of the main stream, and later work of the main stream waits for all steps. So the engine sees one
@@ -30,7 +30,7 @@ Passed = tuple[Stream, Event]
 Lane = tuple[int, int, int]
 """(place of a step's source, place of its target, index below :data:`SERIES` for additions, else 0)."""
 SERIES = 4
-"""Streams for the additions of one place. The keys of a bucket alternate on them, so that short sums do not wait."""
+"""Number of streams for the additions of a place. A bucket's keys alternate on them, so that short sums can overlap."""
 
 
 class Runner:

@@ -76,12 +76,12 @@ def _grow(
 
 
 def _cuts(root: int, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return all choices of a half of the devices without the root."""
+    """Return every choice of the half of the devices that does not contain the root."""
     return list(itertools.combinations([member for member in members if member != root], len(members) // 2))
 
 
 def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the half of the devices without the root, after swaps of pairs, best swap first."""
+    """Return the half of the devices that does not contain the root, improved by swaps of pairs, best swap first."""
     others = sorted((member for member in members if member != root), key=lambda other: (weights[root][other], -other))
     far, near = set(others[: len(members) // 2]), {root, *others[len(members) // 2 :]}
 

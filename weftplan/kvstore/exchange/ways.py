@@ -80,7 +80,7 @@ def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> l
 
 
 def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[Way]:
-    """Return the routes ``tree`` and ``trees``; ``bounded``: only that which the rule's bound selects."""
+    """Return the routes ``tree`` and ``trees``; if ``bounded``, only the route that the rule's bound selects."""
     parents = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
     whole = Way("tree", (Share(0, elements, parents[home]),))
     sliced = Way("trees", _cut(elements, parents))

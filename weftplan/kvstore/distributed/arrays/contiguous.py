@@ -1,4 +1,4 @@
-"""A sequence of arrays as one array: a view if they are adjacent in memory, and element ranges of the sequence."""
+"""Access to the concatenation of several arrays without a copy: as one view if they are adjacent, or by pieces."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from weftplan.ops.compiled.addresses import address
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:
-    """Return a flat view over contiguous arrays if each begins where the previous ends, else None.
+    """Return a flat view over contiguous arrays of one dtype if each begins where the previous ends, else None.
 
-    Empty arrays are ignored; without any element, return None.
-
-    The view keeps only the first array alive.
+    Empty arrays are ignored. Return None if all are empty. The view keeps only the first array alive.
     """
     arrays = [array for array in arrays if array.size]
     if not arrays:

@@ -17,7 +17,10 @@ from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
-"""Minimum bucket size in bytes for moving pieces one by one, past the caches; below it one call is faster."""
+"""Minimum bytes of a bucket whose pieces are copied one by one with stores that bypass the caches.
+
+For a smaller bucket one compiled call is faster.
+"""
 
 
 class Row(NamedTuple):

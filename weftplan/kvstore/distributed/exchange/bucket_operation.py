@@ -39,7 +39,7 @@ class BucketPart(Part):
     def push(self, priority: int) -> None:
         """Start the operation on this thread if no other operation uses its arrays, else push it.
 
-        The caller must hold Ctrl-C back.
+        The caller must defer Ctrl-C (:mod:`weftplan.engine.shield`).
         """
         if not priority and self._begin():
             return

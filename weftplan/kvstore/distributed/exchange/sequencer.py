@@ -14,8 +14,8 @@ Three kinds of threads drive:
 * a thread that pulls (:meth:`Sequencer.hurry`), with a smaller limit, because a pull must not wait.
 
 While helpers run the exchanges, the sequencer is *lazy*: an exchange that is ready when it is queued does not wake the
-store's thread. This thread then takes only exchanges handed to it, and exchanges that it finds at the head of the queue
-in two successive polls, a few milliseconds apart.
+store's thread. Unless it is woken, for example by a hand-over, this thread then runs only an exchange that it finds at
+the head of the queue in two successive polls, :data:`_LAZY_S` apart.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Sequencer:
     def _take_on(self, most: int, *, large: bool) -> None:
         """Run ready items from the head of the queue, as a helper, with at most ``most`` polls for each.
 
-        ``large``: also run exchanges that do not fit into messages.
+        If ``large``, also run exchanges that do not fit into messages.
         """
         with shielded():
             while True:

@@ -33,7 +33,7 @@ class Part:
     Attributes:
         arrays: destinations of the results; may be ``shares`` themselves.
         arrived: whether :meth:`arrive` was called.
-        failure: the error that left no arrays, or None.
+        failure: the error because of which this process cannot provide its arrays; None without an error.
         shares: this process's summands; empty after a failure.
         ticket: the exchange of this part; None before it is queued.
     """
@@ -51,7 +51,7 @@ class Part:
     def arrive(
         self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """Release the arrays for the exchange, or report the ``failure`` that left no arrays.
+        """Make the arrays available to the exchange, or report the ``failure`` because of which there are none.
 
         The engine's operation calls this once. ``on_complete(error)`` completes the operation after the exchange.
         """
@@ -107,7 +107,7 @@ class Ticket:
         return self._nbytes <= INLINE
 
     def steps(self, group: Group) -> Iterable[None]:
-        """Return the steps that exchange the arrays of all parts, or report the first part's failure to all ranks."""
+        """Return steps that exchange the arrays of all parts, or report the first failure of a part to all ranks."""
         part = self.parts[0]
         if len(self.parts) == 1 and part.failure is None:
             return self.exchange(group, part.shares, part.arrays, self.description, None)
@@ -155,4 +155,4 @@ def give_up(item: Ticket | Call) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing; the bell of a ticket that is in no queue."""
+    """Do nothing: the function ``ring`` of a ticket that is not in a queue."""

@@ -42,10 +42,10 @@ class DataMembers(Meeting):
         return self._scratch.nbytes + self.shown + self.summed
 
     def tell_summed(self, told: Message, description: str) -> Steps[None]:
-        """Send ``told``, which reports this process's finished range, and wait for the others' reports.
+        """Send ``told``, a report that this process has summed its range or failed, and wait for all members' reports.
 
         Raises:
-            KVStoreError: a member has failed.
+            KVStoreError: this process or another member has failed.
         """
         own = told.encode()
         every = yield from self.swap(own, description)

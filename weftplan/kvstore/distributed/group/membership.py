@@ -8,8 +8,8 @@ view. Views only grow, so this terminates. A survivor is done when every rank th
 view. Tags contain the epoch, so a message of a lost exchange never matches a later receive.
 
 Two survivors may finish with different views if a third process dies in between. The survivor that does not know of
-this death yet learns of it in its next exchange, from MPI or from the other's view, because a receive for views is
-always posted.
+this death yet learns of it in its next exchange, from MPI or from the other survivor's view, because a receive for
+views is always posted.
 
 Only the thread that drives the sequencer (``sequencer.py``) calls this module. Functions that may wait are generators
 (:data:`Steps`): they yield instead of waiting, and the driving thread decides how to wait.
@@ -48,16 +48,16 @@ _SETTLE_S = 2.0
 """Seconds allowed for MPI to end receives of a lost exchange, or to deliver a last view."""
 
 _NEWS_S = 0.5
-"""Seconds to wait after an error of MPI for the news which rank was lost."""
+"""Maximum seconds to wait, after an error of MPI, until MPI or another member's view names the lost rank."""
 
 
 class Members:
-    """The processes that share a store, as one of them knows them.
+    """The processes that share a store, as seen by this process.
 
     Attributes:
         members: ranks of the current members in the job, ascending.
         rank: rank of this process in the job.
-        sequence: number of exchanges completed.
+        sequence: number of exchanges completed, including those that failed on all members.
         timeout_s: seconds of waiting after which a process counts as lost.
     """
 
@@ -181,7 +181,7 @@ class Members:
         """Check for losses, at most every 0.1 s; for exchanges that may never wait.
 
         Raises:
-            MPI's exception: a member has died, or another member has noticed a death.
+            MPI's exception: a member has died, or another member has reported a loss or its own failure.
         """
         now = time.monotonic()
         if now - self._looked > _LOSSES_S:
@@ -189,7 +189,7 @@ class Members:
             self._look_for_losses()
 
     def _look_for_losses(self) -> None:
-        """Raise MPI's exception if a member has died, or if another member has noticed a death."""
+        """Raise MPI's exception if a member has died, or if another member has reported a loss or its own failure."""
         if self.lost() or self._hear():
             raise self._mpi.Exception(getattr(self._mpi, "ERR_PROC_FAILED", self._mpi.ERR_OTHER))
 
@@ -198,7 +198,7 @@ class Members:
         self._inboxes[rank] = self._comm.Irecv([inbox, self._mpi.BYTE], source=rank, tag=_VIEW), inbox
 
     def _hear(self) -> bool:
-        """Read the views that have arrived; return whether one of them is news to this process."""
+        """Read the views that have arrived; return whether a view reports a later epoch or a further lost rank."""
         news = False
         for rank, (request, inbox) in list(self._inboxes.items()):
             try:
@@ -282,7 +282,7 @@ class Members:
                 yield
 
     def without(self, ranks: set[int]) -> None:
-        """Remove ranks that have announced in an exchange that they leave; all other ranks do so at this exchange."""
+        """Remove ranks that have announced in an exchange that they leave; all remaining ranks call this then."""
         if not ranks:
             return
         self._gone |= ranks

@@ -75,7 +75,7 @@ class Meeting(Members):
             one.close()
 
     def stop_listening(self) -> None:
-        """Cancel pending receives and close the connection; no exchange follows."""
+        """Cancel the receives for views, and close the connection and shared memory; no exchange may follow."""
         super().stop_listening()
         self._connection.close()
         if self._shared is not None:
@@ -181,7 +181,7 @@ class Meeting(Members):
         return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
 
     def _until_none(self, missing: Callable[[list[int]], list[int]], what: str) -> Steps[None]:
-        """Wait until ``missing``, a function that filters a list of ranks, returns no other member."""
+        """Wait until no member is missing; ``missing`` returns those of a list of ranks that are still awaited."""
         left, watch = missing(self.others()), Watch(self, what)
         with self.losses(what):
             while left:

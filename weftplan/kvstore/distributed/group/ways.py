@@ -43,7 +43,7 @@ class Sum:
         return b""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Compute the totals after all members have agreed; ``payloads`` of their messages are ordered by position."""
+        """Compute the totals after all members have agreed; ``payloads`` are those of their messages, by position."""
         raise NotImplementedError
 
     def _ranges(self) -> dict[int, tuple[int, int]]:
@@ -74,7 +74,7 @@ class InMessages(Sum):
         return b"".join([share.tobytes() for share in self.shares])
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
-        """Sum the shares in the payloads, in rank order."""
+        """Sum the shares in the payloads into the totals, in rank order."""
         rows = [np.frombuffer(payload, self.shares[0].dtype) for payload in payloads]
         if len(self.totals) == 1:
             sum_as_one_block(rows, self.totals[0].reshape(-1), sum_sequential_block)
@@ -176,7 +176,7 @@ class InSharedMemory(Sum):
         group.mover.move(sizes, dtype, self._taken(turn))
 
     def _show(self, *, whole: bool) -> None:
-        """Publish the concatenated shares, unless ``whole`` without the range that this process sums itself."""
+        """Publish the concatenated shares; unless ``whole``, leave out the range that this process sums itself."""
         area, sources, dtype = self._shared.own.shares, flat(self.shares), self.shares[0].dtype
         first, end = (0, 0) if whole else self._ranges()[self.group.rank]
         used = self.nbytes - (end - first) * dtype.itemsize
@@ -194,7 +194,7 @@ class InSharedMemory(Sum):
 
         Args:
             turn: index of the place of the sum, 0 or 1.
-            whole: whether the others' published shares include the range that each sums itself.
+            whole: whether the other members have published whole shares, including the range that each sums itself.
         """
         dtype, ranges, terms = self.shares[0].dtype, self._ranges(), list[Operand]()
         first, end = ranges[self.group.rank]
@@ -231,9 +231,17 @@ def choose(
     shared: SharedMemory | None,
     failed: bool,
 ) -> Sum:
-    """Return the way of a sum; all members choose alike, since they know the same members and the same bytes.
+    """Return the way of a sum; all members that have not failed choose the same way.
 
-    ``shared`` is the group's shared memory, or None; ``failed``: this process has no shares.
+    The choice depends only on the members, the bytes of the shares and shared memory, which are equal on all members.
+
+    Args:
+        group: the members.
+        shares: as for :class:`Sum`.
+        totals: as for :class:`Sum`.
+        description: as for :class:`Sum`.
+        shared: the group's shared memory; None if the members do not share memory.
+        failed: whether this process has failed, so that it only reports its failure to the other members.
     """
     if failed:
         return Sum(group, (), (), description)
@@ -254,5 +262,5 @@ def as_bytes(array: Array) -> memoryview:
 
 
 def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
-    """Return place ``turn`` (0 or 1) for a sum of ``length`` bytes; successive exchanges alternate."""
+    """Return the first (``turn`` 0) or second (1) range of ``length`` bytes of ``room``, as an array of ``dtype``."""
     return room[turn * length : (turn + 1) * length].view(dtype)

@@ -174,7 +174,7 @@ class _Entrance:
         return Mesh(self._job.rank, self._job.size, peers)
 
     def close(self) -> None:
-        """Close the listening socket and all connections that no mesh has taken over."""
+        """Close and unlink the listening socket, and close all connections that no mesh has taken over."""
         for connection in (self._listening, *self._unnamed, *self._peers.values()):
             connection.close()
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Messages over stream sockets between all processes, under mpi4py's names for the part that members of a store use.
+"""Messages between all processes over stream sockets, with the part of mpi4py's interface that a store's members use.
 
 Unlike an MPI job, a mesh reports each lost process, because the kernel closes its sockets, and can be formed again with
 a replacement. Members use the same calls for both.
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<qQ")
 """Header of a message: its tag, and the number of bytes after the header."""
 
 _MOST = 1 << 22
-"""Approximate maximum of bytes that a poll reads from one socket, so that the caller can check for time-outs."""
+"""Approximate maximum number of bytes that a poll reads from a socket, so that the caller can check for time-outs."""
 
 SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
 
@@ -303,7 +303,7 @@ class Mesh:
 
 
 def _forked() -> None:
-    """Close the connections in a forked child: its copies would stay open after the parent's end, and hide it."""
+    """Close the connections in a forked child; open copies would hide the parent's exit from other processes."""
     for mesh in members(_all):
         mesh.close()
 

@@ -32,19 +32,19 @@ COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
 ``adapt``, Open MPI 5.0.11 returned wrong sums without an error after a death on several hosts."""
 
 TCP = "OMPI_MCA_btl_tcp_flags"
-"""Environment variable with Open MPI's TCP protocol."""
+"""Environment variable that sets Open MPI's TCP protocol."""
 BOTH_WAYS = "send,inplace"
 """TCP protocol that sends large messages in pieces. The default, ``put``, sends a message as a whole before the answer
 to a message in the opposite direction. The two directions then alternate, and an exchange takes up to twice as long."""
 
 
 def environment() -> dict[str, str]:
-    """Return Open MPI's settings for the processes of a job, as environment variables; a user's :data:`TCP` is kept."""
+    """Return Open MPI's settings for a job as environment variables; a :data:`TCP` that the user has set is kept."""
     return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, BOTH_WAYS)}
 
 
 def cores_of_this_process() -> int:
-    """Return this process's share of the usable cores: their number divided by the job's processes here, at least 1."""
+    """Return the number of usable cores divided by the number of the job's processes on this host, at least 1."""
     here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
 

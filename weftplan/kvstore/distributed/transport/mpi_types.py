@@ -1,6 +1,6 @@
-"""Types of mpi4py's objects for messages, as far as this package uses them.
+"""Protocols for the part of mpi4py's objects that this package uses, and the connection of a store.
 
-``mpi.py`` and ``mesh.py`` provide objects of these types; mpi4py itself has the type ``ModuleType``.
+``mpi.py`` and ``mesh.py`` provide the objects. The module ``mpi4py.MPI`` itself is annotated as ``ModuleType``.
 """
 
 from __future__ import annotations

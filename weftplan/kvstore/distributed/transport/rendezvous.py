@@ -17,13 +17,13 @@ import struct
 import sys
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the process that listens on a socket."""
+"""Fields of ``SO_PEERCRED``: ids of the process that listens on a socket, of its user and of its group."""
 
 
 class Gathering:
     """The processes of this host at a place of the program, which this process has reached.
 
-    Other processes are known only on Linux and under ``weftplan launch``.
+    Other processes are detected only on Linux, in jobs of Open MPI's launcher, such as those of ``weftplan launch``.
     """
 
     def __init__(self, place: str) -> None:
@@ -76,7 +76,7 @@ class Gathering:
         return confirmed
 
     def close(self) -> None:
-        """Close all sockets; other processes can no longer find this process here."""
+        """Close all sockets; this process then detects no other processes."""
         for one in (*self._doors.values(), *([self._listening] if self._listening is not None else [])):
             one.close()
         self._doors.clear()
@@ -112,7 +112,7 @@ def ended() -> set[int]:
 
 
 def _forked() -> None:
-    """Close the sockets in a forked child: its copies would stay open after the parent's end, and hide it."""
+    """Close the sockets in a forked child; open copies would hide the parent's exit from other processes."""
     for place in _places.values():
         place.close()
 

@@ -73,7 +73,7 @@ class Area:
         self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
 
     def reach(self, nbytes: int) -> None:
-        """Enlarge the room for arrays to ``nbytes`` or more; the owner of an area does this before other processes."""
+        """Enlarge the room for arrays to at least ``nbytes``; the owner must do this before other processes do."""
         if self.room.nbytes < nbytes:
             self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
 

@@ -20,14 +20,14 @@ _registered: list[Callable[[], None]] = []
 """The registered exit function; empty before registration."""
 
 _LATE_S = 1.0
-"""Seconds of waiting for the last barrier, after a process was seen to exit, until this process gives up waiting."""
+"""Maximum seconds to wait for the last barrier after a process was seen to exit."""
 
 
 def note_loss() -> None:
     """Record that a process of this job has died or was given up, so that this process exits without ``MPI_Finalize``.
 
-    Open MPI (5.0.11) waits there for all processes, after a death sometimes forever. A process that was given up learns
-    of it from the others, and exits in the same way.
+    In ``MPI_Finalize`` Open MPI (5.0.11) waits for all processes, after a death sometimes forever. A process that was
+    given up is notified by the other processes, and exits in the same way.
     """
     if not _lost:
         _lost.append(True)
@@ -45,7 +45,7 @@ def prepare() -> None:
 
 
 def end_too(mpi: ModuleType) -> None:
-    """Finalize MPI at exit: this package starts it in this process."""
+    """Record that this package starts MPI in this process, so that MPI is finalized at exit."""
     _own.append((mpi, os.getpid()))
 
 
@@ -75,9 +75,9 @@ def _leave(status: int) -> None:
 
 
 def _all_end(mpi: ModuleType) -> bool:
-    """Wait until all processes reach their end; return False if a process is lost, so that MPI might wait forever.
+    """Wait until all processes have reached their exit; return False if a process is lost and MPI might wait forever.
 
-    A process that left its stores before the others learns of their losses only here.
+    A process that has closed its stores detects a later loss only in this call.
     """
     world, rest_s, since = mpi.COMM_WORLD, 1e-4, 0.0
     if not hasattr(world, "Get_failed"):

@@ -19,7 +19,7 @@ INLINE = 4096
 
 _MAGIC = b"WFT1"
 _LAYOUT = struct.Struct("<4sHHQQ8s")
-"""Magic, kind, length of the payload, sequence number, bytes of the sender's array, digest."""
+"""Fields of a header: magic, kind, length of the payload, sequence number, bytes of the sender's array, digest."""
 
 HEADER = _LAYOUT.size
 """Bytes of a message before its payload."""
@@ -108,7 +108,7 @@ _VIEW_MAGIC = b"WFV2"
 WHY = 256
 """Bytes for the failure text of a view."""
 _VIEW_LAYOUT = struct.Struct(f"<4sIQ{WHY}s")
-"""Magic, epoch, sequence number, failure text; then one bit for each process of the job, set if it is gone."""
+"""Fields of a view: magic, epoch, sequence number, failure text. One bit per process follows, set if it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
