@@ -170,7 +170,7 @@ def test_gradient_of_refused_push_is_dropped():
     part = kv._server._ranges.get(number)
     kv.barrier()
     if part is not None:
-        kv._server._ranges[number] = dataclasses.replace(part, values=np.zeros(5, np.float32), weight=None)
+        kv._server._ranges[number] = dataclasses.replace(part, values=np.zeros(5, np.float32))
     kv.barrier()
     kv.push("a", mx.nd.ones((3,)))
     says(lambda: value("a"), "has 20 bytes here")
@@ -191,6 +191,24 @@ def test_gradient_of_another_size_is_dropped():
 
 @TWO.runs(
     """
+    import dataclasses
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.push("w", mx.nd.ones((3,)))
+    kv.barrier()
+    value("w")
+    fields = [getattr(part, field.name) for part in kv._server._ranges.values() for field in dataclasses.fields(part)]
+    assert sum(getattr(field, "nbytes", 0) for field in fields) == kv._server.nbytes
+    kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_server_has_two_arrays_for_each_range():
+    """After a push a server has the current values and one gradient of each range, as ``nbytes`` says."""
+
+
+@TWO.runs(
+    """
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
     kv.init("w", mx.nd.zeros((3,)))
     grad = mx.nd.ones((3,))
@@ -199,7 +217,7 @@ def test_gradient_of_another_size_is_dropped():
     kv.close()
     mx.nd.waitall()
     for part in kv._server._ranges.values():
-        held = part.values if part.weight is None else part.weight.asnumpy()
+        held = np.asarray(part.values)
         assert held.tolist() == [-2] * held.size  # every process has pushed before it closed
     """,
     STORE="dist_async",

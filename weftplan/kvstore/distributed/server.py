@@ -106,15 +106,13 @@ class Range:
 
     Attributes:
         key: the key of the value.
-        values: initial values.
-        weight: current values, None before the first push.
+        values: current values: in a NumPy array before the first push, then in an array of the server's own engine.
         gradient: buffer for a pushed gradient, None before the first push.
         version: number of updates.
     """
 
     key: Key
-    values: Array
-    weight: NDArray | None = None
+    values: Array | NDArray
     gradient: NDArray | None = None
     version: int = 0
 
@@ -291,7 +289,7 @@ class Server:
             if request.verb is Verb.PUSH:
                 self._push(part, request, data, client)
             elif request.verb is Verb.PULL:
-                answer = part.values if part.weight is None else part.weight.asnumpy()
+                answer = part.values.asnumpy() if isinstance(part.values, NDArray) else part.values
             elif request.verb is Verb.STATES:
                 answer = np.frombuffer(self._used().get_states(keys=[part.key]), np.uint8)
             elif request.verb is Verb.RESTORE:
@@ -323,19 +321,20 @@ class Server:
         return self._updater
 
     def _push(self, part: Range, request: Header, data: Array | None, client: int) -> None:
-        values = part.values
-        if data is None or data.nbytes != values.nbytes or request.nbytes != values.nbytes:
+        weight = part.values
+        if data is None or data.nbytes != weight.nbytes or request.nbytes != weight.nbytes:
             size = max(request.nbytes, 0 if data is None else data.nbytes)
-            raise KVStoreError(f"{part.key!r} has {values.nbytes} bytes here, rank {client} pushes {size}")
+            raise KVStoreError(f"{part.key!r} has {weight.nbytes} bytes here, rank {client} pushes {size}")
         updater = self._used()
         if request.rate is not None:
             updater.optimizer.lr = request.rate  # type: ignore[attr-defined]
-        if part.weight is None or part.gradient is None:
-            part.weight = array(values, dtype=values.dtype)
-            part.gradient = empty(values.shape, dtype=values.dtype)
-        part.gradient[:] = data.view(values.dtype)
-        updater(part.key, part.gradient, part.weight)
-        part.weight.wait_to_read()
+        if not isinstance(weight, NDArray):
+            weight = part.values = array(weight, dtype=weight.dtype)
+        if part.gradient is None:
+            part.gradient = empty(weight.shape, dtype=weight.dtype)
+        part.gradient[:] = data.view(weight.dtype)
+        updater(part.key, part.gradient, weight)
+        weight.wait_to_read()
         late = part.version - request.version
         self.pushes, self.staleness_sum = self.pushes + 1, self.staleness_sum + late
         self.staleness_max = max(self.staleness_max, late)
