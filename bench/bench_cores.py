@@ -60,7 +60,7 @@ CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables
 
 
 def set_division(cut, count):
-    """From now on divide the work of kernels into parts if ``cut``, and use ``count`` cores."""
+    """Divide the work of later kernels into parts if ``cut`` is true, else not; let them use ``count`` cores."""
     for module, few in CUTTING.items():
         module.FEW = few if cut else 1 << 62
     core_sharing.usable_cores = lambda: count

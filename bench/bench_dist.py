@@ -3,8 +3,8 @@
 Both alternate in the same processes on this machine, with one small key or with eight keys that are sent together. A
 round begins at a barrier; the store's round ends when every pulled array can be read. Then each runs as many rounds in
 a loop without barriers, as training does. The store adds in one order, whatever the sizes and the number of processes;
-``Allreduce`` does not promise an order. With more processes than cores both wait for cores. All keys form one bucket,
-or ``--bucket`` of them.
+``Allreduce`` does not promise an order. With more processes than cores both wait for cores. A bucket has all
+keys, or at most ``--bucket`` keys.
 
     python bench/bench_dist.py [--workers 2,4] [--rounds 15] [--bucket 3]
 """

@@ -260,7 +260,7 @@ def copy_to_host(where, array):
 
 
 def graphs(args, context, clock, rows):
-    """Run the part ``graphs``: compare training steps with and without CUDA graphs: bits, captured segments, time."""
+    """Run the part ``graphs``: compare training steps with and without CUDA graphs, and count captured segments."""
     for name, batch in (("mlp", 64),) if args.standin else (("mlp", 64), ("lstm", 32), ("resnet18", 32)):
         if clock.over():
             break
@@ -304,7 +304,7 @@ def environment(**values):
 
 
 def spill(args, context, clock, rows):
-    """Run the part ``spill``: compare a step planned with half its memory and one with all: bytes, gradients, time."""
+    """Run the part ``spill``: compare bytes, gradients and time of a step planned with half its memory and with all."""
     name, batch = ("chain", 256) if args.standin else ("resnet18", 64)
     times, gradients, whole = [], [], None
     for part in (1.0, 0.5):
@@ -388,7 +388,7 @@ def machine(args, context):
 
 @contextlib.contextmanager
 def gpus(args):
-    """Yield the function that makes GPU contexts; with ``--standin`` the stand-in for CuPy is installed meanwhile."""
+    """Yield the function that makes GPU contexts; with ``--standin`` install the stand-in for CuPy during the block."""
     if args.standin:
         from tests.standin_cupy import installed
 

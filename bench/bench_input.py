@@ -1,8 +1,9 @@
 """Question: does training wait for its data, and how much does the pipeline cost if the data are ready?
 
-* *wait*: share of a step that is spent waiting for data, without workers and with two. In one process the reader takes
-  1.5 times as long as the step. Three kinds: the step runs on a device, which leaves the cores to the reader; the
-  reader waits for a disk; step and reader both need the cores, and two cores are then busy for 1.25 steps.
+* *wait*: time spent waiting for data, divided by the time of the steps, without workers and with two. One reader needs
+  1.5 times the time of a step for a batch. Three cases: the step runs on a device and the reader on the cores; the
+  reader waits for a disk; both run on the cores. In the last case a step and its batch are 2.5 steps of work, so two
+  cores need at least 1.25 steps.
 * *overhead*: how much longer a step of LeNet (batch 64) takes, and how much more processor time the training process
   uses, if workers or a thread that reads ahead feed it, compared with one fixed batch. Steps of both kinds alternate.
 * *torch*: samples a second against ``torch.utils.data.DataLoader`` on the same Python dataset, with two workers each,
@@ -60,7 +61,7 @@ def waiting(step, read_busy, workers, step_s, steps):
 
 
 def wait(args):
-    """Print the share of a step spent waiting for a slow reader, without workers and with two."""
+    """Print the time spent waiting for a slow reader / the time of the steps, without workers and with two."""
     kinds = {
         "step on a device, reader on the cores": (time.sleep, True),
         "step on a core, reader waits for a disk": (busy, False),

@@ -44,7 +44,7 @@ def resnet18(batch, extent, stem):
     """Return the convolutions of ResNet-18 for square images of ``extent`` pixels a side.
 
     A convolution is a tuple: (count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data
-    has a gradient). ``stem`` is the (kernel, stride, pad) of the first.
+    has a gradient). ``stem`` is the (kernel, stride, pad) of the first convolution.
     """
     rows = [(1, batch, 3, extent, 64, *stem, 1, False)]
     extent = extent if stem[0] == 3 else extent // 4
@@ -98,7 +98,7 @@ def name(layer):
 
 
 def least(calls, repetitions):
-    """Return the least CPU seconds of each call. A call is repeated in a row before the next begins, as in the peer."""
+    """Return the least CPU seconds of each call. All repetitions of a call run before the next call, as in the peer."""
     best = [math.inf] * len(calls)
     for i, call in enumerate(calls):
         for _ in range(repetitions):

@@ -224,7 +224,7 @@ def codecs(rounds):
 
 
 def devices():
-    """Print the simulated time of a push and pull between eight devices, by exchange method, and in the store."""
+    """Print the simulated time of a push and pull between eight devices, with each method and as the store chooses."""
     import weftplan as mx
     from weftplan.device.links import connect, nvlink_mesh, pcie_tree
     from weftplan.device.simulated import seconds_of

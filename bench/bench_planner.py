@@ -3,7 +3,7 @@
 Sections (``--only NAME`` runs one; each takes at most about two minutes):
 
 * ``ordinary``: plans of eleven networks for training and inference, compared with MXNet 1.9.1's plan of the same symbol
-  file and with the lower bound of their own order. There is no recomputation; as in MXNet's figure, scratch of
+  file and with the lower bound for the same order of nodes. There is no recomputation; as in MXNet's figure, scratch of
   operators is left out. Goals: never above MXNet's plan; at most 1.005 times the lower bound; geometric mean of ours /
   MXNet's at most 0.88.
 * ``recompute``: training plans of the same networks under each recompute policy. Goals: geometric mean at most 0.65 of
@@ -12,9 +12,9 @@ Sections (``--only NAME`` runs one; each takes at most about two minutes):
 * ``deep``: residual networks of up to 1,000 layers and LSTMs of up to 1,000 steps: bytes, modelled speed and planning
   time under ``sqrt`` and ``budget``. Goals: the peak grows with the square root of the depth, at 75 % of the speed or
   more.
-* ``time``: processor time and memory from symbol to plan, for graphs of 1,000 to 1,000,000 nodes. Goals: 20 ms, 0.3 s
-  (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000). Figures are the least and the median of
-  seven runs, since a busy machine makes processor time longer, too; the largest graph is planned once.
+* ``time``: processor time and memory from symbol to plan, for graphs of 1,000 to 1,000,000 nodes. Goals: 20 ms
+  (1,000), 0.3 s (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000). Figures are the least and
+  the median of seven runs, since a busy machine makes processor time longer, too; the largest graph is planned once.
 * ``reality``: compares the bytes that storage hands to an executor with those of its plan, under every strategy and
   policy.
 * ``packing``: offsets for hard, planted and large sets of buffers: see ``bench_packing.py``.

@@ -1,8 +1,8 @@
 """Question: how much step time do the recompute policies cost, and how many bytes do they save?
 
 For each network the same training step (forward and backward) runs without recomputation and with each policy,
-alternating for several rounds. The speed kept is the median of each round's ratio. Bytes are those of the plan, and are
-asserted to equal the allocated bytes.
+alternating for several rounds. The speed kept is the median over the rounds of the time without / with recomputation.
+Bytes are those of the plan, and are asserted to equal the allocated bytes.
 
     python bench/bench_recompute.py
     python bench/bench_recompute.py --deep        # a network of 1,000 layers and an LSTM of 1,000 steps, under sqrt

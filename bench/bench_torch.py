@@ -306,7 +306,7 @@ class Timed(Partition):
 
 
 def bench_time(names: list[str]) -> None:
-    """Print slowdowns over the plain step, paired, at the peaks of PyTorch's budget and of full checkpointing."""
+    """Print slowdowns over the plain step: of PyTorch's budget, full checkpointing, and our budgets at their peaks."""
     logs: dict[str, list[float]] = {}
     for name in names or MODELS:
         rivals: dict[str, Trial] = {f"share {share}": Trial(name, torch_budget(share)) for share in (0.4, 0.1)}

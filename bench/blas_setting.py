@@ -1,4 +1,4 @@
-"""Import this before NumPy, so that BLAS runs as suits the processor and not as environment variables force it to.
+"""Import this before NumPy: it removes environment variables that make BLAS slower than the processor allows.
 
 OPENBLAS_CORETYPE makes OpenBLAS run as on an older processor (``Haswell`` on a processor with AVX-512 halves the speed
 of NumPy's products), and OPENBLAS_L2_SIZE shrinks its blocks. Both slow NumPy down but no other framework. This module

@@ -68,7 +68,7 @@ def diamond(count):
 
 
 def wavefront(count):
-    """Return a two-dimensional stencil: each cell reads its upper and left neighbours."""
+    """Return a program that writes the cells of a square; each cell reads its upper and left neighbours."""
     side = int(count**0.5)
     program = []
     for i in range(side):

@@ -37,7 +37,7 @@ def challenge(family: str, n: int, seed: int = 0) -> Buffers:
       ``spirals, holes``: a tenth removed.
     * ``boxes``: cut into nearly equal boxes, 35 % removed.
     * ``shaved``: as ``cut``, then every third buffer is made up to a tenth smaller and shorter, as by rounding and
-      padding.
+      padding, unless it lives at the chosen moment.
 
     Raises:
         ValueError: no such family.
@@ -156,7 +156,10 @@ def _thinned(table: Int64, part: float, rng: np.random.Generator) -> Int64:
 
 
 def _shaved(table: Int64, rng: np.random.Generator) -> Int64:
-    """Return the table with every third buffer up to 10 % shorter and smaller, by at least one unit if it has two."""
+    """Return the table with every third buffer up to 10 % shorter and smaller, except those alive at a random moment.
+
+    A lifetime or size of two units or more loses at least one unit.
+    """
     kept = _kept(table, rng)
     shaved = table.copy()
     for k in range(0, len(table), 3):

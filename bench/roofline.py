@@ -39,7 +39,7 @@ class Pass(NamedTuple):
         return self.flops / self.seconds
 
     def share(self, peak, bandwidth):
-        """Return the rate as a share of the lower limit."""
+        """Return the rate divided by the lower of its two limits: ``peak``, and ``bandwidth`` times the intensity."""
         return self.rate / min(peak, self.intensity * bandwidth)
 
 
@@ -94,7 +94,7 @@ def draw(passes, peak, bandwidth, title):
 
 
 def table(passes, peak, bandwidth):
-    """Return a Markdown table: one row per layer, with GFLOP/s and the share of the lower limit for each pass."""
+    """Return a Markdown table with a row per layer: each pass's GFLOP/s, and its share of the lower of its limits."""
     rows = {}
     for one in passes:
         cell = f"{one.rate / 1e9:.0f} ({one.share(peak, bandwidth):.0%})"

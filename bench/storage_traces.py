@@ -122,7 +122,7 @@ def traces(rounds):
 
 
 def packing_traces():
-    """Return (name, lower, upper, sizes) of three packing instances; sizes that are all below 1 MiB count as KiB."""
+    """Return (name, lower, upper, bytes) of three packing instances; sizes are read as KiB if all are below 2**20."""
     results = []
     for name, buffers in (
         ("ResNet-50 (SOMAS)", read_csv(DATA / "somas_resnet50.csv")[1:]),

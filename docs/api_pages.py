@@ -199,7 +199,7 @@ def operators() -> str:
 
 
 def family(op: Op) -> str:
-    """Return the folder of ``weftplan/ops`` that an operator belongs to."""
+    """Return the folder in FAMILIES that defines an operator; ``elementwise`` if none contains its rules or name."""
     for rule in (op.forward, op.infer_shape, op.gradient):
         place = getattr(inspect.unwrap(rule), "__module__", "").split(".") if rule else []
         if place[:2] == ["weftplan", "ops"] and place[2] in FAMILIES:
@@ -224,7 +224,7 @@ FAMILIES = {
     "reduction": "Reductions",
     "shape": "Shapes",
 }
-"""The heading of each folder of ``weftplan/ops`` on the page of operators."""
+"""Headings on the page of operators, by the folder of ``weftplan/ops`` that defines the operators."""
 
 
 def index() -> str:

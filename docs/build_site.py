@@ -2,8 +2,8 @@
 
     pip install -e '.[docs]' && python docs/build_site.py [FOLDER]       # default: site/
 
-A code host and the site show the same Markdown. Pages are copied with their folders, so links between them work in
-both; a file that a page links to is copied, too. Sphinx builds the site. A warning is an error.
+A code host and the site show the same Markdown. Pages keep their folders on the site, so links between pages
+work on both; a file that a page links to is copied, too. Sphinx builds the site. A warning is an error.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def for_site(page: Path, folder: Path) -> str:
 
 
 def navigate(folder: Path) -> None:
-    """Write a page for each section; the last also lists the README of every folder."""
+    """Write a page for each section that has a description, and append the list of sections to ``index.md``.
+
+    The page of the section ``Project`` also lists the pages of no section, such as the README of every folder.
+    """
     listed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = sorted(str(place(page).with_suffix("")) for page in pages())
     rooms = [name for name in others if name not in listed and name != "index"]

@@ -36,7 +36,10 @@ SPILLED = "no plan, half of that memory, the rest in a file"
 
 
 def measured(number: int, settings: dict[str, str], limit: int = 1 << 50) -> list[int]:
-    """Return the bytes in use after each operation of the second training step."""
+    """Return the bytes in use after each operation of the second training step.
+
+    ``number`` chooses a CPU context, ``settings`` are environment variables, and ``limit`` is the pool's, in bytes.
+    """
     ctx, found = mx.cpu(number), []
     settings = {**settings, "MXNET_EXEC_BULK_EXEC_TRAIN": "0"}
     os.environ.update(settings)

@@ -39,7 +39,7 @@ ARROWS = {
         (450, 312, "middle"),
     ),
 }
-"""Each change of state: its arrow (x, y, x, y), its cause, and where that text is (x, y, alignment)."""
+"""Each change of state: its arrow (x, y, x, y), its cause, and the position of that text (x, y, alignment)."""
 NOTE = "A state does not change if READING gets or loses one of several readers, or if a write follows a write."
 
 

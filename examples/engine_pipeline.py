@@ -45,7 +45,7 @@ def compute(images, weights, score):
 
 
 def pipeline(paths, weights):
-    """Return the score of each file."""
+    """Read, convert and score the files as tasks; return the score of each file."""
     packed = [np.empty((IMAGES, PIXELS), np.uint8) for _ in range(SLOTS)]
     images = [np.empty((IMAGES, PIXELS), np.float32) for _ in range(SLOTS)]
     scores = [np.zeros(1) for _ in paths]

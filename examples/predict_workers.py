@@ -28,7 +28,7 @@ BACKWARD = 2 / 3  # the share of a step that backward takes
 
 @dataclass(frozen=True)
 class Link:
-    """The connection of one worker, or of one machine, to the others; a shared link carries the bytes of all."""
+    """The connection of one worker, or of one machine, to the others; workers share the bandwidth of a shared link."""
 
     latency: float  # seconds to the first byte
     bandwidth: float  # bytes a second in each direction
@@ -181,7 +181,7 @@ def best_step(gradients, computation, workers, topology):
 
 
 def gradients_of(network, batch, computation):
-    """Return (bytes, second when it is ready) of each parameter's gradient, in float32."""
+    """Return (bytes, seconds until ready) of each parameter's float32 gradient, the last layer's first."""
     symbol, given = mx.models.get(network), mx.models.input_shapes(network, batch)
     shapes, _, _ = symbol.infer_shape(**given)
     sizes = [

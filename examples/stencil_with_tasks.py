@@ -1,4 +1,4 @@
-"""A stencil on all cores without a barrier: a band begins a step as soon as its neighbours have finished the last.
+"""A stencil on all cores without a barrier: a band starts a step once its neighbours have done the previous step.
 
     python examples/stencil_with_tasks.py
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Images:
-    """Images of 3x32x32 bytes that are randomly cropped and mirrored, and normalised, as for CIFAR-10."""
+    """Images of 3x40x40 bytes, randomly cropped to 32x32, mirrored, and normalised to float32, as for CIFAR-10."""
 
     def __init__(self, count=4096):
         rng = np.random.default_rng(0)
@@ -25,7 +25,7 @@ class Images:
 
 
 class Ready(Images):
-    """Images of the same size without augmentation, so that a loader's own time is measured."""
+    """The same bytes, cropped at one corner and not augmented, so that the time is that of the loader."""
 
     def __getitem__(self, number):
         return self.pixels[number, :, :32, :32], self.labels[number]

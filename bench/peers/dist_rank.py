@@ -16,7 +16,7 @@ KEYS = 8
 
 
 def main(rounds, sizes):
-    """Measure each size: below 64 KiB one key, else a bucket of eight keys, until every sum has arrived."""
+    """Time both exchanges of each size until each sum has arrived: one key below 64 KiB, else eight in one push."""
     kv = mx.kv.create("dist_sync")
     from mpi4py import MPI
 

@@ -43,7 +43,7 @@ def temporaries(wait):
 
 
 def other_sizes(wait):
-    """Make one array per step, from 1 / steps of the largest size up to all of it."""
+    """Make one array per step; its size grows from 1 / steps of the largest size to the largest size."""
     for step in range(steps):
         a = nd.ones((elements * (step + 1) // steps,))
         a += 1
@@ -60,7 +60,7 @@ done = threading.Event()
 
 
 def watch():
-    """Sample resident bytes: if the process was larger before the loop, the system's peak is not the loop's."""
+    """Append samples of the resident bytes to ``most``, used if the system's peak is from before the loop."""
     while not done.wait(0.002):
         most.append(status()[0])
 

@@ -5,8 +5,8 @@ Run it with the Python of an environment that has MXNet 1.9.1, from the reposito
     PYTHON-WITH-MXNET bench/peers/mxnet_symbols.py [folder]
 
 Planner comparisons and the tests of ``weftplan.models`` read the files (gzipped if large, default folder
-``bench/data/symbols``). Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top. Their names do not
-depend on the graphs that the process has built before.
+``bench/data/symbols``). Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top. The names of
+their nodes do not depend on the graphs that the process has built before.
 """
 
 import gzip

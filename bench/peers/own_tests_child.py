@@ -25,7 +25,7 @@ TREE = os.environ.get("OWN_TESTS_TREE")
 OUT_OF_SCOPE = frozenset(json.loads((Path(__file__).parents[1] / "data" / "own_tests.json").read_text())["absent"])
 """Parts of MXNet that weftplan leaves out on purpose; a test that uses one is out of scope."""
 SAME = {"ndarray.ndarray": "ndarray", "symbol.symbol": "symbol", "model": "model", "module.module": "module"}
-"""MXNet's modules whose names are defined in another module of weftplan."""
+"""{module of MXNet: module of weftplan that has its public names}."""
 
 PRIVATE = {"ndarray.ndarray": {"_STORAGE_TYPE_STR_TO_ID": {"undefined": -1, "default": 0, "row_sparse": 1, "csr": 2},
                                "py_slice": slice}}  # fmt: skip
@@ -72,7 +72,7 @@ class Absent(types.ModuleType):
 
 
 class Used:
-    """Base of classes that inherit from an absent class; an instance is an error."""
+    """The base class of a class that names an absent class as its base; making an instance raises OutOfScopeError."""
 
     def __new__(cls, *args, **kwargs):
         raise OutOfScopeError(cls.__name__)

@@ -3,7 +3,7 @@
 * PyTorch's caching allocator (2.x, "CUDA semantics" and the comments of its allocator): sizes are multiples of 512
   bytes. Requests up to 1 MiB are cut from segments of 2 MiB, requests below 10 MiB from segments of 20 MiB; a larger
   request has its own segment, a multiple of 2 MiB. Small and large segments do not mix. Best fit; the remainder of a
-  block is split off from 512 bytes on among the small segments, and above 1 MiB among the large.
+  block is split off if it has at least 512 bytes (small segments) or more than 1 MiB (large segments).
 * RMM's pool (0.20 and later): multiples of 256 bytes; coalescing best fit from a pool that grows by its own size, or by
   the request if that is larger. The model begins with 1 MiB, since RMM's default is a share of a GPU.
 * CuPy's pool: multiples of 512 bytes; best fit among chunks of exactly the requested size; every remainder is split
@@ -41,7 +41,7 @@ class Rule(ChunkPool):
 
 
 class Cupy(Rule):
-    """CuPy's pool, which uses the default settings."""
+    """CuPy's pool: the default settings of :class:`Rule`."""
 
 
 class Rmm(Rule):

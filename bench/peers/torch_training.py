@@ -97,7 +97,7 @@ def lstm():
 
 
 def main(network, steps, threads):
-    """Train on one random batch, and print the medians."""
+    """Train on one random batch; print the median wall and CPU seconds of a step, and the last loss, as JSON."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = globals()[network]()

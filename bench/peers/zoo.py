@@ -5,11 +5,11 @@
     MXNET_PYTHON bench/peers/zoo.py --again FOLDER NAME…
 
 For each network it writes ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` does, and
-``NAME.npz``. The latter has the inputs; the outputs of inference without MXNet's fused operators, also in float64; the
-input of a final softmax, which may hide differences; and the gradients of all parameters from a training step without
-dropout.
+``NAME.npz``. The last file has the inputs; the outputs of inference without MXNet's fused operators, in float32 and,
+if MXNet can, in float64; the input of each final softmax, because a softmax may hide differences; the gradients of a
+training step without dropout, except those of PReLU slopes, which MXNet computes wrongly; names and inferred shapes.
 
-With ``--files`` the symbols are already in FOLDER, and parameters are drawn if there are none. ``SHAPES`` is a JSON
+With ``--files`` the symbols are already in FOLDER; missing parameters are drawn at random. ``SHAPES`` is a JSON
 file: ``{NAME: {"run": shapes of inputs, "plan": shapes of inputs}}``. With ``--again`` it runs
 ``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, and reports whether the outputs have the same bits.
 ``--list`` prints the names.
@@ -170,7 +170,7 @@ def _draw_statistics(aux, random):
 
 
 def _compute_from_symbol(folder, name, shapes):
-    """Write the values that MXNet computes for a symbol in the folder; its parameters are drawn if there are none."""
+    """Write the values that MXNet computes for a symbol file; if it has no parameter file, write random parameters."""
     random = np.random.RandomState(5)
     symbol = mx.sym.load(str(folder / f"{name}-symbol.json"))
     run = {key: tuple(shape) for key, shape in shapes["run"].items()}
@@ -225,7 +225,7 @@ def _scores(symbol):
 
 
 def _infer(symbol, args, aux, inputs, *, fused=False, dtype="float32"):
-    """Return the outputs of inference, and the scores, with or without MXNet's fused operators."""
+    """Return the outputs of inference and the inputs of final softmaxes, with or without MXNet's fused operators."""
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "MKLDNN" if fused else "NONE"
     inner = symbol.get_internals()
     names = inner.list_outputs()[::-1]  # of equal names take the last
