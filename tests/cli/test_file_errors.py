@@ -1,4 +1,4 @@
-"""Files that commands cannot read or write: the message names the file, the cause and what to do."""
+"""Files that commands cannot read or write: the message names the file, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_commands_say_what_is_wrong_with_a_file(place: Path, arguments: str, words: str) -> None:
-    """Every command names the cause and what to do; no message has a number of the system."""
+    """Every command names the cause and the remedy; no message has a number of the system."""
     done = CliRunner().invoke(main, arguments.split())
     assert done.exit_code in (1, 2), done.output
     assert words in " ".join(done.output.split())

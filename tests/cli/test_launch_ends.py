@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -70,26 +71,28 @@ def test_next_launch_removes_folders_of_killed_launchers(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("import sys, time; print(flush=True); time.sleep(float(sys.argv[1]))")
     command = [sys.executable, "-m", "weftplan", "launch", "-n", "1", "--restarts", "1", "--elastic", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    short = tempfile.TemporaryDirectory(prefix="w")  # a socket's path is short
+    folder = Path(short.name)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": short.name}
 
     def start() -> subprocess.Popen[bytes]:
         job = subprocess.Popen([*command, "20"], env=environment, stdout=subprocess.PIPE)
         assert job.stdout is not None
-        assert job.stdout.read(1) == b"\n"
+        assert job.stdout.read(1) == b"\n", job.kill()
         job.stdout.close()
         return job
 
-    with start() as killed:
-        (left,) = tmp_path.glob("weftplan-job-*")
+    with short, start() as killed:
+        (left,) = folder.glob("weftplan-job-*")
         with start() as running:
             killed.kill()
             killed.wait()
             subprocess.run([*command, "0"], env=environment, check=True)
-            there = list(tmp_path.glob("weftplan-job-*"))
+            there = list(folder.glob("weftplan-job-*"))
             running.terminate()
         assert len(there) == 1
         assert there != [left]
-    assert list(tmp_path.glob("weftplan-job-*")) == []
+        assert list(folder.glob("weftplan-job-*")) == []
 
 
 @pytest.mark.parametrize(("store", "reported"), [("local", True), ("dist_sync", False)])

@@ -147,7 +147,7 @@ ERRORS = {
 }
 """Functions that create an error.
 
-A raised error keeps its frames, and so the failed array, alive.
+Tests share no error objects, because a raised error keeps its frames, and so the failed array, alive.
 """
 
 
@@ -245,10 +245,7 @@ def test_what_is_refused():
 
 
 def test_an_error_in_python_arrives_at_the_wait():
-    """An exception of user code is raised at the wait for its output.
-
-    The operator's own arrays do not outlive the engine.
-    """
+    """An exception of user code is raised, with its own class, at the wait for the operator's output."""
 
     class Broken(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):

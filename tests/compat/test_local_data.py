@@ -48,7 +48,7 @@ def test_mnist_as_arrays(folder: str, packed: bool, files: dict[str, bytes]):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_as_iterators(zipped: bool, files: dict[str, bytes]):
-    """get_mnist_iterator reads the files in data/ or in data/mnist.zip; it serves flat data, images, and parts."""
+    """get_mnist_iterator reads the files in data/ or in data/mnist.zip; it gives flat data, images, or one part."""
     with pytest.raises(
         MXNetError, match=r"data/train-images-idx3-ubyte is not there; put .* or mnist.zip at data/mnist"
     ):

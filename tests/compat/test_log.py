@@ -19,7 +19,7 @@ def name():
 
 
 def test_a_file(name, tmp_path):
-    """Messages of the level and above are appended as plain text; later get_logger calls change nothing."""
+    """Messages at or above the level are appended as plain text; a later get_logger call changes nothing."""
     path = tmp_path / "run.log"
     path.write_text("before\n")
     logger = mx.log.get_logger(name, filename=path, level=mx.log.INFO)

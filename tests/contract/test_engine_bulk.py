@@ -50,9 +50,9 @@ def test_waiting_flushes_the_bulk(eng):
 
 
 def test_events_that_flush_a_bulk(deferred):
-    """A full bulk, a push with options, a delete, a smaller size and the end of the block push the members.
+    """A full bulk, a push with options or another context, an asynchronous push and a delete push the members.
 
-    No other event pushes them.
+    A new bulk size pushes them if it is at most their number.
     """
     var = deferred.new_variable()
 

@@ -124,7 +124,7 @@ def test_engine_continues_after_failures(deferred):
 
 
 def test_delete_runs_last_even_after_a_failure(deferred):
-    """A delete function runs after all uses of the var, also if they failed; later uses raise EngineError."""
+    """A delete function runs after failed and skipped uses of the var; later uses raise EngineError."""
     var, log = deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: log.append("skipped"), [var])

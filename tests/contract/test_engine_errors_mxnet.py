@@ -7,7 +7,7 @@ from weftplan import engine
 
 
 def test_mxnet_error_mode(monkeypatch):
-    """One raise clears the failure of every var that has it."""
+    """With WEFTPLAN_ERRORS=mxnet, one raise clears the failure of every var that has it."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     a, b = eng.new_variable(), eng.new_variable()

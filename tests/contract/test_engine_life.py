@@ -12,7 +12,7 @@ from weftplan.device.context import cpu
 
 
 def test_stop_and_start(eng):
-    """``stop`` waits for all operations; after it, pushes work again."""
+    """``stop`` waits for all operations; after ``start``, pushed operations run again."""
     var = eng.new_variable()
     for _ in range(3):
         for _ in range(10):

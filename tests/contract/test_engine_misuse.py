@@ -65,7 +65,7 @@ def test_operators_of_another_engine(eng):
 
 
 def test_wait_for_all_inside_a_naive_operation():
-    """On the naive engine, wait_for_all inside an operation raises; a wait for an idle var returns."""
+    """In an operation of the naive engine, wait_for_all raises WaitInWorkerError; a wait for an idle var returns."""
     naive = engine.create("NaiveEngine")
     idle, ran = naive.new_variable(), []
 
@@ -110,7 +110,8 @@ def test_unknown_kind_and_bad_counts():
 def test_every_small_declaration(how):
     """All combinations of up to three reads and three writes of good, foreign, deleted and non-vars are checked.
 
-    A wrong combination raises the right error and changes nothing; any other is accepted.
+    A bad var raises EngineError; a var written twice, or read and written, DuplicateVarError. Neither changes anything;
+    all other combinations are accepted.
     """
     sim, second = engine.create("Simulator"), engine.create("NaiveEngine")
     good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), second.new_variable()

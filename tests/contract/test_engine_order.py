@@ -106,7 +106,7 @@ def test_version_scenario(eng):
 
 
 def test_operators_are_reused(eng):
-    """A stored operator runs once per push; after its deletion, pushed runs still happen, and new pushes raise."""
+    """A stored operator runs once per push; after its deletion, pushed runs complete; new pushes raise EngineError."""
     var, runs = eng.new_variable(), []
     operator = eng.new_operator(lambda: runs.append(1), (), [var], name="again")
     for _ in range(20):

@@ -246,10 +246,7 @@ def test_waits_in_callbacks_of_other_threads(threaded):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_wait_inside_is_refused(threaded, asynchronous):
-    """wait_for_var, also of an idle var, and wait_for_all raise inside plain and asynchronous operations.
-
-    Each error shows the fix.
-    """
+    """Inside an operation, wait_for_all and wait_for_var, even of an idle var, raise WaitInWorkerError with the fix."""
     var, idle, errors = threaded.new_variable(), threaded.new_variable(), []
 
     def waits(on_complete=lambda: None):

@@ -147,7 +147,7 @@ def test_foreign_states_are_refused(make):
 
 
 def test_differences_are_listed():
-    """The error lists the old and the new value of every differing setting."""
+    """``set_state`` raises ParameterError with both values of every differing setting, and for invalid values."""
     state = arrays(shuffle=True).state()
     with pytest.raises(
         ParameterError, match=r"shuffle: True then, False now; last_batch_handle: 'pad' then, 'discard'"

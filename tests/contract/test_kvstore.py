@@ -335,7 +335,7 @@ def test_replace_bypasses_the_updater(kv):
 
 
 def test_set_optimizer_wants_an_optimizer(kv):
-    """``set_optimizer`` refuses the name of an optimizer."""
+    """``set_optimizer`` raises KVStoreError for the name of an optimizer."""
     with pytest.raises(KVStoreError, match=r"needs an optimizer such as mx.optimizer.create\(.* got 'sgd'"):
         kv.set_optimizer("sgd")
 

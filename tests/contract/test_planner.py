@@ -130,7 +130,7 @@ def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -
 
 @pytest.mark.parametrize("reorder", [False, True])
 def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search gives the same order and text as trying all 4,096 choices."""
+    """The search gives the same order and the same JSON as trying all 4,096 choices."""
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
     searched = make("branches", chosen, "write")
     monkeypatch.setattr(ladder, "EXHAUSTIVE", 12)
@@ -140,14 +140,14 @@ def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.Monke
 
 
 def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
-    """Planning the same network twice gives the same order and the same text."""
+    """Planning the same network twice gives the same order and the same JSON."""
     first, second = make(network, options, "write"), plan_network(network, options, "write")
     assert first.order == second.order
     assert first.memory.to_json() == second.memory.to_json()
 
 
 def test_plans_survive_json(network: str, options: PlanOptions) -> None:
-    """A plan loaded from JSON is valid, gives the same text and has the same figures."""
+    """A plan loaded from JSON is valid, is saved as the same JSON, and has the same figures and options."""
     memory = make(network, options, "write").memory
     text = memory.to_json()
     back = MemoryPlan.from_json(text)

@@ -87,7 +87,7 @@ def resource(make):
 
 @pytest.mark.parametrize("kind", [*DEVICES, pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_every_resource_on_every_kind_of_device(make, kind):
-    """On every device, contents stay separate, a second free is refused, and all memory returns to the device."""
+    """On every device, contents stay separate, a second free raises MXNetError, and the device gets all memory back."""
     place = FailingDevice(context=DEVICES.get(kind) or device.gpu(0))
     resource = make(place)
     for turn in range(3):

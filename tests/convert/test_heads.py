@@ -41,7 +41,7 @@ def test_networks_without_a_loss_get_one() -> None:
 
 
 def test_networks_without_a_last_layer_are_refused() -> None:
-    """A network without a last layer raises; the error names the operator before the output."""
+    """A network without a last layer raises an error that names the operator before the output."""
     net = mx.sym.Concat(mx.sym.Variable("a"), mx.sym.Variable("b"), name="both")
     with pytest.raises(MXNetError, match="the output both_output comes from Concat, not from a fully connected layer"):
         with_classes(net, 3)

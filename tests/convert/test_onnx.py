@@ -1,4 +1,4 @@
-"""ONNX export and import: outputs equal onnxruntime's, and bad files raise."""
+"""ONNX export and import: outputs equal onnxruntime's, and bad files raise errors."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_an_imported_model_can_be_trained(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
-    """One error lists all operators without a counterpart; missing shapes and unsupported parameters raise, too."""
+    """One error lists all operators without a counterpart; missing shapes and unsupported parameters raise errors."""
     symbol = mx.sym.ROIPooling(mx.sym.sort(X), mx.sym.Variable("rois"), pooled_size=(1, 1), spatial_scale=1)
     with pytest.raises(UnknownOperatorError, match=r"2 operator\(s\): sort .*ROIPooling"):
         export_model(symbol, {}, {}, {})
@@ -216,7 +216,7 @@ def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"version https://git-lfs.github.com/spec/v1\n", b"\x00" * 64])
 def test_what_is_no_model(content: bytes, tmp_path: Path) -> None:
-    """A file that is no ONNX model raises with its name."""
+    """A file that is no ONNX model raises a FormatError that names the file."""
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(FormatError, match=r"m\.onnx"):
         import_model(tmp_path / "m.onnx")

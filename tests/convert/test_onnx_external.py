@@ -82,7 +82,7 @@ def test_values_of_other_files_are_read(saved_model: Path) -> None:
     ],
 )
 def test_other_files_are_refused(saved_model: Path, facts: dict[str, str], message: str) -> None:
-    """A file outside the model's folder, also by a link, a missing file and a wrong range raise."""
+    """A file outside the model's folder, also by a link, a missing file and a wrong range raise a FormatError."""
     outside = saved_model.parent.parent / f"outside-{saved_model.parent.name}"
     outside.write_bytes(W.tobytes())
     os.symlink(outside, saved_model.parent / "link")
@@ -93,7 +93,7 @@ def test_other_files_are_refused(saved_model: Path, facts: dict[str, str], messa
 
 
 def test_repeated_ranges_are_refused(saved_model: Path) -> None:
-    """Values that refer to the same range again and again raise before they are loaded."""
+    """Values that refer to the same range again and again raise a FormatError before they are loaded."""
     model = onnx.load(saved_model, load_external_data=False)
     for k in range(3):
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
@@ -104,7 +104,7 @@ def test_repeated_ranges_are_refused(saved_model: Path) -> None:
 
 
 def model_with_unknown_operators(**more: Any) -> Any:
-    """Return a model with an operator that cannot be run, and one that no library knows."""
+    """Return a model with an operator that cannot be run, and an operator that no library knows."""
     nodes = [
         onnx.helper.make_node("Celu", ["x"], ["a"]),
         onnx.helper.make_node("Secret", ["a"], ["b"], domain="own"),
@@ -115,7 +115,7 @@ def model_with_unknown_operators(**more: Any) -> Any:
 
 
 def test_operators_that_are_not_run_are_planned_by_sizes(tmp_path: Path) -> None:
-    """Operators that cannot be run are planned by inferred or given sizes and are listed; missing sizes raise."""
+    """Operators that cannot be run are planned by inferred or given sizes and listed; missing sizes raise an error."""
     path = tmp_path / "m.onnx"
     onnx.save(model_with_unknown_operators(), path)
     with pytest.raises(ShapeError, match=r"the sizes of \d results are not known: b"):

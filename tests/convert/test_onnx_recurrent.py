@@ -1,4 +1,4 @@
-"""Recurrent layers in ONNX export and import: outputs equal onnxruntime's, and unsupported forms raise."""
+"""Recurrent layers in ONNX export and import: outputs equal onnxruntime's; unsupported forms raise errors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_recurrent_layers_of_others(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_cells(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """A cell with an unsupported attribute raises with its name."""
+    """A cell with an unsupported attribute raises a FormatError that names the attribute."""
     helper = onnx.helper
     graph = helper.make_graph(
         [node("LSTM", "x w r", "y", hidden_size=4, **settings)],
@@ -140,7 +140,7 @@ def test_unsupported_cells(settings: dict[str, Any], why: str, tmp_path: Path) -
 
 
 def test_the_built_in_language_model_is_exported() -> None:
-    """The built-in LSTM network, exported with its states as inputs, gives the executor's outputs."""
+    """The built-in LSTM network, exported with its states as inputs, gives the executor's outputs in onnxruntime."""
     symbol = mx.models.lstm.lstm(11, steps=3, layers=2, hidden=4)
     shapes = {"data": (2, 3), **mx.models.lstm.begin_states(2, layers=2, hidden=4)}
     args, aux = parameters(symbol, **shapes, softmax_label=(2, 3))

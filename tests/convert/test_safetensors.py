@@ -55,7 +55,7 @@ def test_the_reference_library_agrees(tmp_path: Path) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    """A file with changed bytes gives arrays or an MXNetError; a wrong header raises with the file's name."""
+    """A file with changed bytes gives arrays or an MXNetError; a wrong header raises an error that names the file."""
     path = tmp_path / "p.safetensors"
     save_safetensors(path, arrays(ARGS), {})
     content = path.read_bytes()

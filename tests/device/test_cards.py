@@ -36,7 +36,7 @@ def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
 
 
 def test_the_command_plans_for_a_card() -> None:
-    """``--card`` sets and explains the budget; together with ``--budget`` it is refused."""
+    """``--card`` sets and explains the budget; with ``--budget`` the command exits with status 2 and an explanation."""
     asked = ["resnet50", "--batch", "2", "--card", "8GB", "--json"]
     report = json.loads(CliRunner().invoke(command, asked).stdout)
     assert report["total"] <= card_budget("8GB")[0]

@@ -90,7 +90,7 @@ def test_the_limit_of_a_folder_is_kept(tmp_path):
 
 
 def test_a_full_disk_refuses_before_anything_is_written(tmp_path, monkeypatch):
-    """Bytes are reserved when a file is created, so a full disk raises there and not during a copy."""
+    """Bytes are reserved when a file is created, so a full disk raises OutOfMemoryError there, not during a copy."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -112,7 +112,7 @@ def test_unusable_folder_is_refused(tmp_path):
 
 
 def test_deleted_folder_keeps_memory_usable(tmp_path):
-    """If the folder is deleted, existing memory stays usable, and new allocations raise with the folder's name."""
+    """If the folder is deleted, its memory stays usable; an allocation raises OutOfMemoryError with its name."""
     folder = tmp_path / "gone"
     folder.mkdir()
     place = FileDevice(FILE, str(folder))
@@ -143,7 +143,7 @@ def test_file_of_killed_process_is_removed(tmp_path, monkeypatch):
 
 
 def test_files_without_o_tmpfile(tmp_path, monkeypatch):
-    """Without O_TMPFILE and posix_fallocate a file's memory works as usual, and the file loses its name at once."""
+    """Without O_TMPFILE and posix_fallocate, memory keeps its bytes, and its file loses its name immediately."""
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     place = FileDevice(FILE, str(tmp_path))

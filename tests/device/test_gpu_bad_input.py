@@ -18,7 +18,7 @@ def add_one(context):
 
 
 def run_dropout(context):
-    """Run a training step of Dropout on gpu(0); return its output."""
+    """Run Dropout forward in training mode on gpu(0); return its output."""
     executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5).simple_bind(context(0), x=(4,))
     executor.forward(is_train=True)
     return executor.outputs[0].asnumpy()
@@ -38,7 +38,7 @@ def test_a_driver_that_is_missing(monkeypatch):
 
 
 def test_a_kernel_that_does_not_compile(monkeypatch):
-    """A kernel that does not compile raises DeviceError with its name, its dtype and a way out.
+    """A kernel that does not compile raises DeviceError with its name, its dtype and a variable that avoids it.
 
     Other operations still run, and so does the kernel after its source is corrected.
     """

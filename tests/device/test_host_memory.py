@@ -89,7 +89,7 @@ def test_no_limit(system, limit):
 
 
 def test_group_usage_is_read_every_time(system, monkeypatch):
-    """The list of groups is cached for seconds; their usage is read in every call, and a group may vanish."""
+    """The list of groups is cached for five seconds; their usage is read in every call, and a group may vanish."""
     system("proc/self/cgroup", "0::/box\n")
     write_group(system, "box", MACHINE // 8, 0, 0)
     assert host_memory.memory_info() == (MACHINE // 8, MACHINE // 8)

@@ -80,7 +80,7 @@ def test_stores_use_declared_links():
 
 
 def test_mistakes():
-    """``measured`` refuses a single device, duplicates and CPUs."""
+    """``measured`` raises DeviceError for a single device, for duplicates and for CPUs."""
     for contexts in ([mx.sim(0)], [mx.sim(0), mx.sim(0)], [mx.cpu(0), mx.cpu(1)]):
         with pytest.raises(DeviceError, match="two or more GPUs"):
             measured(contexts)

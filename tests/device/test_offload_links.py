@@ -147,7 +147,7 @@ def test_a_bind_without_a_budget_measures_nothing():
 
 @pytest.mark.parametrize("links", [(("gpu(0)", "cpu_pinned(0)", 0.0, 0.0),), (("gpu(0)",),), (("a", "b", "fast", 0),)])
 def test_bad_links_are_refused(links):
-    """The option ``links`` refuses a speed of 0, rows that are too short, and words in place of numbers."""
+    """In the option ``links`` a speed of 0, a row that is too short or a word for a number raises PlanError."""
     with pytest.raises(PlanError, match="plan option links must be a tuple"):
         planner.PlanOptions(links=links)
 

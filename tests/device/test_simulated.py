@@ -113,7 +113,7 @@ def test_freed_memory_is_poisoned():
 
 
 def test_capacity_is_enforced():
-    """A device of 1,000 bytes refuses an allocation beyond them; its capacity cannot fall below the bytes in use."""
+    """An allocation beyond the capacity raises OutOfMemoryError; a capacity below the bytes in use, DeviceError."""
     place = simulated.configure(96, capacity=1000)
     raw = place.allocate(600)
     with pytest.raises(OutOfMemoryError, match=r"sim\(96\): 500 bytes requested, 400 of 1,000 free"):
@@ -136,7 +136,7 @@ def test_memory_that_the_host_refuses_is_not_counted():
 
 
 def test_configure_changes_given_settings():
-    """``configure`` sets order and cost of sim(i); an unknown order raises DeviceError with the legal ones."""
+    """``configure`` sets order and cost of sim(i); an unknown order raises DeviceError with the legal orders."""
     cost = CostModel(launch=2.0)
     place = simulated.configure(89, order="random", seed=3, cost=cost)
     assert (place.order, place.cost, place is device.get(device.sim(89))) == ("random", cost, True)

@@ -5,7 +5,6 @@ import importlib.util
 import pathlib
 import sys
 import threading
-import time
 import warnings
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import weftplan as mx
 from tests.standin_cupy import CUDARuntimeError, installed, machine, meter, record
 from tests.standin_cupy.machine import StreamRaceError
+from tests.support.waiting import until
 from weftplan import device, storage
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.ndarray.memory.release import dead, drain
@@ -56,7 +56,10 @@ def test_names_missing_in_cupy_do_not_exist(xp):
 
 
 def test_host_and_device_do_not_mix(xp):
-    """NumPy arrays are refused as operands and as sources of assignments; only explicit conversions work."""
+    """NumPy arrays as operands, assignments from the host, and ``np.asarray`` raise TypeError or ValueError.
+
+    The explicit copy ``set`` raises ValueError for an array of another shape.
+    """
     x, host = xp.zeros(3), np.ones(3)
     for call in (
         lambda: xp.add(x, host),
@@ -119,8 +122,8 @@ def test_another_device_may_not_be_current(xp):
 def race(xp, wait):
     """Write x on stream a, read it on stream b, and write it on stream a again.
 
-    ``wait``: "event" orders the streams by events, "host" orders only the first two by a wait of the host, None orders
-    nothing.
+    ``wait`` selects the accesses that are ordered: with "event" all three, with "host" only the first two, with None
+    none.
     """
     x, y = xp.zeros(4), xp.zeros(4)
     a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
@@ -141,7 +144,7 @@ def race(xp, wait):
 
 
 def test_unordered_streams_are_refused(xp):
-    """Unordered accesses of two streams to an array raise, unless an event or the host orders them."""
+    """Accesses of two streams to an array raise StreamRaceError, unless events or waits of the host order them."""
     race(xp, "event")
     with pytest.raises(StreamRaceError, match="reads"):
         race(xp, None)
@@ -150,7 +153,7 @@ def test_unordered_streams_are_refused(xp):
 
 
 def test_an_event_belongs_to_a_device(xp):
-    """An event cannot be recorded on a stream of another device."""
+    """Recording an event on a stream of another device raises CUDARuntimeError."""
     stream = xp.cuda.Stream()
     with xp.cuda.Device(1):
         event = xp.cuda.Event()
@@ -257,7 +260,7 @@ def test_work_of_any_thread_is_captured(xp):
 
 
 def test_waits_for_a_captured_stream_are_refused(xp):
-    """A wait for a captured stream, its device or its events raises an error and invalidates the capture.
+    """A wait for a captured stream, its device or its events raises CUDARuntimeError and invalidates the capture.
 
     A stream that waits for an event of the capture becomes a part of it, and must be joined before its end.
     """
@@ -358,9 +361,10 @@ def test_earlier_standins_count_nothing():
         meter.reset()
         machine.pending = "cudaErrorIllegalAddress: an illegal memory access was encountered"
         assert array.chunk.var.events is not None, "its deletion waits for no event"
+        drain()
+        before = len(dead.coming)  # arrays of engines that other tests have stopped stay in it
         del array
         drain()
-        while dead.coming:
-            time.sleep(0.001)
+        until(lambda: len(dead.coming) <= before)
         assert (meter.syncs, meter.frees, machine.sticky) == ({}, 0, None)
         machine.pending = None

@@ -127,14 +127,17 @@ def test_invalid_code_is_refused(xp, body, text):
 
 
 def test_floats_are_not_added_by_atomics(xp):
-    """``atomicAdd`` of integers gives their sum; of floats it raises, because the order is not fixed."""
+    """``atomicAdd`` of integers gives their sum; of floats, whose order is not fixed, it raises KernelError."""
     assert run(xp, "atomicAdd(out + i % 2, i);", np.zeros(2, np.int32)).tolist() == [12, 16]
     with pytest.raises(KernelError, match="no fixed order"):
         run(xp, "atomicAdd(out + i % 2, 1.0f);", np.zeros(2, np.float32))
 
 
 def test_arguments_are_checked(xp):
-    """Arguments of the wrong number, dtype or layout, and too large blocks, raise an error."""
+    """A wrong number or dtype of arguments raises TypeError; a wrong layout or a too large block raises ValueError.
+
+    The call of a kernel that does not exist raises CompileException.
+    """
     kernel = xp.RawKernel(
         'extern "C" __global__ void k(float* x, long long n) { if (threadIdx.x < n) x[0] = 1.0f; }', "k"
     )

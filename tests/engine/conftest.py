@@ -27,7 +27,7 @@ def threaded():
 
 @pytest.fixture
 def eng():
-    """The default engine with one worker per CPU context; the process-wide engine stays."""
+    """An engine of the default type with one worker per CPU context; it is not the process-wide engine."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     yield eng
     eng.stop()

@@ -155,7 +155,7 @@ class TestRule:
         assert fresh.set_to == []
 
     def test_bad_count_limits_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
-        """A bad WEFTPLAN_BLAS_NTHREADS limits nothing, and every engine raises ConfigError."""
+        """With a bad WEFTPLAN_BLAS_NTHREADS, every call of ``limit()`` raises ConfigError and limits nothing."""
         monkeypatch.setenv("WEFTPLAN_BLAS_NTHREADS", "many")
         for _ in range(2):
             with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):

@@ -91,7 +91,7 @@ def test_pushes_from_inside_run(eng, monkeypatch):
 
 
 def test_pushes_from_inside_a_request_run(eng, monkeypatch):
-    """A push from inside a wait or a query runs like a push from inside a push."""
+    """An operation that is pushed from inside a request that is no push, such as a wait or a query, runs once."""
     var, log = eng.new_variable(), []
     apply = eng._exclusively
 
@@ -155,7 +155,7 @@ def test_failed_change_raises_at_its_requester(eng):
 
 
 def test_interrupt_after_a_change_does_not_repeat_it(eng):
-    """Ctrl-C after a change is raised on the requesting thread; the change is made once, and later requests work."""
+    """Ctrl-C after a change is raised on the requesting thread; the change is made once; a later request is served."""
     changes = []
 
     def interrupt(frame, event, called):

@@ -37,7 +37,7 @@ class TestIdle:
         assert on_worker(core_sharing.idle_cores) == 3
 
     def test_busy_workers_reduce_idle_cores(self):
-        """Two concurrent operations leave two idle cores to each."""
+        """On a four-core machine, each of two concurrent operations has two idle cores."""
         engine = mx.engine.create("ThreadedEngine", cpu_workers=2)
         both, actual = threading.Barrier(2), []
 

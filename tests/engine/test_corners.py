@@ -33,7 +33,7 @@ def test_the_caller_may_reuse_its_lists(eng):
 
 @pytest.mark.parametrize("options", [{"ctx": "cpu"}, {"priority": "high"}, {"prop": 99}])
 def test_bad_arguments_leave_nothing_half_done(eng, options):
-    """A push with a bad context, priority or property raises an error before it changes any var."""
+    """A push with a bad context, priority or property raises EngineError or ValueError before it changes any var."""
     var = eng.new_variable()
     with pytest.raises((EngineError, ValueError)):
         eng.push(nothing, (), [var], **options)
@@ -53,7 +53,7 @@ def test_non_vars_are_explained(eng):
 
 
 def test_versions_agree_on_every_engine_in_a_bulk():
-    """Five writes increase the version by five on every engine, also in a bulk."""
+    """Five writes in a bulk increase the version by five on every engine."""
     for kind in KINDS:
         eng = engine.create(kind)
         var = eng.new_variable()

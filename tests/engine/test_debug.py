@@ -163,7 +163,7 @@ def test_the_report_of_a_thread_that_has_ended(debug):
 
 
 def test_dumps_as_text_and_graph(debug):
-    """Dumps as text and as a graph show each pending operation and its holders; an unknown format is refused."""
+    """Dumps as text and as a graph show each pending operation and its holders; other formats raise EngineError."""
     eng = engine.create("Simulator")
     a, b = eng.new_variable("a"), eng.new_variable("b")
     eng.push(lambda: None, (), [a], name="first")
@@ -227,7 +227,7 @@ def test_dump_mentions_debug_mode():
 
 
 def test_stale_operator_is_refused(debug):
-    """The push of a stored operator whose var has been deleted is refused."""
+    """The push of a stored operator whose var has been deleted raises EngineError with both names."""
     eng = engine.create("ThreadedEnginePerDevice")
     var = eng.new_variable("gone")
     operator = eng.new_operator(lambda: None, [var], name="stale")
@@ -238,7 +238,7 @@ def test_stale_operator_is_refused(debug):
 
 
 def test_undeclared_write_names_its_line(debug):
-    """An operation that writes to a read-only array fails with its name, the array's name and the line."""
+    """A write to a read-only array raises UndeclaredWriteError with the names of operation and array and the line."""
     eng = engine.create("ThreadedEnginePerDevice")
     data, var = np.zeros(3), eng.new_variable()
     locked = data.view()
@@ -291,7 +291,7 @@ def test_an_undeclared_write_in_a_bulk(debug, size):
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_objects_with_broken_attributes(debug, size):
-    """A worker survives an error whose text raises and a local variable whose attributes raise."""
+    """A failure keeps its type if its text or an attribute of a local variable raises; the worker then continues."""
 
     class Odd(ValueError):
         def __str__(self):

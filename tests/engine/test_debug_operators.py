@@ -35,7 +35,7 @@ def debug(monkeypatch):
 
 
 def test_an_operator_on_arrays(debug, kind):
-    """The wait raises an error with the operator, the variable name and the line; the input is unchanged."""
+    """The wait raises UndeclaredWriteError with operator, variable name and line; the input is unchanged."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -46,7 +46,7 @@ def test_an_operator_on_arrays(debug, kind):
 
 
 def test_an_operator_in_an_executor(debug, kind, monkeypatch):
-    """In a bound graph, too, an operator cannot write to its input."""
+    """If an executor's operator writes to its input, the output raises UndeclaredWriteError; the input is unchanged."""
     monkeypatch.setitem(registry._OPS, CARELESS.name, CARELESS)
     with engine.using(engine.create(kind)) as eng:
         net = mx.sym.exp(mx.sym.careless_double(mx.sym.Variable("x"), name="bad"))

@@ -255,7 +255,7 @@ def test_exit_covers_every_engine(kind):
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
 def test_destructor_after_exit_is_refused(kind):
-    """Pushes and waits of a destructor that runs after exit raise an error that names the exit."""
+    """Pushes and waits of a destructor that runs after exit raise EngineError, which names the exit as the reason."""
     code, out, err = run_program(
         """
         import sys
@@ -324,7 +324,7 @@ def test_unread_results_are_dropped_silently(kind):
 
 
 def test_pushing_daemon_threads_are_refused_at_exit(kind):
-    """At exit, pushes of daemon threads raise an error, and exit does not wait for these threads."""
+    """At exit, pushes of daemon threads raise EngineError, and exit does not wait for these threads."""
     code, out, err = run_program(
         """
         import atexit, threading, time

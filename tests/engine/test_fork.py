@@ -1,6 +1,6 @@
 """Forks of the process during a push, inside an operation, and with pending operations.
 
-The file is long because each case is a separate program that a child process runs.
+The file is long because most cases bring their own threads and locks into a certain state before the fork.
 """
 
 import os
@@ -130,8 +130,8 @@ def run_forking_program(text):
 def test_a_fork_from_inside_an_operation(kind):
     """A fork inside an operation returns immediately in both processes.
 
-    The child's copy of that engine refuses every call with the reason; the child's other engines work, and the parent
-    continues.
+    In the child, every call of that engine raises EngineError with the reason, and other engines run operations. The
+    parent continues.
     """
     text = """
         import os

@@ -87,7 +87,7 @@ def test_engine_created_during_fork(kind):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_engine_missed_by_the_fork(monkeypatch, busy):
-    """In a child, an engine that the fork missed works if it was idle; otherwise its calls raise EngineError."""
+    """In a child, an engine that the fork missed runs operations if it was idle; else its calls raise EngineError."""
     eng, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     var, real = eng.new_variable(), forking.engines
     eng.push(lambda: None, (), [var])
@@ -117,7 +117,7 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
 def test_ctrl_c_ends_the_wait_before_fork():
     """Ctrl-C ends a fork's wait for a busy engine; the interrupt is raised in the parent after the fork.
 
-    In the child the busy engine refuses calls, and other engines work. In the parent all engines work.
+    In the child, a wait on the busy engine raises EngineError; the other engines run operations. In the parent all do.
     """
     assert run_forking_program("""
         import os, signal, threading, time

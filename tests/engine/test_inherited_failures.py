@@ -1,4 +1,7 @@
-"""Inherited failures: an operation that reads, or keeps part of, a failed array fails; a full overwrite clears it."""
+"""Inherited failures: an operation that reads a failed array, or overwrites only a part of it, fails.
+
+An operation that overwrites the whole array without reading it runs and clears the failure.
+"""
 
 import functools
 
@@ -55,7 +58,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_work_in_place_inherits(threads, name):
-    """A task that keeps a part of a failed array does not run; it and later reads raise the failure."""
+    """A task that reads or partly overwrites a failed array does not run; it and later reads raise the failure."""
     array = np.full(3, 5.0)
     write_half_and_fail(array)
     with pytest.raises(Half):
@@ -109,7 +112,7 @@ def add_in_bulk(y):
 
 @pytest.mark.parametrize("name", ND_IN_PLACE)
 def test_arrays_of_the_library(threads, name):
-    """An NDArray operation that keeps a part of a failed array fails; ``y[:] = 3`` clears the failure."""
+    """An NDArray operation that reads or partly overwrites a failed array fails; ``y[:] = 3`` clears the failure."""
     y = mx.nd.zeros((3,))
     y.wait_to_read()
     write_half_and_fail(y)

@@ -60,7 +60,7 @@ def one_var():
     ],
 )
 def test_error_shows_the_correct_call(mistake, told):
-    """A mistaken call raises an error that shows the correct call, and no operation is scheduled."""
+    """A mistaken call raises EngineError or ConfigError with the correct call, and no operation is scheduled."""
     before = engine.get().statistics().pushed
     with pytest.raises((EngineError, ConfigError), match=told):
         mistake()

@@ -51,7 +51,7 @@ class TestScenarios:
     @pytest.mark.parametrize("wait", [False, True])
     @pytest.mark.parametrize("reads", [2, 7, 19])
     def test_sums_of_random_operands(self, eng, reads, wait):
-        """After 300 operations that each write the sum of ``reads`` random cells to a cell, all cells are right."""
+        """300 operations, each writing the sum of ``reads`` random cells to a cell, give the values of a loop."""
         rng = random.Random(reads)
         want, got = list(range(50)), list(range(50))
         cells = [eng.new_variable() for _ in range(50)]
@@ -120,7 +120,7 @@ class TestMisbehaviour:
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
     def test_duplicate_var_is_refused(self, eng, twice):
-        """A push with a duplicate var raises, and the array remains usable; in MXNet the wait hangs."""
+        """A push with a duplicate var raises DuplicateVarError, and the array stays usable; in MXNet the wait hangs."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):

@@ -1,4 +1,4 @@
-"""Waits of the simulator for operations that other threads complete."""
+"""Waits of the simulator: completions by other threads, interrupts, awaited tasks, the pending limit, and exit."""
 
 import asyncio
 import os

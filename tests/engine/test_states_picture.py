@@ -1,4 +1,4 @@
-"""The picture of a var's states agrees with the code of the var."""
+"""The diagram ``docs/images/var-states.svg`` has the states and state changes of a var."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def state_changes(seed: int) -> set[tuple[str, str]]:
 
 
 def test_the_picture_has_every_change_of_state() -> None:
-    """The picture has an arrow for exactly the state changes that occur, and is what its script draws."""
+    """The diagram has an arrow for exactly the state changes that occur; the file is the script's present output."""
     picture = script("draw_states")
     seen = set().union(*map(state_changes, range(50)))
     assert {(before, after) for before, after in seen if before != after} == set(picture.ARROWS)

@@ -329,7 +329,7 @@ def run_chains(monkeypatch, workers, count=4, steps=3):
 
 
 def test_independent_chains_overlap(monkeypatch):
-    """Four chains use both streams of two workers and take 6 to under 12 s; on one stream they take 12 s."""
+    """Four 3-second chains take 12 virtual seconds on one stream, and from 6 to under 12 on two workers' streams."""
     one, _ = run_chains(monkeypatch, 1)
     two, seen = run_chains(monkeypatch, 2)
     assert one == 12.0

@@ -67,7 +67,7 @@ class TestVarOf:
         assert engine.var_of(mapped[4:]) is engine.var_of(np.asarray(mapped)) is engine.var_of(mapped)
 
     def test_unusual_base_attributes(self, driver):
-        """The search for the owner of memory copes with a ``base`` that is the object itself or a number."""
+        """``var_of`` follows ``base`` to the array that owns the memory, and ignores a ``base`` that is no array."""
 
         class Exporter:
             """An exporter of the array interface with any ``base``; None makes it its own base."""

@@ -148,7 +148,7 @@ class TestDebugMode:
         eng.stop()
 
     def test_undeclared_write_names_task_and_array(self):
-        """The error names only the array that the failing line wrote, by its name in the function."""
+        """UndeclaredWriteError names only the array that the failing line wrote, by its name in the function."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):
@@ -166,7 +166,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_error_describes_the_written_array(self):
-        """The error names the written array with its shape, dtype and line, also if it is the first of two inputs."""
+        """UndeclaredWriteError names the written array, the first of two inputs, with its shape, dtype and line."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):

@@ -107,7 +107,7 @@ def test_done_callbacks(eng):
 
 
 def test_futures_of_tasks(eng):
-    """``task.future()`` returns a future for APIs without task support; a task passed there raises a helpful error."""
+    """``task.future()`` returns a future for APIs without task support; a task passed there raises AttributeError."""
     tasks = [engine.submit(int, n) for n in range(3)]
     futures = [task.future() for task in tasks]
     assert concurrent.futures.wait(futures, timeout=60).not_done == set()
@@ -118,7 +118,7 @@ def test_futures_of_tasks(eng):
 
 
 def test_coroutines(eng):
-    """Tasks work with await, gather, wait, wrap_future and task groups, also on an engine without threads."""
+    """await, gather, wait, wrap_future and task groups give the results of tasks, also on an engine without threads."""
 
     async def main():
         task = engine.submit(lambda: 5)

@@ -45,7 +45,7 @@ def test_result_is_the_return_value(driver):
 
 
 def test_keyword_arguments_are_passed_on(driver):
-    """Keyword arguments are passed on; ``kwargs`` takes names that submit itself uses, and a duplicate is refused."""
+    """Keyword arguments are passed on; ``kwargs`` takes names that submit itself uses; duplicates raise EngineError."""
     assert engine.submit(int, "11", base=2).result() == 3
     assert engine.submit(dict, one=1, kwargs={"name": 2}).result() == {"one": 1, "name": 2}
     with pytest.raises(EngineError, match="'base' is given twice"):

@@ -239,7 +239,7 @@ def test_writing_methods_wait_for_readers(threads, name):
 
 @pytest.mark.parametrize("verb", ["resize", "setflags"])
 def test_methods_that_replace_memory_are_refused(threads, verb):
-    """``resize`` and ``setflags`` are refused with a message that names the alternative; no task is scheduled."""
+    """``resize`` and ``setflags`` raise EngineError with the wait to use in their place; no task is scheduled."""
     array = np.zeros(3)
     with pytest.raises(EngineError, match=r"engine\.wait\(array, readers=True\)"):
         engine.submit(getattr(array, verb), 3)

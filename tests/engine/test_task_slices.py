@@ -256,7 +256,7 @@ def test_the_var_of_an_array_orders_its_slices(threaded):
 
 
 def test_waits_of_slices(threaded):
-    """A wait for one half returns while the other half is being written, also with ``readers=True``."""
+    """A wait for one half with ``readers=True`` returns while the other half is being written."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(np.add, field[:4], 1, out=field[:4])
     engine.submit(lambda out: door.wait(60), out=field[4:])

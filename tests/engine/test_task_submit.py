@@ -159,13 +159,13 @@ class TestSubmit:
     @pytest.mark.parametrize("which", ["reads", "writes"])
     @pytest.mark.parametrize("what", [np.zeros(2), np.zeros((2, 2)), np.zeros(0), np.zeros(()), "ndarray", "var"])
     def test_single_array_for_a_sequence_is_refused(self, driver, which, what):
-        """A single array or var as ``reads`` or ``writes`` is refused, although it could be iterated over."""
+        """A single array or var as ``reads`` or ``writes`` raises EngineError with the correct form."""
         what = {"ndarray": lambda: mx.nd.ones((2,)), "var": driver.new_variable}.get(str(what), lambda: what)()
         with pytest.raises(EngineError, match=rf"write {which}=\[array\] for one"):
             engine.submit(print, **{which: what})
 
     def test_functions_without_a_body_run_are_refused(self, driver):
-        """Coroutine and generator functions are refused, because a call would not run their body."""
+        """Coroutine and generator functions raise EngineError, because a call would not run their body."""
 
         async def coroutine(x):
             x += 1
@@ -225,7 +225,7 @@ class TestSubmit:
         assert (a[0], b[0]) == (1.0, 1.0)
 
     def test_bad_output_schedules_nothing(self, driver):
-        """An output that is not an array raises an error with the task's name, and no task is scheduled."""
+        """An output that is no array, or a function that is not callable, raises EngineError; no task is scheduled."""
         a = np.zeros(2)
         engine.submit(np.add, a, 1, out=a)
         engine.wait(a)
@@ -238,7 +238,7 @@ class TestSubmit:
         assert engine.var_of(a).version == version
 
     def test_failure_is_raised_at_the_wait(self, threaded):
-        """A wait raises the original exception with task and line, also for a dependant; other tasks succeed."""
+        """A wait for a dependant raises the original exception with task and file; an unrelated task succeeds."""
         a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
 
         def broken(out) -> None:
@@ -284,7 +284,7 @@ class TestFirstMistakes:
     """Typical mistakes of new users raise a short error."""
 
     def test_list_for_an_array_is_explained(self, driver):
-        """A list in place of an array raises one error, without a cause, that names the task and the received type."""
+        """A list in place of an array raises one EngineError, without a cause, with the task and the received type."""
         with pytest.raises(EngineError, match=r"task 'add': expected a NumPy or CuPy array.*got int") as caught:
             engine.submit(np.add, [1, 2], 1, out=[0, 0])
         assert caught.value.__suppress_context__

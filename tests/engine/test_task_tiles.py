@@ -172,7 +172,7 @@ def test_stencil_in_two_buffers_equals_the_loop(driver):
 
 
 def test_vars_of_tiles(driver):
-    """A view within a tile has the tile's var; ``var_of`` raises for a view that touches several tiles."""
+    """A view within a tile has the tile's var; ``var_of`` raises EngineError for a view that touches several tiles."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 2))
     assert engine.var_of(field[:1, :1]) is engine.var_of(parts[0, 0])

@@ -28,7 +28,7 @@ def eng(request):
 
 
 def push_and_wait(eng, work, count=60):
-    """Push ``work`` and wait for it ``count`` times, by turns for its var and for all."""
+    """Push ``work`` and wait ``count`` times, alternately for its var and for all operations."""
     var = eng.new_variable()
     for i in range(count):
         eng.push(work, (), [var])
@@ -100,7 +100,7 @@ def test_functions_have_the_workers_recursion_depth(eng):
 
 @pytest.mark.parametrize("helping", ["1", "all"])
 def test_nested_push_is_waited_for(monkeypatch, helping):
-    """An operation's own push runs immediately, although the waiting thread collects its pushes into a bulk."""
+    """A push inside an operation is not collected into the waiting thread's bulk, and ``wait_for_all`` waits for it."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", helping)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, second, ran = eng.new_variable(), eng.new_variable(), []

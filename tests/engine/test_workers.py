@@ -139,7 +139,7 @@ class TestNoThreadToBeHad:
         eng.wait_for_all()  # threads are available again
 
     def test_queue_without_any_worker(self, eng, refuse):
-        """Without any worker an operation stays queued, and a wait raises the reason; the next push starts a thread."""
+        """Without any worker an operation stays queued, and a wait raises EngineError until a push starts a thread."""
         var, ran = eng.new_variable(), []
         refuse(1000)
         eng.push(lambda: ran.append("first"), (), [var])

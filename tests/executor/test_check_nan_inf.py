@@ -17,7 +17,7 @@ def network() -> mx.sym.Symbol:
 @pytest.mark.shows("FLAGS_check_nan_inf")
 @pytest.mark.parametrize(("value", "words"), [(-1.0, "NaN"), (0.0, "infinite")])
 def test_first_wrong_result_is_named(monkeypatch: pytest.MonkeyPatch, value: float, words: str) -> None:
-    """With the flag, forward raises at the node whose result is not finite, and works afterwards."""
+    """With the flag, forward raises an error that names the first result that is not finite; the next run works."""
     data = mx.nd.array([1.0, value, value])
     executor = network().simple_bind(mx.cpu(), x=(3,))
     assert not np.isfinite(executor.forward(x=data)[0].asnumpy()).all()

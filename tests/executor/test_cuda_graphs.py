@@ -192,7 +192,7 @@ def test_a_capture_takes_no_other_work(where):
 
 @pytest.mark.parametrize("wait", ["synchronize", "query", "finish", "release"])
 def test_waits_for_the_device_follow_a_capture(wait):
-    """A thread that waits for the device waits first for the end of a capture, which CUDA would invalidate."""
+    """A wait for the device starts after a running capture has ended, because CUDA would invalidate the capture."""
     with place("standin") as context:
         gpu = device.get(context(0))
         event, second = gpu.new_stream().record(), gpu.new_stream()

@@ -34,14 +34,14 @@ def test_same_bits_on_every_engine(dynamic, engine):
     ],
 )
 def test_bad_settings(dynamic, name, text):
-    """An invalid variable raises an error with its name and value, and nothing is bound."""
+    """An invalid value of a variable raises an error that names both, and nothing is bound."""
     dynamic.setenv(name, text)
     with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal"):
         network().simple_bind(mx.cpu(), data=(20, 30))
 
 
 def test_backward_twice_is_refused(dynamic):
-    """A second backward raises, because the results of forward have been freed."""
+    """A second backward raises an error, because the results of forward have been freed."""
     executor, _ = run(mx.cpu(45), steps=1)
     executor.forward(is_train=True)
     executor.backward()

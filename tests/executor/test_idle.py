@@ -73,7 +73,7 @@ def room(request, folder):
 
 
 def test_two_executors_alternate_in_memory_for_one(room):
-    """Two executors alternate in memory for one: idle slabs are offloaded, and the bits are right."""
+    """Two executors alternate in memory for one executor: idle slabs are offloaded, and the bits are right."""
     ctx, pool, want = room
     first, second = bound(ctx), bound(ctx)
     began = traffic.outs
@@ -164,7 +164,7 @@ def start_thread(function):
 
 
 def test_threads_alternate(room):
-    """Two threads, each with an executor, run four right steps in memory for one."""
+    """Two threads, each with an executor, run four steps each in memory for one executor, with the right bits."""
     ctx, _, want = room
     executors = [bound(ctx), bound(ctx)]
     for finish in [start_thread(lambda e=e: [step(e) for _ in range(4)]) for e in executors]:
@@ -349,9 +349,9 @@ def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
 
 @pytest.mark.parametrize("arrays_fit", [True, False])
 def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
-    """Two executors on two devices compete for memory for one: each reload gets the blocks of both devices.
+    """Two executors on two devices share memory for one executor: each reload gets the blocks of both devices.
 
-    The arrays of both executors fit, or only those of one, so that they also alternate.
+    Memory has room for the arrays of both executors, or of one executor; then the arrays alternate, too.
     """
     ctx, pool, _ = room
     second = mx.Context(ctx.device_type, 9402)
@@ -423,7 +423,7 @@ def test_prepared_run_can_start_over(room):
 
 
 def test_locked_pool_is_not_offloaded(room):
-    """``leave`` returns 0 and offloads nothing if another thread holds the lock of the pool."""
+    """``leave`` returns 0 and offloads nothing while the lock of the pool is held."""
     ctx, _, _ = room
     place = bound(ctx).pool.idleness
     with place._lock:
@@ -445,7 +445,7 @@ class Returning(tuple):
 
 
 def test_bytes_can_be_read_while_blocks_come_back():
-    """The figure is of one moment, and the thread that reads it gets no error from a concurrent change."""
+    """If blocks are brought back while ``away`` is read, it returns the bytes before the change, without an error."""
     pool = network().simple_bind(mx.cpu(), data=(4, 32)).pool
     idleness, contexts = pool.idleness, [mx.sim(index) for index in range(9500, 9503)]
     idleness._offloaded.update({ctx: Returning(idleness, ctx) for ctx in contexts})

@@ -72,7 +72,7 @@ def broken(monkeypatch):
 
 
 def test_a_failing_kernel_reaches_the_reader(broken):
-    """A failed node raises at the read of an output, with its name and line; the next run works."""
+    """Reading an output raises the error of a failed node, with its name and line; the next run works."""
     net = mx.sym.sqrt(mx.sym.square(mx.sym.Variable("x"), name="middle"))
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=(4,))
     executor.arg_dict["x"][:] = 3
@@ -219,7 +219,7 @@ def test_backward_after_forward_outside_training():
     ],
 )
 def test_operators_that_need_training(net, data):
-    """Backward after inference raises for Dropout, BatchNorm and RNN, which need results of a training run.
+    """Backward after inference raises an error for Dropout, BatchNorm and RNN, which need results of a training run.
 
     With p=0 or global statistics it works.
     """

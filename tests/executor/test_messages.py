@@ -51,7 +51,7 @@ def test_warnings_point_at_the_callers_line(call):
 
 
 def test_a_warning_without_a_caller_outside():
-    """If all frames but the outermost belong to the package, the outermost one gets the warning."""
+    """A warning from code of the package is attributed to the innermost caller outside the package."""
     from weftplan.symbol import node
 
     code = compile("warn('hello')", node._PACKAGE + "made_up.py", "exec")
@@ -121,7 +121,7 @@ def test_arguments_by_position_in_mxnets_order():
 
 
 def test_shared_buffer_of_another_dtype_is_replaced():
-    """A shared buffer of another dtype is replaced with a warning, and the caller's array is unchanged."""
+    """A shared buffer of another dtype is replaced in the caller's dictionary, with a warning."""
     pool = {"data": mx.nd.ones((5,), dtype="float64")}
     with pytest.warns(
         UserWarning, match="'data' is float64 on cpu\\(0\\), float32 on cpu\\(0\\) is needed: it is replaced"

@@ -66,7 +66,7 @@ def test_operations_fill_several_arrays(monkeypatch):
 
 
 def test_unset_parameters_are_known():
-    """A large parameter that was not set counts one write, of zeros; after it is set, forward uses the value."""
+    """A large parameter that was never set has one write, of zeros; once it is set, forward uses its value."""
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc").simple_bind(
         mx.cpu(), data=(2, 400)
     )

@@ -256,7 +256,7 @@ def test_the_graph_and_its_surroundings_count(plan_folder: Path, planned: list[N
 
 
 def test_another_compiler_plans_anew(plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
-    """With another compiler, a network with convolutions is planned again, and one without is not."""
+    """With another compiler, a network with convolutions is planned again; a network without convolutions is not."""
 
     def convolution() -> Any:
         return mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
@@ -277,7 +277,7 @@ def test_another_compiler_plans_anew(plan_folder: Path, planned: list[None], mon
 def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
     plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
 ):
-    """A bind plans again if the file is damaged, the folder readable by others, or the cache switched off.
+    """A bind plans again if the file is damaged, if others can read the folder, or if the cache is switched off.
 
     A damaged file is replaced.
     """

@@ -59,7 +59,7 @@ def load(executor, length):
 
 
 def test_planned_memory_has_its_vars_from_the_first_run_on(driver):
-    """A bind creates the chunks of outputs, and the first run creates each other chunk once."""
+    """A bind creates the chunks of outputs, the first run creates all other chunks, and later runs keep them."""
     executor = bucket(3, mx.cpu(0))
     load(executor, 3)
     first = dict(executor._memory.chunks)
@@ -338,7 +338,7 @@ def test_a_pool_belongs_to_one_engine():
 
 
 def test_backward_after_another_executor_ran_is_refused():
-    """Backward raises if another executor of the pool has run forward since, also after the pool grew."""
+    """Backward raises an error if another executor of the pool has run forward since, also if the pool has grown."""
     first = bucket(2, mx.cpu())
     load(first, 2)
     first.forward(is_train=True)

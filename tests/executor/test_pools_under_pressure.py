@@ -16,7 +16,7 @@ from weftplan.storage.raw import RawResource
 def test_a_device_without_room_for_both_blocks(order):
     """If only one block fits, contents wait on the host while the larger block replaces the smaller.
 
-    If the larger block does not fit either, the bind raises and nothing changes.
+    If the larger block does not fit either, the bind raises OutOfMemoryError and nothing changes.
     """
     ctx = mx.sim(4)
     with storage.using(PoisonResource(RawResource(device.get(ctx)))):
@@ -74,7 +74,7 @@ def test_a_block_that_does_not_even_fit_alone(order, ran):
 
 
 def test_a_block_that_is_lost_for_good_is_told_and_comes_back(monkeypatch):
-    """If the old block cannot be restored, each use raises until a bind finds room for all executors."""
+    """If the old block cannot be restored, each use raises an error until a bind finds room for all executors."""
     ctx = mx.cpu(7)
     small = chain(3000, ctx)
     data, out = mx.nd.ones((3000,), ctx=ctx), small.outputs[0]

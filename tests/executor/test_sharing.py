@@ -72,7 +72,7 @@ def test_output_being_read_is_not_overwritten(two_workers, strategy):
 
 
 def test_backward_after_a_sharing_executor_ran_is_refused():
-    """A.backward raises if B, which shares A's memory, has run forward since A did."""
+    """A.backward raises an error if B, which shares A's memory, has run forward since A did."""
     first = loss_net().simple_bind(mx.cpu(), data=(4, 5))
     first.arg_dict["data"][:] = 1.0
     second = first.reshape(data=(2, 5), softmax_label=(2,))

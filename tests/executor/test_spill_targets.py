@@ -236,7 +236,7 @@ def test_a_device_that_computes_is_no_peer():
     ids=str,
 )
 def test_bad_options_are_refused(wrong):
-    """An option that is no list of targets or devices raises an error with its name."""
+    """An option that is no list of targets or devices raises an error that names the option."""
     with pytest.raises(PlanError, match=next(iter(wrong))):
         PlanOptions(**wrong)
 

@@ -161,7 +161,7 @@ def test_bad_forward_values_change_nothing():
 
 
 def test_backward_twice_is_right_or_an_error():
-    """A second backward after one forward gives the same gradients, or raises if results of forward were overwritten.
+    """A second backward gives the same gradients, or raises an error if results of forward were overwritten.
 
     Products of arguments read only the arguments. Layers read results of forward, which backward overwrites.
     """

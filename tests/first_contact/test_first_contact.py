@@ -1,4 +1,4 @@
-"""The first contact with a GPU, part by part; each run of the tests does it on the stand-in with small sizes.
+"""The first contact with a GPU, part by part; a normal test run uses the stand-in GPU and small sizes.
 
 ``python -m pytest -m gpu --first-contact`` runs it on a real GPU and writes ``first-contact.md`` and ``.json``.
 """

@@ -97,8 +97,8 @@ class Job:
         status: the exit status of the launcher.
         weights: for each rank that finished training, a digest of its weights and optimizer states.
         starts: how many processes started, including replacements.
-        ends: how many of the requested ends ranks have carried out.
-        survivors: how many of the first processes finished training.
+        ends: how many of the requested ends of ranks have happened.
+        survivors: how many of the initial processes, without replacements, finished training.
         output: the standard output of all processes.
         errors: their standard error.
     """
@@ -130,7 +130,8 @@ def run_job(
 
     Args:
         folder: a folder to create for the job.
-        ends: how ranks end, from ``"RANK EPOCH BATCH"`` to one of ``KINDS``, or to ``fork``: leave a child running.
+        ends: maps ``"RANK EPOCH BATCH"`` to how this rank ends after this batch: one of ``KINDS``, or ``fork``, which
+            leaves a child process running and kills the rank.
         restarts: how many replacements the launcher may start. The job is elastic unless this is 0.
         timeout: seconds after which the test fails.
         fit: more keyword arguments of ``Module.fit``.

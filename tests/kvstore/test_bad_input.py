@@ -92,7 +92,7 @@ def test_the_message_and_a_store_that_goes_on(call: Callable[[Any], object], mes
 
 
 def test_compression_of_another_dtype() -> None:
-    """A store with compression refuses a float16 gradient with key and dtype in the message; other keys work."""
+    """A store with compression refuses a float16 gradient and names its key and dtype; other keys work."""
     kv = mx.kv.create("device")
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init(["h", "w"], [zeros(3, dtype="float16"), zeros(3)])

@@ -186,7 +186,7 @@ def test_not_for_a_store_that_sums_on_the_host():
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
 def test_other_dtypes_are_refused(dtype):
-    """A push of a dtype other than float32 raises an error with its key, before any key of the list is pushed."""
+    """A push of a dtype other than float32 raises an error that names its key before any key of the list is pushed."""
     kv = make_store((2,), 0.5)
     kv.init("other", mx.nd.ones((2,), dtype=dtype))
     with pytest.raises(KVStoreError, match=rf"key 'other' holds {dtype}; .* takes float32 only"):

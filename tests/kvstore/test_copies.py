@@ -129,7 +129,7 @@ def test_a_failure_that_comes_later_is_shared(eng):
 
 
 def test_a_failed_gradient_reaches_the_stored_value(eng):
-    """A push with a failed gradient makes pulls of its key raise, until the next push."""
+    """After a push with a failed gradient, pulls of its key raise the gradient's error until the next push."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((3,)))
     gradients = [mx.nd.ones((3,), ctx=mx.cpu(i)) for i in range(2)]

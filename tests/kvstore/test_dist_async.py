@@ -256,7 +256,7 @@ def test_headers_come_back():
 
 
 def test_death_of_a_rank_raises_on_the_others(tmp_path):
-    """After one rank is killed, pushes and pulls on each survivor raise a WorkerLostError that names it."""
+    """After rank 1 is killed, pushes or pulls on each survivor raise a WorkerLostError that names rank 1."""
     done = run_ranks(
         tmp_path,
         3,
@@ -327,7 +327,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
 
 
 def test_a_worker_that_stops_is_named(tmp_path: Path):
-    """While rank 2 is suspended, the other servers answer; a pull from its server raises an error with its rank."""
+    """While rank 2 is suspended, the other servers answer; a pull from its server raises an error that names rank 2."""
     done = run_ranks(
         tmp_path,
         3,

@@ -36,7 +36,7 @@ def test_buckets_are_joined_without_a_copy():
 
 
 def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
-    """A pull can run a small exchange itself: after one of 5,000 pulls no operation is pending on either rank."""
+    """A pull can run a small exchange inline: after at least one of 5,000 pulls nothing is pending on either rank."""
     run_ranks(
         tmp_path,
         2,

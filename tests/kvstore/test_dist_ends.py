@@ -34,7 +34,7 @@ def test_uneven_batches_end_cleanly(tmp_path: Path):
 
 
 def test_leaving_rank_accepts_overwritten_messages(tmp_path: Path):
-    """A leaving rank that reads the others' answers after they were overwritten leaves normally.
+    """A rank can leave although the other ranks have overwritten the answers that it still has to read.
 
     The remaining ranks write message n + 2 over message n without waiting for a leaving rank.
     """
@@ -149,7 +149,7 @@ def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
 
 
 def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
-    """After a SIGKILL the survivors get a WorkerLostError with the rank; after ``recover()`` their sums are right."""
+    """After rank 1 is killed, the others get a WorkerLostError naming it; after ``recover()`` their sums are right."""
     done = run_ranks(
         tmp_path,
         3,
@@ -204,7 +204,7 @@ def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
 def test_different_calls_raise_on_every_rank():
     """If ranks differ in an initial shape, a pushed key or an optimizer, every rank raises an error that quotes both.
 
-    An invalid call of one rank raises an error with its rank. The store works afterwards.
+    An invalid call raises an error that names its own rank. The store works afterwards.
     """
 
 

@@ -144,7 +144,7 @@ def test_exit_does_not_wait_for_rank_that_gave_up(tmp_path: Path):
     """
 )
 def test_a_forked_child_exchanges_nothing():
-    """In a forked child, pulls work and calls that exchange raise an error; the parent's store works on.
+    """In a forked child, pulls work and calls that exchange raise an error; the parent's store continues to work.
 
     The other ranks would take the child's messages for the parent's.
     """

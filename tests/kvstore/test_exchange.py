@@ -263,7 +263,7 @@ def test_values_are_stored_where_they_are_summed(updates):
 
 
 def test_other_links_are_seen_by_a_store_that_has_exchanged():
-    """After ``connect()`` the next push uses the fastest route on the new links, and the buffers that it needs."""
+    """After ``connect()`` the next push uses the planned route on the new links, and exactly its buffers."""
     contexts = [mx.sim(index) for index in range(8)]
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((200_000,), ctx=contexts[0]))

@@ -28,7 +28,7 @@ ENDS = {
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 @pytest.mark.parametrize("end", ENDS)
 def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
-    """The other ranks get an error with the rank and its failure, and never a sum over fewer processes."""
+    """The other ranks get an error that names the rank and its failure, and never a sum over fewer processes."""
     statement, words = ENDS[end]
     done = run_ranks(
         tmp_path,
@@ -66,7 +66,7 @@ def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
 
 @pytest.mark.parametrize("end", ["exception", "status", "killed"])
 def test_a_failure_is_an_error_of_dist_async(tmp_path: Path, end: str):
-    """In ``dist_async`` the other ranks get an error with the failure, which does not advise ``recover``."""
+    """In ``dist_async`` the other ranks get an error that describes the failure and does not advise ``recover``."""
     statement, words = ENDS[end]
     done = run_ranks(
         tmp_path,

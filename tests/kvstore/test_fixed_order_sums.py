@@ -70,7 +70,7 @@ def test_the_orders_differ():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_into_the_first_source(dtype):
-    """``out`` may be the first source."""
+    """A sum that overwrites its first source has the bits of MXNet's grouped order."""
     xs = sources(5, 333, "float64")
     xs = [x.astype(dtype) for x in xs] if dtype != "int32" else [(x * 10).astype(dtype) for x in xs]
     want = grouped_oracle(xs)

@@ -250,7 +250,7 @@ def train_module(kind: str | None) -> mx.mod.Module:
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_an_update_makes_few_python_calls(kind: str) -> None:
-    """Updating six parameters on two devices takes at most 350 Python calls, most of them in the optimizer."""
+    """Updating six parameters on two devices takes at most 350 Python calls."""
     calls = [0]
 
     def count(frame: FrameType, event: str, given: object) -> None:

@@ -98,9 +98,9 @@ def test_a_message_that_does_not_fit(pair: tuple[Mesh, Mesh]) -> None:
 
 
 def test_the_end_of_a_process(pair: tuple[Mesh, Mesh]) -> None:
-    """After a process closes its mesh, its sent messages arrive, waiting requests fail, and new sends raise.
+    """After a process closes its mesh, its sent messages arrive; waiting requests and new sends of the other mesh fail.
 
-    The second call of ``dead()`` reports its rank.
+    The second call of ``dead()`` reports the rank of the closed mesh.
     """
     one, other = pair
     rooms = bytearray(3), bytearray(3)

@@ -25,7 +25,7 @@ os._exit(5)
 
 
 def test_missing_and_ended_ranks(monkeypatch: pytest.MonkeyPatch):
-    """A rank is missing until it comes to the same place; the second check after it exits reports it as ended."""
+    """A rank is missing until it creates the same ``Gathering``; the second check after its exit reports the exit."""
     for name, value in (("SIZE", "3"), ("RANK", "0"), ("LOCAL_SIZE", "3")):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     monkeypatch.setenv("PMIX_NAMESPACE", f"test of {time.monotonic_ns()}")

@@ -127,7 +127,7 @@ def test_repeated_pull_keeps_its_order(kv, eng):
 
 
 def test_repeated_pull_of_failed_value_raises(kv, eng):
-    """After a repeated pull of a failed value, reading the output array raises; after the next push a pull works."""
+    """After a repeated pull of a failed value, reading the output raises its error; after a new push a pull works."""
     outs, bad = make_zeros(2), mx.nd.ones((3,))
     pull_twice(kv, outs)
     eng.push(lambda: 1 / 0, (), (bad.var,))

@@ -30,7 +30,7 @@ class Group:
 
 
 class Exchange:
-    """An exchange of one array of ``nbytes`` that no other process can delay; ``looks`` are its steps."""
+    """An exchange of one array of ``nbytes`` bytes; ``looks()`` returns its steps, by default none."""
 
     def __init__(self, nbytes: int = SMALL, looks: Callable[[], Iterator[None]] = lambda: iter(())) -> None:
         self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes

@@ -121,9 +121,10 @@ def test_pieces_cover_a_range_once():
 @shares_memory
 @pytest.mark.shows("WEFTPLAN_KVSTORE_SHARED_MEMORY")
 def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
-    """Sums of arrays of changing sizes are right without a pause between them, with shared memory and without.
+    """Sums of arrays of very different sizes, pushed without a pause, are right with shared memory and without.
 
-    With shared memory there are no merge buffers, and a failed gradient leaves stored values unchanged.
+    With shared memory there are no merge buffers. A failed gradient raises its error on every rank, and a later push is
+    summed correctly.
     """
     run_ranks(
         tmp_path,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_links")
 
 
 def edges(parents):
-    """Return the edges of a tree, which ``parents`` gives as the parent of each place."""
+    """Return the edges of a tree; ``parents`` has the parent of each place, and the root is its own parent."""
     return {frozenset((place, parent)) for place, parent in enumerate(parents) if place != parent}
 
 
@@ -91,7 +91,7 @@ def test_a_ring_takes_the_best_links_that_close_it():
     "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
 )
 def test_the_tree_variables_act(monkeypatch, caplog):
-    """``MXNET_KVSTORE_USETREE`` chooses trees, and the other variables divide, change and log them."""
+    """``MXNET_KVSTORE_USETREE`` chooses trees; the other variables split large arrays, change trees or log them."""
     connect(ports(8, 450e9, 3e-6))
     contexts = [mx.sim(index) for index in range(8)]
 

@@ -68,7 +68,7 @@ def test_errors_say_what_came(data: bytes, words: str):
 
 
 def test_long_texts_are_cut():
-    """``clip`` shortens long texts to ``INLINE`` bytes with "..." at the end, and ``digest`` tells texts apart."""
+    """``clip`` shortens long texts to ``INLINE`` bytes with "..." at the end; digests of different texts differ."""
     assert len(clip("ä" * INLINE)) == INLINE
     assert Message(Kind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
     assert digest("a") != digest("b")

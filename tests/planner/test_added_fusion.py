@@ -121,7 +121,7 @@ def test_each_pass_is_timed_and_gives_its_facts() -> None:
 
 
 def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass that needs shapes before they are inferred raises a PlanError with its name."""
+    """A pass that needs shapes before they are inferred raises a PlanError that names the pass."""
     early = replace(next(one for one in passes.PASSES if one.needs), needs=frozenset((SIZES,)))
     monkeypatch.setattr(passes, "PASSES", [early, *passes.PASSES])
     with pytest.raises(PlanError, match=f"pass '{early.name}' needs sizes"):
@@ -130,7 +130,7 @@ def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In debug mode a pass that makes a cyclic graph raises a PlanError with its name."""
+    """In debug mode a pass that makes a cyclic graph raises a PlanError that names the pass."""
 
     def breaks(network: Network, settings: Settings) -> tuple[Network, str]:
         graph = network.graph
@@ -196,7 +196,7 @@ def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
 def test_a_pass_changes_only_what_its_record_lists(
     run: Callable[[Network, Settings], tuple[Network, str]], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In debug mode a pass that changes more than its record lists raises an error with the pass and the part."""
+    """In debug mode a pass that changes more than its record lists raises an error naming the pass and the part."""
     wrong = GraphPass(name="does more", switch="none", run=run, changes=frozenset((FORWARD,)))
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, wrong])
     with pytest.raises(PlanError, match=f"pass 'does more' has changed {part}: its record must list that"):

@@ -18,7 +18,7 @@ def _dense() -> Any:
 
 
 def test_unknown_shape_names_argument_and_operator() -> None:
-    """An unknown shape raises an error with the argument and the operator that needs it."""
+    """An unknown shape raises an error that names the argument and the operator that needs the shape."""
     with pytest.raises(ShapeError, match=r"shape of argument 'data' is unknown .* FullyConnected \('fc'\) needs it"):
         plan_symbol(_dense(), {})
 
@@ -31,7 +31,7 @@ def test_unknown_dimension() -> None:
 
 @pytest.mark.parametrize("shape", [(-1, 3), (2, -3)])
 def test_negative_dimension(shape: tuple[int, ...]) -> None:
-    """A negative dimension raises an error with the name of the argument."""
+    """A negative dimension raises an error that names the argument."""
     with pytest.raises(ShapeError, match=r"shape of 'data' is .*: dimensions must be positive"):
         plan_symbol(_dense(), {"data": shape})
 
@@ -44,14 +44,14 @@ def test_malformed_shape(shape: Any) -> None:
 
 
 def test_conflicting_shapes_name_the_operator() -> None:
-    """The sum of arrays of shapes (2, 3) and (2, 4) raises an error with the operator and both shapes."""
+    """The sum of arrays of shapes (2, 3) and (2, 4) raises an error that names the operator and both shapes."""
     net = sym.elemwise_add(sym.Variable("a"), sym.Variable("b"), name="sum")
     with pytest.raises(ShapeError, match=r"elemwise_add.*'sum'.*\(2, 3\).*\(2, 4\)"):
         plan_symbol(net, {"a": (2, 3), "b": (2, 4)})
 
 
 def test_conflicting_dtypes() -> None:
-    """The sum of float32 and float64 arrays raises an error with both dtypes."""
+    """The sum of float32 and float64 arrays raises an error that names both dtypes."""
     net = sym.elemwise_add(sym.Variable("a"), sym.Variable("b"), name="sum")
     with pytest.raises(DTypeError, match=r"float32.*float64"):
         plan_symbol(net, {"a": (2,), "b": (2,)}, {"a": "float32", "b": "float64"})
@@ -103,7 +103,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options are read from the environment at each call; arguments override them, and invalid values raise."""
+    """Options are read from the environment at each call; arguments override them; invalid values raise an error."""
     monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", "4")
     monkeypatch.setenv("MXNET_EXEC_ENABLE_INPLACE", "0")
     monkeypatch.setenv("NNVM_EXEC_NUM_TEMP", "3")

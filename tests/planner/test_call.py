@@ -159,7 +159,7 @@ def test_budget_of_a_single_variable() -> None:
 
 
 def test_a_bound_executor_keeps_the_budget() -> None:
-    """``simple_bind`` with the smallest budget allocates the planned bytes and computes the plain gradients."""
+    """``simple_bind`` with the smallest budget allocates the planned bytes; gradients are as without a budget."""
     net, shapes = _chain(), {"data": (128, 64)}
     with pytest.raises(BudgetError) as refused:
         net.simple_bind(mx.cpu(), memory_budget="10KB", **shapes)

@@ -117,7 +117,7 @@ def test_a_plan_that_drops_a_held_result_is_refused() -> None:
 
 
 def test_effects_stay_in_rewritten_graphs() -> None:
-    """A rewritten graph contains nodes with effects even if no node reads them; other unread nodes raise."""
+    """A rewritten graph contains nodes with effects even if no node reads them; other unread nodes raise an error."""
     nodes = [Node("a", ("x",), 64), Node("b", ("a",), 64), Node("loss", ("b",), 4)]
     nodes += [Node("g", ("a", "b"), 64), Node("update", ("g",), 0)]
     changed = repeat(program_of({"x": 1}, nodes, ["loss"], forward=3, effects=["update"]), [1])
@@ -207,7 +207,7 @@ def random_program(seed: int) -> Program:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_prices_are_those_of_plans(seed: int) -> None:
-    """The price of a choice is the bound of the rewritten program, whose plan is valid."""
+    """The tape's peak for a set of repeated nodes is the bound of the rewritten program, whose plan is valid."""
     program = random_program(seed)
     draw = random.Random(seed)
     for options in (PLAIN, PLAIN.replace(enable_inplace=True)):

@@ -163,7 +163,7 @@ def test_a_group_waits_for_no_node_that_waits_for_it():
 
 
 def test_memory_of_long_lived_results_stays():
-    """Fusion does not keep two arrays alive in place of one result that is read late."""
+    """Fusion does not raise the peak by keeping two inputs alive in place of their product, which is read late."""
     data = mx.sym.Variable("data")
     left, right = mx.sym.dot(data, data), mx.sym.dot(data, data, transpose_a=True)
     early = left * right

@@ -74,7 +74,7 @@ def normalized(**more: Any) -> Any:
 def test_batch_norm_without_gradient_joins_the_convolution_before_it():
     """In inference a batch norm is fused with its convolution, with and without a relu.
 
-    It is not if it normalizes another axis, or if another node reads the convolution.
+    It stays unfused if it normalizes another axis, or if another node reads the convolution.
     """
     assert operators(normalized()) == ["Convolution+BatchNorm"]
     assert operators(activation(normalized(), "r")) == ["Convolution+BatchNorm+relu"]

@@ -148,7 +148,7 @@ def test_gradient_of_an_unknown_argument() -> None:
 
 
 def test_operator_without_gradient() -> None:
-    """An operator without a gradient raises an error with the operator, the node and the remedy."""
+    """An operator without a gradient raises an error that names the operator, the node and the remedy."""
     from dataclasses import replace
 
     net = sym.exp(sym.tanh(sym.Variable("x"), name="squash"))

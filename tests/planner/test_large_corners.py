@@ -1,4 +1,4 @@
-"""Algorithms that once took quadratic time or memory, compared with simple implementations."""
+"""Algorithms that must not take quadratic time or memory, compared with simple implementations."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_nested_lifetimes_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("block", [1, 3, 64])
 def test_dependencies_by_blocks_of_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``last_needs_others`` with sets of a few steps gives the answers of sets of all steps."""
+    """``last_needs_others`` gives the same answers with sets of a few steps at a time and with sets of all steps."""
     rng = random.Random(block)
     for _ in range(50):
         count = rng.randrange(1, 30)
@@ -121,7 +121,7 @@ def test_dependencies_by_blocks_of_steps(block: int, monkeypatch: pytest.MonkeyP
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit on steps Paddle's plan is the same, but its order edges are not counted."""
+    """Above the limit on steps Paddle's plan has the same storages, but its added waits are not counted."""
     x = sym.Variable("x")
     for _ in range(6):
         x = sym.tanh(x) * sym.exp(x)

@@ -164,7 +164,7 @@ def test_later_part_does_not_raise_the_peak() -> None:
 
 
 def test_same_input_same_offsets() -> None:
-    """Two packings of one problem are equal, because effort is counted in work, and offsets are read-only."""
+    """Two packings of one problem are equal, because effort limits work and not time; offsets are read-only."""
     _, lower, upper, size = read_csv(DATA / "minimalloc" / "H.1048576.csv")
     first, second = pack(lower, upper, size), pack(lower.copy(), upper, size)
     assert first == second

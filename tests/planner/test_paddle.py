@@ -76,7 +76,7 @@ def test_arguments_are_persistable() -> None:
 def test_two_unordered_readers_are_two_last_operators() -> None:
     """Neither of two unordered readers of ``a`` shares with it by Paddle's older rules.
 
-    MXNet lets the later one in its order share, and so do Paddle's newer rules.
+    MXNet and Paddle's newer rules let the reader that runs later share.
 
     ::
 

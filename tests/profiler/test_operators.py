@@ -68,7 +68,7 @@ class TestOperatorsInPython:
         return {name: row["Count"] for name, row in times.get("Custom Operator", {}).items()}
 
     def test_forward_and_backward(self, driver):
-        """Every call, and every stretch of Python between calls, is a span, by forward and backward.
+        """Each operator call, and each stretch of Python between calls, is a span of the operator or of its backward.
 
         The spans do not overlap.
         """
@@ -106,7 +106,7 @@ class TestOperatorsInPython:
             assert mine.tracer is None
 
     def test_a_failure_ends_the_record(self, driver):
-        """User code that raises removes its tracer, and its time until then is recorded."""
+        """If user code raises an error, its tracer is removed, and its time until then is recorded."""
 
         class Failing(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):

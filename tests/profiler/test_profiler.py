@@ -34,7 +34,7 @@ class TestTrace:
     def test_operations(self, driver, tmp_path: Path):
         """Each operation is one slice with name and id, inside a named process and thread.
 
-        Slices are in an order that the vars allow, and an arrow leads from each push to its start.
+        Slices are in an order that the vars allow, and an arrow leads from the push of each operation to its start.
         """
         a, b = driver.new_variable(), driver.new_variable()
         profiler.set_state("run")
@@ -84,7 +84,7 @@ class TestTrace:
         assert max(levels) >= 1
 
     def test_live_bytes(self, driver, tmp_path: Path):
-        """Live bytes per context, sampled at least at the start and the end, equal storage's."""
+        """The first and the last sample of live bytes are the bytes in use at the start and at the end."""
         # A new resource, because arrays of other tests may still release their bytes.
         with storage.using(storage.RawResource(device.get(mx.cpu()))) as resource:
             first = mx.nd.zeros((1000,))

@@ -119,7 +119,7 @@ def test_an_unknown_key_changes_nothing(threaded):
 
 
 def test_state_changes_out_of_order(threaded):
-    """A stopped profiler ignores pause and resume; a second run keeps the records; a second stop changes nothing."""
+    """A stopped profiler ignores pause and resume; a repeated run keeps the records; a repeated stop does nothing."""
     profiler.pause()
     profiler.resume()
     assert profiler.state() == "stop"

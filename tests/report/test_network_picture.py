@@ -77,7 +77,7 @@ def test_boxes_do_not_overlap_and_arrows_lead_down(name: str) -> None:
 
 
 def test_layers_are_collapsed_step_by_step() -> None:
-    """A layer takes the operators after it, branches become a block, and equal blocks one box."""
+    """Large networks are collapsed: first layers with the operators after them, then branches, then equal blocks."""
     assert len(boxes_of(mx.models.get("lenet"))) == 12  # not collapsed
     first = boxes_of(mx.models.get("resnet18"))[1]
     assert dict(first.kinds) == {"Convolution": 1, "BatchNorm": 1, "Activation": 1, "Pooling": 1}

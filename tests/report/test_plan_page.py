@@ -39,7 +39,7 @@ def plan() -> MemoryPlan:
 
 
 class _PageParser(HTMLParser):
-    """Collects the addresses that a page would load, and checks that its elements are closed.
+    """A parser that collects the addresses that a page would load, and checks that its elements are closed.
 
     Attributes ``loads`` and ``open`` are the addresses and the stack of open elements.
     """
@@ -94,7 +94,7 @@ def test_the_page_holds_every_buffer(plan: MemoryPlan) -> None:
 
 
 def test_last_readers_are_the_graphs(plan: MemoryPlan) -> None:
-    """The last reader of an activation is a gradient, of an output the caller, of scratch its own node."""
+    """The last reader of an output is the caller, of scratch its own node, of other results a later node."""
     bars = {bar.name: bar for bar in plan.bars()}
     assert bars["softmax_output"].last_reader == "(caller)"
     assert bars["fc1_output"].last_reader == "tanh3"
@@ -159,7 +159,7 @@ def test_the_picture_is_the_same_every_time(plan: MemoryPlan, tmp_path: Path) ->
 
 
 def test_an_empty_plan_has_a_page() -> None:
-    """A plan without buffers gives an empty page and a picture."""
+    """A plan without buffers gives a page without rows, and a picture."""
     plan = mx.sym.Variable("x").plan({"x": (3,)}, train=False)
     assert plan.peak == 0
     assert page_data(plan.to_html())["rows"] == []

@@ -144,7 +144,7 @@ class AutoGrowthMachine(ChunkMachine):
 
 
 class NaiveBestFitMachine(ChunkMachine):
-    """NaiveBestFit, as documented."""
+    """NaiveBestFit with the documented rule: blocks without Paddle's header."""
 
     def build(self):
         return NaiveBestFit(self.room, first=CHUNK, unit=64), Model(high=False, header=0, unit=64, chunk=CHUNK)

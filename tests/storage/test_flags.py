@@ -324,7 +324,7 @@ def test_compat_page_locked_memory_is_capped(build_resource, strategy):
 
 
 def test_compat_auto_growth_rounds_to_256(build_resource):
-    """With Paddle's rules auto_growth rounds to 256 bytes on every GPU, whatever its alignment."""
+    """With Paddle's rules auto_growth rounds to 256 bytes, even if the device's alignment is 64."""
     assert allocated_sizes(*build_resource("sim", "auto_growth", compat="paddle"), 1) == [256]
 
 

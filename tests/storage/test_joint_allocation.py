@@ -62,7 +62,7 @@ def room(request, folder):
 
 
 def test_two_operations_with_half_of_their_memory(room):
-    """Two operations of two arrays each both complete, although each begins when it has one array.
+    """Memory for two arrays suffices for two operations on two arrays each, even if both begin with one array.
 
     If each kept its first array, neither could ever get its second.
     """

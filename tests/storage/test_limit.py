@@ -9,7 +9,7 @@ from weftplan.storage import LimitResource, RawResource
 
 
 def test_limit_is_exact():
-    """Requests up to exactly the limit succeed, one more byte fails, and a free makes room."""
+    """Requests up to exactly the limit succeed, one more byte raises OutOfMemoryError, and a free makes room."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
     first = resource.allocate(600)
     resource.allocate(400)

@@ -77,7 +77,7 @@ def test_memory_freed_during_the_climb_is_used(monkeypatch):
 
 
 def test_a_rung_that_allocates_does_not_climb(monkeypatch):
-    """An allocation inside a relief step fails immediately, so a step cannot recurse."""
+    """An allocation inside a relief step raises OutOfMemoryError without further steps, so a step cannot recurse."""
     monkeypatch.setattr(relief, "_rungs", {})
     pool, depth = RawResource(room(1000)), []
 

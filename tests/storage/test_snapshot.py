@@ -121,7 +121,7 @@ def test_failed_request_is_recorded(recording):
 
 
 def test_recording_starts_and_stops(recording):
-    """Recording starts and stops on request, keeps the last ``events`` events, and refuses a bad number."""
+    """Recording starts and stops on request, keeps the last ``events`` events; a bad number raises MXNetError."""
     pool = NaivePool(device.get(mx.cpu(9142)))
     pool.free(pool.allocate(100))
     assert [event.action for event in recorded()] == ["segment_alloc", "alloc", "free"]

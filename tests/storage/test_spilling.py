@@ -99,7 +99,7 @@ def test_memory_with_views_is_not_spilled(folder):
 
 
 def test_report_explains_full_homes(folder, monkeypatch):
-    """If the offload target is full, the error gives the reason, and arrays in memory are unchanged.
+    """If the offload target is full, OutOfMemoryError gives the reason, and arrays in memory are unchanged.
 
     After an array is freed, the next request succeeds.
     """
@@ -123,7 +123,7 @@ def test_report_explains_full_homes(folder, monkeypatch):
 
 
 def test_limit_of_a_home_is_respected():
-    """If the host's limit for offloaded arrays is reached, a request fails with that reason."""
+    """If the host's limit for offloaded arrays is reached, a request raises OutOfMemoryError with that reason."""
     ctx = mx.sim(68)
     with spilling.using("host:32KiB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         held = []

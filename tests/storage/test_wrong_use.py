@@ -15,13 +15,13 @@ HOST = device.get(device.cpu())
 
 
 def allocate_named(pool):
-    """Allocate 100,000 bytes under the name of this line, as the function ``zeros`` would."""
+    """Allocate 100,000 bytes whose recorded origin is the caller's line and the function ``zeros``."""
     return pool.allocate(100_000, name=origin_of("zeros", 100_000))
 
 
 @pytest.mark.parametrize("make", [RawResource, AutoGrowth, lambda place: PoisonResource(NaivePool(place))])
 def test_a_double_free_names_the_origin(make):
-    """A second free raises an error with the allocating function, and does not change the statistics."""
+    """A second free raises MXNetError with the allocating function, and does not change the statistics."""
     pool = make(HOST)
     held = allocate_named(pool)
     pool.free(held)
@@ -31,7 +31,7 @@ def test_a_double_free_names_the_origin(make):
 
 
 def test_foreign_free_names_the_origin():
-    """A free to another pool raises an error with the allocating function; its own pool then accepts it."""
+    """A free to another pool raises MXNetError with the allocating function; its own pool then accepts it."""
     ours, theirs = NaivePool(HOST), AutoGrowth(HOST)
     held = allocate_named(ours)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .* does not belong to <AutoGrowth cpu\(0\)"):
@@ -42,7 +42,7 @@ def test_foreign_free_names_the_origin():
 
 
 def test_free_after_replacement_names_the_origin():
-    """A free to a replaced resource raises an error; the memory can be freed to the pool that allocated it."""
+    """A free to the replacement of a pool raises MXNetError; the pool that allocated the memory accepts it."""
     ctx = mx.cpu(9131)
     with storage.using(NaivePool(device.get(ctx))) as before:
         held = allocate_named(storage.get(ctx))

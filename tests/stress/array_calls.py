@@ -39,12 +39,12 @@ METHODS = (
     "sign",
 )
 SEPARATE = frozenset({"rsqrt", "gamma", "gammaln", "erfinv"})
-"""Operators that are left out, because they are slow and use no other path."""
+"""Operators to omit, because they are slow and take the same code path as other operators."""
 Step = tuple[Any, ...]
 
 
 class Calls:
-    """Calls of operators by name; for the oracle without the call cache."""
+    """Calls of operators by name; the oracle's calls bypass the call cache."""
 
     def __init__(self, oracle: bool) -> None:
         self.oracle = oracle

@@ -1,9 +1,9 @@
 """Trials that compare a random convolution or deconvolution with its float64 definition.
 
-``python -m tests.stress.trials convolutions`` runs them. They have one to three axes, strides, dilations, groups and
-single channels; images with enough channels to be copied in bands, filters with enough to be packed in slices; 3x3
-windows by Winograd's algorithm; float32 and float64; parts of any size, on any engine. The definition shares no code
-with the kernels, unlike trials of networks.
+``python -m tests.stress.trials convolutions`` runs them. Each trial draws the sizes (one to three axes, strides,
+dilations, groups), the dtype (float32 or float64), limits that decide how the kernels split their work, and an engine.
+The sizes include single channels, images that are copied in bands, filters that are packed in slices, and 3x3 windows
+for Winograd's algorithm. The definition shares no code with the kernels, unlike the reference in trials of networks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Elastic jobs whose ranks end at random batches, in every way in which a process can end.
+"""Elastic jobs whose ranks end at random batches: by an exception, ``sys.exit``, ``os._exit`` or SIGKILL.
 
     python -m tests.stress.elastic SEED COUNT       until COUNT ranks have ended
 
 Each job trains on three or four ranks, and several ranks end: at random epochs and batches, sometimes two at the same
 batch, some a few milliseconds into the next exchange. A replacement may end, too. Stores, checkpoints and the transport
-of messages change from job to job. The final weights must have the bits of a job without a loss, and no job may start
-all processes again. The output is the number of wrong jobs and of hung jobs. Exit status 1 means an error.
+of messages change from job to job. The final weights must have the bits of a job without a loss. No job may start all
+processes again, unless all ranks end at the same batch. The output is the number of wrong jobs and of hung jobs. Exit
+status 1 means an error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def weights_without_loss(ranks: int, on_store: int) -> str:
 
 
 def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
-    """Return ``count`` ends as {"rank epoch batch": kind}; about a third are at the batch of the end before."""
+    """Return ``count`` ends as {"rank epoch batch": kind}; about a third are at the batch of the previous end."""
     ends: dict[str, str] = {}
     epoch, batch = 0, 0
     while len(ends) < count:

@@ -176,7 +176,7 @@ def _use_symbol(content: bytes, path: Path) -> None:
 
 
 def symbol_kind() -> Kind:
-    """Return the kind of symbol files, from the golden folder."""
+    """Return contents, damage function and reader for the symbol files of the golden folder."""
     texts = [path.read_text() for path in sorted(GOLDEN.glob("interchange/*.json"))]
     return (
         [text.encode() for text in texts if len(text) < 40_000],
@@ -186,7 +186,7 @@ def symbol_kind() -> Kind:
 
 
 def params_kind() -> Kind:
-    """Return the kind of parameter files, from the golden folder."""
+    """Return contents, damage function and reader for the parameter files of the golden folder."""
     arrays = [path.read_bytes() for path in sorted(GOLDEN.glob("*/*.params"))]
     return [one for one in arrays if len(one) < 200_000], damaged_bytes, _use_params
 
@@ -225,7 +225,7 @@ def _use_onnx(content: bytes, path: Path) -> None:
 
 
 def onnx_kind() -> Kind:
-    """Return the kind of ONNX models, exported by the package."""
+    """Return contents, damage function and reader for ONNX models that the package exports."""
     from weftplan.convert.onnx_out import export_model
 
     models = [export_model(symbol, args, aux, {"data": shape}) for symbol, args, aux, shape in _small_models()]
@@ -242,7 +242,7 @@ def _use_safetensors(content: bytes, path: Path) -> None:
 
 
 def safetensors_kind() -> Kind:
-    """Return the kind of safetensors files, written by the package."""
+    """Return contents, damage function and reader for safetensors files that the package writes."""
     from weftplan.convert.safetensors import save_safetensors
 
     contents = []
@@ -275,7 +275,7 @@ def _use_recordio(content: bytes, path: Path) -> None:
 
 
 def recordio_kind() -> Kind:
-    """Return the kind of record files with images and labels."""
+    """Return contents, damage function and reader for record files with images and labels."""
     contents = []
     with tempfile.TemporaryDirectory() as folder:
         for labels in (1.0, [1.0, 2.0]):
@@ -289,7 +289,7 @@ def recordio_kind() -> Kind:
 
 
 def image_kind() -> Kind:
-    """Return the kind of JPEG and PNG files."""
+    """Return contents, damage function and reader for JPEG and PNG files."""
     return _images(), damaged_bytes, lambda content, path: mx.image.imdecode(content).wait_to_read()
 
 
@@ -304,7 +304,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
 
 
 def fuzz(kind: str, seed: int, count: int, first: int = 0) -> None:
-    """Damage and read files of a kind, ``count`` times from mutation ``first``; stop at the first wrong error."""
+    """Damage and read files of a kind, ``count`` times from mutation ``first``; raise any error but MXNetError."""
     contents, damage, read = KINDS[kind]()
     assert contents
     print(f"seed {seed}: {len(contents)} files of kind {kind}", flush=True)

@@ -235,9 +235,9 @@ def asynchronous(seed: int, count: int) -> tuple[int, int]:
 
 
 def orders(seed: int, count: int) -> set[str]:
-    """Return the different digests of ``count`` orders of arrival, in five jobs with varying threads and buckets.
+    """Return the distinct digests of the sums from ``count`` orders of arrival; there should be exactly one.
 
-    There should be exactly one.
+    Five jobs share the orders; they differ in threads, buckets and transport.
     """
     digests: set[str] = set()
     for job, (threads, reducing, group, mebibytes, shared) in enumerate(

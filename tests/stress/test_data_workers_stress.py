@@ -29,7 +29,7 @@ def shared_segments():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_worker_count_does_not_change_batches(seed):
-    """Zero to four workers give the same batches, for any depth and start method, and after seeks to states."""
+    """Zero to four workers give the same batches, for any ``ahead`` and start method, and after ``set_state()``."""
     chance = random.Random(seed)
     settings = {
         "batch_size": chance.randint(1, 9),

@@ -101,7 +101,7 @@ def test_interrupt_while_waiting():
 
 
 def test_fork_while_busy():
-    """In 40 forks under the load of two threads, the engine works in the child and in the parent."""
+    """After each of 40 forks under the load of two threads, the engine runs operations in child and parent."""
     code, out, err = script("""
         import os, threading, warnings
         from weftplan import engine
@@ -144,7 +144,7 @@ def test_fork_while_busy():
 
 
 def test_fork_inside_an_operation_disables_the_child():
-    """After a fork inside an operation, the child's copy of the engine refuses pushes with the reason."""
+    """After a fork inside an operation, a push to that engine in the child raises EngineError with the reason."""
     code, out, err = script("""
         import os
         from weftplan import engine

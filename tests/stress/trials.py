@@ -12,7 +12,7 @@ KIND is one of:
 * ``spilled``: the same with results offloaded to host memory, files or another device.
 * ``calls``: programs of array calls.
 * ``exchanges``: sums over links between simulated devices.
-* ``folding``: networks for inference without their batch normalisation.
+* ``folding``: compare networks before and after their batch normalisation is folded for inference.
 * ``convolutions``: one layer, compared with its float64 definition.
 * ``crowded``: multi-threaded programs in a fraction of their memory.
 

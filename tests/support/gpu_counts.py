@@ -14,7 +14,7 @@ from weftplan import device
 
 
 class Counts(NamedTuple):
-    """Counts of one training step, forward and backward."""
+    """Counts of one training step, forward and backward; only ``beside`` is for two steps."""
 
     launches: dict[str, list[int]]
     """Numbers of launches of each node, by operator."""

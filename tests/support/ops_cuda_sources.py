@@ -24,7 +24,7 @@ from weftplan.ops.optimizer.fused_update import formula_of
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
 LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES, "H": ("float16",)}
-"""Possible dtypes of each letter in a source; ``A`` follows ``T``."""
+"""Possible dtypes of each type placeholder, a capital letter in a source; the dtype of ``A`` follows from ``T``."""
 ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64"),
         "pointwise": ("float32", "float64")}  # fmt: skip
 """Possible dtypes of ``T`` in files that refuse some floats or also support integers."""
@@ -73,7 +73,7 @@ def generated():
 
 
 def texts(every):
-    """Return {label: source} as a compiler reads it, in float32 only or for ``every`` dtype of each letter."""
+    """Return {label: source} as a compiler reads it, for ``every`` dtype of each placeholder or only for its first."""
     expanded = {}
     for where, code in codes():
         letters = sorted(set(re.findall(r"\b[A-Z]\b", code)) & set(LETTERS))

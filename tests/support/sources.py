@@ -1,4 +1,4 @@
-"""Parsed sources of the package's modules, each parsed once per process."""
+"""Imports and strings in the package's modules; each module is parsed once per process."""
 
 from __future__ import annotations
 

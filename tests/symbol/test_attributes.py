@@ -55,7 +55,7 @@ def test_variable_attributes() -> None:
 
 
 def test_hidden_names_on_operators() -> None:
-    """``lr_mult`` is stored as ``__lr_mult__``; ``weight_lr_mult`` raises an error with the remedy."""
+    """``lr_mult`` is stored as ``__lr_mult__``; ``weight_lr_mult`` raises an error that states the remedy."""
     x = sym.FullyConnected(sym.Variable("d"), num_hidden=1, name="fc", lr_mult="0.1")
     assert x.list_attr() == {"num_hidden": "1", "__lr_mult__": "0.1", "lr_mult": "0.1"}
     with pytest.raises(ParameterError, match=r"weight=Variable\('weight', lr_mult=...\)"):

@@ -82,7 +82,7 @@ def test_attribute_fills_unknown_dimensions() -> None:
 
 
 def test_conflict_names_everything() -> None:
-    """A conflict raises an error with the operator, the node, both shapes and the line of the node."""
+    """A conflict raises an error that names the operator, the node, both shapes and the line of the node."""
     x = sym.Variable("a") + sym.Variable("b")
     for method in (x.infer_shape, x.infer_shape_partial):
         with pytest.raises(ShapeError) as caught:
@@ -93,7 +93,7 @@ def test_conflict_names_everything() -> None:
 
 
 def test_conflict_with_a_given_weight() -> None:
-    """A weight that does not fit the data raises an error with the layer and the shape."""
+    """A weight that does not fit the data raises an error that names the layer and the shape."""
     with pytest.raises(ShapeError, match=r"FullyConnected.*'fc1'.*\(1000, 99\)"):
         mlp().infer_shape(data=(100, 100), fc1_weight=(1000, 99))
 

@@ -106,7 +106,7 @@ def test_malformed(change: Any, message: str) -> None:
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
-    """A file that is no text raises a FormatError with its name; a byte order mark is accepted."""
+    """A file that is no text raises a FormatError that names the file; a byte order mark is accepted."""
     path = tmp_path / "model-0000.params"
     path.write_bytes(b"\x12\x01\xff\xfe")
     with pytest.raises(FormatError, match=r"model-0000\.params: not UTF-8 text .* expected a -symbol\.json file"):
@@ -147,14 +147,14 @@ def test_a_long_cycle_is_found_without_recursion() -> None:
 
 
 def test_unknown_operator_names_the_node() -> None:
-    """Inference with an unknown operator raises an error with the operator, the node and a similar name."""
+    """Inference with an unknown operator raises an error that names the operator, the node and a similar name."""
     loaded = sym.load_json(edited(lambda d: d["nodes"][3].update(op="FullyConected")))
     with pytest.raises(UnknownOperatorError, match=r"FullyConected \(1 node: fc1; did you mean 'FullyConnected'\?\)"):
         loaded.infer_shape(data=(2, 3))
 
 
 def test_bad_parameter_names_the_node() -> None:
-    """A parameter that cannot be parsed raises an error with the node."""
+    """A parameter that cannot be parsed raises an error that names the node."""
     with pytest.raises(ParameterError, match=r"FullyConnected.*'fc1'.*num_hidden='four'"):
         sym.load_json(edited(lambda d: d["nodes"][3]["attrs"].update(num_hidden="four")))
 
@@ -264,7 +264,7 @@ def test_files_of_0_9_to_1_0() -> None:
 
 
 def test_strings_survive() -> None:
-    """Names and attributes may contain quotes, backslashes, control characters and other alphabets."""
+    """Names and attributes with quotes, backslashes, control characters and other alphabets survive a round trip."""
     odd = 'a"b\\c\n\t\r ü 日本'
     x = sym.Variable(odd, attr={"__k__": odd})
     assert sym.load_json(x.tojson()).tojson() == x.tojson()

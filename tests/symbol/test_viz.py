@@ -134,7 +134,7 @@ def test_render_writes_the_text_and_a_picture(tmp_path, monkeypatch):
 
 
 def test_render_calls_graphviz(tmp_path, monkeypatch):
-    """``render`` runs Graphviz if it is installed, and raises an error with its message if it fails."""
+    """``render`` runs Graphviz if it is installed, and raises an error with Graphviz's message if Graphviz fails."""
     program = tmp_path / "dot"
     program.write_text('#!/bin/sh\ntest "$1" = -Tbad && { echo "no format bad" >&2; exit 1; }\necho "$@" > "$3"\n')
     program.chmod(0o755)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 
 
 def test_too_small_budgets_name_the_smallest() -> None:
-    """The error for a small budget names one that a real step stays within; one byte less raises an error, too."""
+    """The error for a small budget names the smallest budget, which a real step meets; one byte less raises again."""
     with pytest.raises(BudgetError, match="the smallest budget that works is") as caught:
         budget(Decoder(), "10KB")(*Decoder.inputs())
     smallest = caught.value.smallest
@@ -36,7 +36,7 @@ def test_too_small_budgets_name_the_smallest() -> None:
 
 
 def test_control_flow_on_data_names_its_line() -> None:
-    """A step whose control flow depends on data raises an error with the line."""
+    """A step whose control flow depends on data raises an error that names the line."""
     with pytest.raises(PlanError, match=r"test_budget\.py\", line \d+, in broken") as caught:
         budget(broken, "1GB")(torch.randn(8, requires_grad=True))
     assert "breaks='sum'" in str(caught.value)
@@ -54,7 +54,7 @@ def halve() -> Any:
 
 
 def test_operators_without_fake_kernels_are_named(halve: Any) -> None:
-    """A custom operator without a fake kernel raises an error with its name and the function to register one."""
+    """A custom operator without a fake kernel raises an error that names it and the function to register one."""
     with pytest.raises(PlanError, match=r"weftplan_tests(.|\n)*halve\.register_fake"):
         budget(lambda x: halve(x).sum(), "1GB")(torch.randn(4, requires_grad=True))
     with pytest.raises(PlanError, match=r"test_bad_input\.py:\d+, in .*weftplan_tests::halve.*register_fake"):
@@ -75,7 +75,7 @@ def test_operators_with_fake_kernels_are_planned(halve: Any) -> None:
 
 @pytest.mark.parametrize("where", ["inputs", "all"])
 def test_other_devices_are_named(where: str) -> None:
-    """Inputs on another device than the module, and tensors on the device ``meta``, raise an error with the devices."""
+    """Inputs on another device than the module, and tensors on ``meta``, raise an error that names the devices."""
     model, args = Decoder(), tuple(x.to("meta") for x in Decoder.inputs())
     message = "cpu and meta" if where == "inputs" else "tensors are on meta"
     with pytest.raises(PlanError, match=message):
@@ -83,7 +83,7 @@ def test_other_devices_are_named(where: str) -> None:
 
 
 def test_operands_on_another_device_are_named() -> None:
-    """A step with tensors on two devices raises an error with both, in ``budget`` and in ``estimate``."""
+    """A step with tensors on two devices raises an error that names both, in ``budget`` and in ``estimate``."""
     x, y = torch.ones(4, requires_grad=True), torch.ones(4, device="meta", requires_grad=True)
     with pytest.raises(PlanError, match="tensors are on cpu and meta"):
         budget(lambda x, y: ((x * 2).sum(), (y * 2).sum()), "1GB")(x, y)

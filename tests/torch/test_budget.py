@@ -158,7 +158,7 @@ class Counting(torch.nn.Module):
         self.register_buffer("scale", torch.ones(32))
 
     def forward(self, x: Any) -> Any:
-        """Return the sum of the layers' results."""
+        """Return the sum of the last layer's results, and add 1 to the buffer."""
         for layer in self.layers:
             x = torch.sin(layer(x) + self.scale)
         self.scale.add_(1.0)

@@ -147,7 +147,7 @@ def test_globals_of_functions_are_copied() -> None:
 
 
 def test_values_of_tensors_are_refused_with_the_line() -> None:
-    """A step that reads the value of a tensor raises an error with the line."""
+    """A step that reads the value of a tensor raises an error that names the line."""
 
     def looking(model: Any) -> float:
         return model(torch.ones(2, 64)).sum().item()

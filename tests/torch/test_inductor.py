@@ -28,7 +28,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 class Made:
-    """Creates the model ``name``, and returns its inputs."""
+    """A factory of the model ``name``; its function ``inputs`` returns inputs for the model."""
 
     def __init__(self, name: str) -> None:
         self.inputs = {"decoder": Decoder, "convolutions": Convolutions, "patches": Patches}[name].inputs
@@ -109,7 +109,7 @@ def test_larger_fused_peaks_lead_to_smaller_plans() -> None:
 
 
 def test_steps_of_another_budget_do_not_come_from_a_cache() -> None:
-    """A step that inductor has compiled before without a budget is planned."""
+    """A step that inductor has compiled before without a budget is planned nevertheless."""
     model, args = torch.nn.Linear(16, 16), torch.randn(4, 16)
     torch.compile(model, dynamic=False)(args)
     for _ in range(2):

@@ -55,7 +55,7 @@ class BulkState(threading.local):
 
 
 class BulkGuard:
-    """Pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
+    """A guard that pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
 
     def __init__(self, engine: PushesBulk, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)

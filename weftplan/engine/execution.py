@@ -79,7 +79,7 @@ class Execution(Driver):
         self._failed = 0
         self._skipped = 0
         self._counted = 0
-        """Number of the last operation whose failures and skips were counted."""
+        """Sequence number of the last operation whose failures and skips were counted."""
         self._dropped: list[int] = []
         """Numbers of user operations that were dropped at exit."""
         self._bulk = BulkState()

@@ -1,8 +1,8 @@
 """``NaiveEngine``: runs every push inline on the pushing thread and raises there. For debugging.
 
 Versions, order and failed arrays agree with the threaded engines, because the core is the same. An operation pushed
-from inside another that holds one of its vars runs after it: running it at once would be wrong, and waiting would never
-end.
+from inside another that holds one of its vars runs after that one: running it immediately would be wrong, and waiting
+would never end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.engine.var import Var
 
 @register
 class NaiveEngine(Engine):
-    """Runs operations when they are pushed. A push raises the failure, which counts as an observing wait."""
+    """An engine that runs operations when they are pushed. A push raises the failure; this counts as observing it."""
 
     kind = "NaiveEngine"
     _inline = True

@@ -86,8 +86,8 @@ class OprBlock:
     The region owns it until it is dispatched, then its worker. ``wait`` counts missing grants; ``seq`` is 0 until it is
     admitted.
 
-    Every request to the region starts with the creation of a block, so the constructor checks ``room`` for the rest. At
-    the recursion limit an action therefore raises before it has any effect.
+    Every request to the region starts with the creation of a block. So the constructor checks that the stack has
+    :data:`room` for the calls that follow. At the recursion limit an action therefore raises before it has any effect.
     """
 
     __slots__ = ("code", "failure", "fn", "lasti", "name", "reads", "seq", "wait", "writes")
@@ -191,7 +191,7 @@ class DetailedBlock(OprBlock):
 
 
 class FutureBlock(DetailedBlock):
-    """Completes a future. It runs during shutdown, too; otherwise a thread would wait for the future for ever."""
+    """An operation that completes a future. It runs during shutdown, too, so that no thread waits for ever."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """Region: lock-free serialization of all changes of an engine's state (flat combining).
 
 A thread appends a request to ``requests`` and calls :meth:`Region.apply`. The thread that takes the ``token`` is
-*inside*: it serves all requests until none is left. Other threads return at once, because the thread inside checks
+*inside*: it serves all requests until none is left. Other threads return immediately: the thread inside checks
 ``requests`` again after it has put the token back. Flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010) is used
 here to avoid convoys: under a lock, a thread that the interpreter suspends makes all others sleep and wake per
 operation.
@@ -98,7 +98,7 @@ class Region:
         """Number of operations admitted; also the number of the last."""
         self.completed = 0
         self.waits = 0
-        """How many of the completed operations were waiters."""
+        """Number of completed operations that were waiters."""
         self.idle_waiters: list[Any] = []
         """Locks to release when at most ``few`` operations are pending."""
         self.few = few
@@ -293,7 +293,7 @@ class Region:
         return done
 
     def begin(self, driver: Driver, op: OprBlock) -> bool:
-        """Admit ``op`` with all grants at once, for the caller to run. Hold Ctrl-C back around the call.
+        """Admit ``op`` with all grants, for the caller to run. The caller holds Ctrl-C back around this call.
 
         Args:
             op: an operation without duplicate vars.

@@ -34,7 +34,10 @@ clock = _Clock()
 
 
 class Shield:
-    """Context manager for the main thread. The only instance is ``shield``; nested sections use ``_Inner``."""
+    """Context manager that defers Ctrl-C on the main thread, and the handler that does so.
+
+    The only instance is ``shield``; nested sections use ``_Inner``.
+    """
 
     def __init__(self) -> None:
         self._handler: Any = None

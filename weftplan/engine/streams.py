@@ -16,9 +16,9 @@ them. Copies to and from the device have one stream each. Exchanges between devi
 four streams in turn: a computation that is enqueued later does not wait for an exchange.
 
 Failures after enqueueing: if a device can attribute them (``Stream.work``), the mark's event carries the fault, and so
-do the events of dependent work. The result equals that of an operation that fails at once. If several operations
-failed, which is named depends on timing. CUDA cannot attribute a failure: it concerns the whole stream, and all later
-work.
+do the events of dependent work. The result equals that of an operation that fails immediately. If several operations
+failed, the operation that is named depends on timing. CUDA cannot attribute a failure: it concerns the whole stream,
+and all later work.
 
 Only device locks are taken under ``_lock``.
 """
@@ -247,7 +247,7 @@ def compute_streams(core: object, contexts: Iterable[Context]) -> int:
 
 
 class StreamWorker:
-    """Runs the operations of one worker thread of an asynchronous device."""
+    """Runner of the operations of one worker thread of an asynchronous device."""
 
     def __init__(self, core: Runs, device: Device) -> None:
         self._deferred_deletes: list[tuple[Before, OprBlock]] = []

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 _DEEPEST = 20
 """Maximum nesting of operations on one thread."""
 _ROUNDS = 10
-"""Waits for operations pushed meanwhile: deletes of dead arrays, work of other threads."""
+"""Number of waits that allow for operations pushed meanwhile: deletes of dead arrays, work of other threads."""
 _GLANCE_S = 0.0005
 _giving_up = free_in_children(Lock())
 
 
 def others_first(engine: Core, patience_s: float) -> Iterator[None]:
-    """Yield after another operation has completed, at most as many times as operations are pending now.
+    """Yield each time that memory may have become free, because other operations have completed.
 
-    Outside operations it ends after ``patience_s`` seconds: a pending operation may wait for this thread.
+    Outside operations it waits at most ``_ROUNDS`` times until nothing is pending, and yields after each wait. It ends
+    if a wait takes longer than ``patience_s`` seconds, because a pending operation may wait for this thread. Inside an
+    operation it yields first, then after each completion; the number of yields is bounded by the operations that are
+    pending now plus ``_ROUNDS``.
     """
     if engine not in running.engines:
         for _ in range(_ROUNDS):
@@ -55,7 +58,10 @@ def _ended(engine: Core) -> int:
 
 
 def _another(engine: Core, ended: int) -> bool:
-    """Inside an operation: run or await another until more than ``ended`` have completed. Return False if none will."""
+    """Inside an operation: run another operation, or wait until more than ``ended`` operations have completed.
+
+    Return False if every busy thread is starved, so that no operation will complete; this thread then gives up.
+    """
     if _ended(engine) == ended and running.nested < _DEEPEST:
         running.nested += 1
         try:

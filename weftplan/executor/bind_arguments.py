@@ -20,7 +20,8 @@ _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
     "options",
 )  # fmt: skip
-"""Keywords of :func:`~weftplan.executor.binding.simple_bind` that are not names of arguments with a shape."""
+"""Option names of :func:`~weftplan.executor.binding.simple_bind` to suggest for a misspelt keyword. Its other keywords
+are shapes by argument name."""
 
 
 T = TypeVar("T")

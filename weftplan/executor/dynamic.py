@@ -140,7 +140,7 @@ class Collector:
 
 
 class _NoVars:
-    """Stands for a segment without work, which is not pushed and so orders nothing."""
+    """Stand-in for a segment without work, which is not pushed and so orders nothing."""
 
     reads = writes = ()
 
@@ -283,7 +283,7 @@ class DynamicExecutor(Executor):
             give_back(self._collector.ended(run.is_train), fast=self._collector.fast)
 
     def _check_repeatable(self) -> None:
-        """Raise: the last backward has freed results of forward."""
+        """Raise MXNetError, because the last backward may have freed results of forward."""
         raise MXNetError(
             "backward: backward has run since the last forward(is_train=True), and results of forward have been given "
             "back (WEFTPLAN_EXECUTOR_STRATEGY=dynamic); run forward(is_train=True) again"
@@ -302,7 +302,7 @@ def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
 
     Args:
         chunks: chunks that no later operation of the run uses.
-        fast: on devices with streams, whether to free them when these operations have been enqueued.
+        fast: on devices with streams, whether to free them when these operations are enqueued, before they have run.
     """
     groups: dict[Context | None, list[DynamicChunk]] = {}
     for chunk in chunks:

@@ -191,7 +191,7 @@ class Idleness:
         # Without this wait:
         # 1. an operation on an array of `arrays` waits for an operation that lacks memory;
         # 2. this thread prepares its run, which keeps the blocks of the pool in memory;
-        # 3. the run waits for the first operation, so the blocks that would be room for the other stay.
+        # 3. the run waits for the first operation, so the blocks whose memory the other operation lacks stay in use.
         pool = self._pool()
         if pool is None or not spill_ahead.active():
             return

@@ -34,7 +34,7 @@ _NAMED = frozenset({
     "depth_to_space", "diag", "im2col", "log_softmax", "moments", "repeat", "reverse", "softmax", "space_to_depth",
     "squeeze", "tile",
 })  # fmt: skip
-"""Operators whose only input is ``data`` to a monitor of MXNet 1.9.1; for others MXNet says ``input0``."""
+"""Operators whose only input a monitor of MXNet 1.9.1 names ``data``; that of other operators it names ``input0``."""
 
 
 def _input_names(op: Op, params: Params) -> tuple[str, ...]:

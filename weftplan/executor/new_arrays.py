@@ -236,8 +236,8 @@ def contiguous_gradients(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return uninitialized arrays for gradients, contiguous for each context and dtype, the last gradient first.
 
     Backward completes the gradients of the last arguments first. A store exchanges gradients in this order and in
-    batches, and a batch of contiguous gradients needs no copy. Each array has its own var. The result lacks arrays that
-    are not on a CPU or whose memory may move, and an array if no other has its context and dtype.
+    batches, and a batch of contiguous gradients needs no copy. Each array has its own var. The result omits arrays that
+    are not on a CPU, arrays whose memory may move, and an array if no other has its context and dtype.
     """
     return _contiguous(dict(reversed(wanted.items())))[1]
 
@@ -245,8 +245,8 @@ def contiguous_gradients(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
 def _contiguous_small(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return contiguous arrays of zeros for the arrays of at most ``_INLINE_BYTES``.
 
-    A network has hundreds of gammas, biases and means, most of them smaller than a page. The result lacks the same
-    arrays as that of :func:`contiguous_gradients`.
+    A network has hundreds of gammas, biases and means, most of them smaller than a page; one allocation per context and
+    dtype serves all of them. The result omits arrays by the same rules as :func:`contiguous_gradients`.
     """
     few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _INLINE_BYTES}
     wholes, arrays = _contiguous(few)
@@ -258,7 +258,7 @@ def _contiguous_small(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
 def _contiguous(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
     """Return one chunk for each context and dtype, and the arrays that these chunks are cut into, by name.
 
-    The arrays of a chunk have the order of ``wanted``. The result lacks the same arrays as that of
+    The arrays of a chunk have the order of ``wanted``. The result omits arrays by the same rules as
     :func:`contiguous_gradients`.
     """
     groups: dict[tuple[Context, DType], list[str]] = {}

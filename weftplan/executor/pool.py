@@ -288,8 +288,8 @@ class SlabPool:
     def _give_back(self, ctx: Context, leave: Callable[[], object]) -> weakref.ref[PoolMemory]:
         """Free the block on ``ctx`` after a call of ``leave``, which moves all chunks out of it.
 
-        An exported array keeps the block alive, and frees it at its own end. The returned weak reference is dead unless
-        there is such an array.
+        An exported array keeps the block alive; the block is then freed when the array is deleted. The returned weak
+        reference is dead unless there is such an array.
         """
         held, chunk = weakref.ref(self._blocks[ctx]), self._blocks[ctx].chunk
         leave()

@@ -60,7 +60,7 @@ class Step:
 
 
 class StepBuilder:
-    """Builds the steps of one executor.
+    """A builder of the steps of one executor.
 
     Args:
         planned: graph and plan.

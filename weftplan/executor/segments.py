@@ -420,7 +420,8 @@ def _merge_short(
     """Return the chains after merging those that are shorter than ``LEAST_S`` with a neighbour (rule 3).
 
     No long chain may wait for more than before. So a short chain is merged with the next chain only if all its users
-    wait for that chain, too, and with the previous chain only if it waits for no other.
+    wait for that chain, too. It is merged with the previous chain only if it waits for no steps but those of that chain
+    and those that this chain waits for anyway.
     """
     chain_of = {number: index for index, group in enumerate(groups) for number in group}
     waiting: list[set[int]] = [set() for _ in groups]

@@ -65,7 +65,10 @@ class Labels:
         inplace: Sequence[int],
         skipped: Collection[int],
     ) -> None:
-        """Take the facts from a graph and its :class:`~weftplan.planner.storage_assignment.Assignment`."""
+        """Store the graph, its steps, and the shape, dtype and sharing of its entries.
+
+        ``inplace`` and ``skipped`` are those of its :class:`~weftplan.planner.storage_assignment.Assignment`.
+        """
         self._graph, self.steps, self.shapes, self.dtypes = graph, steps, shapes, dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
         self._inplace, self._skipped = inplace, skipped

@@ -36,9 +36,9 @@ class PlanOptions:
     """
 
     strategy: str = "auto"
-    """``match_range`` (whole blocks, MXNet's rule), ``arena`` (offsets in one slab per device), ``none`` (no
-    sharing but in place) or ``auto`` (the smallest peak of all of these); or the name of
-    another registered strategy (:mod:`weftplan.planner.strategies`)."""
+    """``match_range`` (whole blocks, MXNet's rule), ``arena`` (offsets in one slab per device), ``none`` (no sharing
+    except in place), ``auto`` (the smallest peak of all of these), or the name of another registered strategy
+    (:mod:`weftplan.planner.strategies`)."""
     match_range: int = 10
     """For ``match_range``: a free block serves sizes from 1/match_range to match_range times its own. 0 switches
     sharing off for every strategy."""

@@ -27,7 +27,7 @@ class Work:
 
     Attributes:
         label: name of the operator in reports and in options that list operators.
-        ignored: inputs of which only the shape matters.
+        ignored: inputs whose values are not read, only their shapes.
         inplace: pairs of input and output that may share memory, the preferred first.
         writes: inputs that the node modifies, which must be variables.
         over: pairs whose output must be in the memory of its input, regardless of the options; the output may be
@@ -131,7 +131,7 @@ class Graph:
 
 
 BYTE = np.dtype(np.uint8)
-"""Dtype of entries of which only the bytes are known."""
+"""Dtype of entries if only their bytes are known."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
 
 
 def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
-    """Return ``layers`` on one device, then ``layers`` and a softmax on another, and the device of each group."""
+    """Return ``layers`` layers on one device and ``layers`` with a softmax on another, and the device of each group."""
     with mx.AttrScope(ctx_group="low"):
         x = sym.Variable("data")
         for i in range(layers):

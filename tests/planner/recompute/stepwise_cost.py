@@ -1,4 +1,4 @@
-"""The price of repeating nodes, computed step by step like a plan, with the planner's in-place rules.
+"""Peak and time with repeated nodes, computed step by step like a plan, with the planner's in-place rules.
 
 It is the reference for :mod:`weftplan.planner.recompute.tape`, with which it shares only the sum over devices.
 """

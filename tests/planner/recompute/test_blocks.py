@@ -44,7 +44,7 @@ def test_block_outputs_are_not_recomputed(blocks: int) -> None:
 
 
 def test_curves_with_block_sets_reach_less() -> None:
-    """A curve that starts with block sets ends with a peak that neither a plain curve nor a block set undercuts."""
+    """The smallest peak of a curve that starts with block sets is at most that of a plain curve or a block set."""
     tape = tape_of_blocks(40)
     sets = block_sets(tape)
     plain, seeded = curve(tape), curve(tape, seeds=sets)

@@ -95,7 +95,7 @@ def test_budgets_over_two_devices(nets: Any) -> None:
 
 
 def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, nets: Any) -> None:
-    """Along a curve peaks fall and seconds rise; each point has the tape's price, and a second curve is equal."""
+    """Along a curve peaks fall and seconds rise; each point has the tape's peak and time; a second curve is equal."""
     tape = training(nets.residual(4), SHAPES).tape()
     points = curve(tape)
     assert points[0].seconds == 0.0

@@ -1,4 +1,4 @@
-"""Recomputation policies: the bits of a plan without them, no larger peak, one update of statistics, and notes."""
+"""Recomputation policies: unchanged bits, no larger peak, one update of statistics, and notes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def repeated_nodes(plan: Any) -> list[str]:
 
 @pytest.mark.parametrize("policy", [*RECOMPUTE[1:], "budget"])
 def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) -> None:
-    """With each policy, a step with batch norm and dropout has the outputs, gradients and statistics of one without."""
+    """Each policy keeps the outputs, gradients and statistics of a step with batch norm and dropout."""
     symbol = nets.conv(3)
     want, off = one_step(symbol, SHAPES, PlanOptions())
     if policy == "budget":
@@ -75,7 +75,7 @@ def test_dropout_that_is_repeated_draws_the_same_numbers(nets: Any, same: Any) -
 
 
 def test_moving_statistics_move_once(nets: Any) -> None:
-    """With a repeated batch norm, a step moves the moving mean once, by a tenth of the batch mean."""
+    """If a batch norm is recomputed, a step moves the moving mean once, by a tenth of the batch mean."""
     symbol = nets.conv(5, dropout=0)
     plan = planned(symbol, SHAPES, recompute="mxnet")
     assert "relu0" in repeated_nodes(plan), "batch norm and its relu are one node, with the relu's name"
@@ -234,8 +234,8 @@ def test_two_devices(nets: Any) -> None:
 def test_the_better_of_the_fused_and_the_unfused_graph_is_taken(nets: Any) -> None:
     """The planner chooses between the fused and the unfused graph.
 
-    The policy ``cheap`` takes the smaller plan; fusion may cost up to 1 %. A budget takes the plan of less modelled
-    time, and the smallest possible budget is at most that of the unfused graph.
+    The policy ``cheap`` chooses the smaller plan, but accepts up to 1 % more memory for fusion. With a budget the
+    planner chooses the plan of less modelled time; the smallest possible budget is at most that of the unfused graph.
     """
     symbol = nets.conv(2, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}

@@ -1,4 +1,4 @@
-"""Rewritten graphs with repeated nodes: readers, order and names, and the price that predicts their plans."""
+"""Rewritten graphs with repeated nodes: readers, order and names, and the peak that the tape predicts."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_ignored_inputs_are_not_recomputed(training: Any) -> None:
 def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     training: Any, interpret: Any, seed: int, size: int, inplace: bool
 ) -> None:
-    """On random graphs, the price of a choice is the lower bound that the planner computes after the rewrite."""
+    """On random graphs, the tape's peak for a set of repeated nodes is the planner's bound for the rewritten graph."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     result = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
@@ -151,7 +151,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
 
 
 def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
-    """The price is right if the terms of long gradient sums are added in place."""
+    """The tape's peak is the plan's lower bound also if terms of long gradient sums are added in place."""
     from weftplan.planner.strategies import plan_graph
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}

@@ -29,7 +29,7 @@ def chain(training: Any) -> Any:
 
 
 def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: Any) -> None:
-    """The smallest room for a chain of n results is about sqrt(2 n) results.
+    """The smallest possible room of a segment, for a chain of n results, is about sqrt(2 n) results.
 
     Segments of M, M - 1, M - 2, ... results cover M (M + 1) / 2 of them.
     """
@@ -39,7 +39,7 @@ def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: A
 
 
 def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
-    """The peak exceeds the room by at most six results, and more room never costs more time."""
+    """The peak is at most six results above the room of a segment, and more room never costs more time."""
     tape = chain(300)
     cuts = measure(tape)
     before = None
@@ -56,7 +56,7 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
 
 @pytest.mark.parametrize(("second", "taken"), [(20, ["first", "second"]), (21, ["first"])])
 def test_redundant_bundles_are_skipped(second: int, taken: list[str]) -> None:
-    """A bundle is skipped if less than half of its bytes would still reduce an excess over the target."""
+    """A bundle of nodes is skipped if less than half of the bytes that it frees would still reduce an excess."""
     names = {frozenset([1]): "first", frozenset([2]): "second"}
     bundles = [Bundle(frozenset([1]), 0, 2, 30), Bundle(frozenset([2]), 1, 4, second)]
     actual = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
@@ -64,7 +64,7 @@ def test_redundant_bundles_are_skipped(second: int, taken: list[str]) -> None:
 
 
 def test_too_little_room_is_said(chain: Any) -> None:
-    """``segments`` returns None if the room is too small."""
+    """``segments`` returns None if the room of a segment is too small."""
     tape = chain(100)
     cuts = measure(tape)
     assert segments(cuts, 3 * 4096) is None

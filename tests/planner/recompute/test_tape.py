@@ -1,4 +1,4 @@
-"""A tape, which computes prices with array arithmetic, agrees with a step-by-step computation."""
+"""A tape, which predicts peaks and times with array arithmetic, agrees with a step-by-step computation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same_partition(mine: Any, theirs: Any) -> bool:
 
 
 def check_agreement(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
-    """Check prices, profiles and lifetimes for random choices, and return the number of repeated nodes."""
+    """Compare a tape with :func:`walk` for random sets of repeated nodes, and return the number of repeated nodes."""
     twins = 0
     for round in range(rounds):
         share = rng.random()
@@ -46,7 +46,7 @@ def check_agreement(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_graphs(training: Any, interpret: Any, seed: int) -> None:
-    """Prices agree on random graphs with several outputs, diamonds, views, in-place chains and ignored inputs."""
+    """Tape and ``walk`` agree on graphs with diamonds, views, in-place chains, several outputs, ignored inputs."""
     symbol = interpret.symbol(seed, 4 + seed % 30)
     result = training(symbol, dict.fromkeys(symbol.list_arguments(), (6, 6)), workspaces=bool(seed % 2))
     check_agreement(result.tape(), random.Random(seed))
@@ -54,7 +54,7 @@ def test_random_graphs(training: Any, interpret: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["conv", "residual", "lstm"])
 def test_networks(training: Any, nets: Any, kind: str) -> None:
-    """Prices agree on networks with batch norm, dropout, skips, and gradient sums of shared weights."""
+    """Tape and ``walk`` agree on networks with batch norm, dropout, skips, and gradient sums of shared weights."""
     shapes: dict[str, Any] = {"data": (4, 3, 10, 10)}
     if kind == "lstm":
         shapes = {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(12)}}
@@ -63,7 +63,7 @@ def test_networks(training: Any, nets: Any, kind: str) -> None:
 
 
 def test_another_order(training: Any) -> None:
-    """Prices agree if the forward nodes run in another order than their numbers."""
+    """Tape and ``walk`` agree if the forward nodes run in another order than their numbers."""
     result = training(models.get("lstm"), models.input_shapes("lstm", 4))
     program = stepwise_forward(result.program)
     assert program.order != result.program.order
@@ -72,7 +72,7 @@ def test_another_order(training: Any) -> None:
 
 
 def test_two_devices(training: Any, nets: Any) -> None:
-    """Prices agree for a graph on two devices, whose peaks are added."""
+    """Tape and ``walk`` agree for a graph on two devices, whose peaks are added."""
     symbol, groups = nets.two_devices()
     result = training(symbol, {"data": (64, 32)}, group2ctx=groups)
     assert len(result.program.contexts) == 2

@@ -48,7 +48,7 @@ def test_hidden_copy():
 
 
 def test_copies_of_one_direction_take_turns():
-    """Copies in one direction run one after the other, and the result that is needed last is copied back first."""
+    """Copies in one direction run one after the other; the result that is needed first is copied back first."""
     results = [make_idle(0, 2, made=0, wanted=9), make_idle(1, 2, made=1, wanted=8)]
     assert timetable(results, StepTimes([1.0] * 10)) == ([3, 5], [7, 5], 0.0)
 

@@ -34,7 +34,7 @@ class _Process:
     """This process."""
 
     in_child = False
-    """Whether it was forked from one that had imported this module."""
+    """Whether this process was forked from a process that had imported this module."""
 
 
 process = _Process()

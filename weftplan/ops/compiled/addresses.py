@@ -26,7 +26,7 @@ _ADDRESS_FIRST = _address_first()
 
 
 def address(array: RawArray) -> int:
-    """Return where an array's bytes begin."""
+    """Return the address of an array's first byte."""
     if _ADDRESS_FIRST and array.__class__ is np.ndarray:
         return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
     data_address: int = array.__array_interface__["data"][0]

@@ -45,7 +45,7 @@ class _Source:
 
 
 def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
-    """``pad(from, to, how, planes, lead_height)``: copies of planes, or bands of rows of them, with zeros around them.
+    """``pad(from, to, how, planes, lead_height)``: copy planes, or bands of their rows, with zeros around them.
 
     Rows are written in sequence with whole vectors; each row overwrites the previous row's excess, so the copy needs
     room for one vector after its end. ``halves``: the planes are float16, their copies float32.
@@ -93,7 +93,7 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
 
 
 def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
-    """``pack(from, to, how, outer, length)``: the left side of a product as panels; with ``halves`` from float16."""
+    """``pack(from, to, how, outer, length)``: pack the left side of a product in panels; ``halves``: from float16."""
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "outer"), ("i64", "length"))
     f = Function("pack", arguments, scalar, lanes, local=True)
     reader = _Source(f, halves=halves)

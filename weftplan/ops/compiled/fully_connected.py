@@ -75,7 +75,7 @@ class Matrices:
 
 
 def refusal(inputs: Specs) -> str:
-    """Return why layers of these arrays are not computed here; empty if they are."""
+    """Return why these kernels refuse layers of such arrays; empty if they accept them."""
     target = host()
     if isinstance(target, str):
         return target

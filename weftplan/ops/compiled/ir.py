@@ -299,7 +299,7 @@ class Function:
         return self.value(f"{how} {self.vector} {a}, {b}")
 
     def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
-        """Emit a vector of elements of two vectors, selected by number."""
+        """Emit a vector of the elements ``lanes`` of the concatenation of two vectors."""
         which = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.value(f"shufflevector {self.vector} {a}, {self.vector} {b}, <{len(lanes)} x i32> <{which}>")
 

@@ -129,9 +129,9 @@ def compiled(text: str, target: Target) -> bytes:
 
 @functools.cache
 def _linker() -> Any:
-    # JITLink puts a module into one piece of memory. LLVM's older linker asks for each section apart, and ends the
-    # process where free memory is scattered so far that a function cannot reach its constants, 2 GiB away at most.
-    # On Windows JITLink is young, and the older one stays.
+    # JITLink puts a module into one piece of memory. LLVM's older linker allocates each section separately. If free
+    # memory is so scattered that a function is more than 2 GiB from its constants, it aborts the process. On Windows
+    # JITLink is young, so the older linker is used.
     return binding().create_lljit_compiler(_machine_for_linking(), use_jit_link=os.name != "nt")
 
 

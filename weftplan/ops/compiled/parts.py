@@ -19,7 +19,7 @@ from weftplan.support.core_sharing import call_looker, idle_cores, split_in_room
 
 
 def count(work: int, few: int, units: int) -> int:
-    """Return the parts of ``work`` that consists of ``units``: none has less than ``few``, unless there is only one."""
+    """Return the number of parts of ``work``, at most ``units``; if there are several, each has at least ``few``."""
     return max(1, min(MOST, work // few, units))
 
 

@@ -25,7 +25,7 @@ from weftplan.ops.compiled.target import Target
 PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "inner_table", "rows", "row_table",
            "columns", "column_table", "outer")  # fmt: skip
 """Argument words of a product. Tables hold pairs of byte offsets: (x, w) for the sum, (x, y) for the places. Places are
-rows times columns; ``rows`` counts those of one image."""
+rows times columns; ``rows`` is the number of rows of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
@@ -164,7 +164,7 @@ class _Tile:
         self.left = f.smaller(f.sub(self.channels, channel), n * panels)
         self.w = f.at("%w", f.mul(f.value(f"udiv i64 {channel}, {n}"), self.panel_step))
         self.y = f.at("%y", f.mul(channel, self.channel_step))
-        # A masked load where nothing can be read is right, and takes hundreds of cycles.
+        # A masked load from an address that cannot be read is correct, but takes hundreds of cycles.
         there = f.at("%bias", f.mul(channel, f.size))
         self.bias = f.value(f"select i1 {self.biased}, ptr {there}, ptr %w")
         self.scale, self.shift = (f.at(name, f.mul(channel, f.size)) for name in ("%scale", "%shift"))
@@ -267,8 +267,10 @@ class _Tile:
 
 
 def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``gather(how)``: a convolution, or its data gradient, of some images; the weights of the first ``packs`` groups
-    are packed before."""
+    """``gather(how)``: compute a convolution, or its data gradient, of some images.
+
+    The weights of the first ``packs`` groups are packed before.
+    """
     f = Function("gather", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", GATHER, name) for name in GATHER}
     x, w, y, bias, padded, packed, pad_how, pack_how, table, scale, shift = (
@@ -326,7 +328,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bool = False) -> Function:
-    """``weights(how)``: the gradient of a convolution's weight; with ``halves`` in float32 from float16.
+    """``weights(how)``: compute the gradient of a convolution's weight; with ``halves`` in float32 from float16.
 
     The sum over pixels is cut into chunks whose size depends on shapes alone: each is one chain of additions, and the
     chunks are added in order.

@@ -13,7 +13,7 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 Call = Callable[[], object]
 Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]
-"""Reserve scratch and return a call on these arrays that can be replayed in runs with the same settings."""
+"""A function that reserves scratch and returns a call on these arrays; runs with the same settings may replay it."""
 
 
 class RepeatedKernel:

@@ -84,8 +84,10 @@ def _work(s: Sizes) -> int:
 
 
 def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
-    """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles,
-    or whole panels where images are near."""
+    """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time.
+
+    They fill whole tiles, or whole panels if images and results fit :data:`NEAR_BYTES`.
+    """
     if s.groups > 1:
         return rows
     unit, most = tile(s), min(SLICE_BYTES * s.batch, MOST_PACKED)
@@ -132,13 +134,12 @@ def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
 
 
 def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
-    """Return the filters per call of the forward pass; ``cut`` is :func:`forward_cut`, if the caller has it."""
+    """Return the number of filters per call of the forward pass; ``cut``: :func:`forward_cut`, if already computed."""
     return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s) if cut is None else cut)
 
 
 def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
-    """Return the channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller
-    has it."""
+    """Return the number of channels per call of the data gradient; ``cut``: :func:`data_cut`, if already computed."""
     return _at_once(s, s.channels, s.filters * s.taps, data_cut(s) if cut is None else cut)
 
 
@@ -191,7 +192,7 @@ def copied_once(s: Sizes) -> bool:
 
 
 def image_copy(s: Sizes) -> int:
-    """Return the bytes of the images that a weight's gradient reads at once, with padding; 0 if they are not copied."""
+    """Return the bytes of the padded images that a weight's gradient reads at a time; 0 if they are not copied."""
     return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.copied else 0
 
 

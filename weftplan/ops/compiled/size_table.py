@@ -152,7 +152,7 @@ def sizes(geo: Geometry) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """How the source of a product is read: from copied bands of rows, with padding, or in place."""
+    """The bands of rows in which the source of a product is copied, with padding, or one band that is read in place."""
 
     copies: bool
     rows: int
@@ -219,8 +219,8 @@ def data_bands(s: Sizes) -> Bands:
 
 
 Phase = tuple[int, int, tuple[tuple[int, int], ...]]
-"""Positions along an axis that are read by the same taps: (the first, their number, (tap, what it reads for the first)
-for each tap)."""
+"""Positions along an axis that are computed by the same taps: (first position, number of positions, a pair for each
+tap). The pair is (tap, source position that it reads for the first position)."""
 
 
 def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
@@ -246,7 +246,7 @@ def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Which output positions the data gradient reads along each axis."""
+    """The output positions that the data gradient reads along each axis."""
 
     lead: Triple
     extents: Triple

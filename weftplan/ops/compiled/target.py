@@ -1,7 +1,7 @@
 """The processor that kernels are compiled for, or the reason for its absence; loads llvmlite lazily.
 
 Kernels need fused multiply-add and vectors: AVX2 with FMA or AVX-512 on x86, NEON on 64-bit Arm. Without them, without
-llvmlite, or where a process may not make memory executable, NumPy's kernels serve alone.
+llvmlite, or if the process may not make memory executable, only NumPy's kernels are used.
 """
 
 from __future__ import annotations

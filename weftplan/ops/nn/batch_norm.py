@@ -272,7 +272,7 @@ def _backward_of(
         xp.multiply(data[where], scale[where[1], None], out=wide)
         xp.add(wide, shift[where[1], None], out=passed, casting="same_kind")
         xp.less_equal(passed, 0, out=let)
-        xp.logical_not(let, out=let)  # what comes in must not vanish at NaN
+        xp.logical_not(let, out=let)  # NaN counts as above 0: the incoming gradient must not vanish there
         xp.multiply(ograd[where], let, out=passed)
         return passed
 

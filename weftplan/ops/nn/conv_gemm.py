@@ -85,7 +85,7 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
 def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: bool = False) -> RawArray:
     """Return the images first…last with their padding: a copy, or the data itself.
 
-    ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
+    ``padded``: the buffer holds images of an earlier tile, so their padding is zero already.
     """
     if not buffers.copies:
         return data[first:last]
@@ -255,8 +255,10 @@ def _adjoint(
 
 
 def _multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute ``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand
-    without a copy of it, which it makes for products of several."""
+    """Compute ``out`` = ``a`` times ``b``, group by group.
+
+    A single group is multiplied without the group axis, because CuPy copies transposed operands of a batched product.
+    """
     if xp is not np and out.shape[0] == 1:
         multiply(xp, a[0], b[0], out[0])
     else:

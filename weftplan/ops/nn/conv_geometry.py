@@ -37,7 +37,11 @@ def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of one convolution. ``image`` is the side that is padded, ``grid`` the side of the windows."""
+    """Sizes of one convolution.
+
+    ``image`` has the spatial extents of the side that is padded: the data of a convolution, the output of a
+    deconvolution. ``grid`` has the number of windows along each axis, the extents of the other side.
+    """
 
     batch: int
     groups: int
@@ -81,7 +85,7 @@ class Geometry:
 
     @property
     def direct(self) -> bool:
-        """True if a tile is one whole image, column for column, so that the product is written in place."""
+        """True if products use the window side itself, not a buffer: a tile is one whole image, and is not widened."""
         return self.acc == self.dtype and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
@@ -94,7 +98,7 @@ class Geometry:
         return aligned(elements * self.acc.itemsize)
 
     def _buffer_nbytes(self) -> int:
-        """Return the copy of the image, the columns, and the window side of a tile."""
+        """Return the bytes of a tile's buffers: the copy of its images, the columns, and the window side."""
         image = self._nbytes(self.images_per_tile * self.channels * math.prod(self.padded)) if self.copies_image else 0
         grid = 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
         return image + self._nbytes(self.taps * self.columns_per_tile) + grid
@@ -114,8 +118,7 @@ class Geometry:
         return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
-        """Return the scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one
-        of them."""
+        """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the wanted gradients."""
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
@@ -135,7 +138,7 @@ class Geometry:
 
 
 class Part(NamedTuple):
-    """A convolution within another, and where its arrays are in those of the whole."""
+    """A part of a convolution, as a smaller convolution, and the slices of the whole arrays that it uses."""
 
     geo: Geometry
     data: tuple[slice, slice] = (slice(None), slice(None))
@@ -197,7 +200,7 @@ def _size(some: slice) -> int:
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:
-    """Return the same windows on fewer images, channels or filters."""
+    """Return the geometry of the same windows with other numbers of images, channels, filters or groups."""
     sizes = {"batch": geo.batch, "channels": geo.channels, "filters": geo.filters, "groups": geo.groups, **less}
     return tiled(
         (sizes["batch"], sizes["channels"], *geo.image), sizes["filters"], geo.kernel, geo.stride, geo.dilate, geo.pad,
@@ -206,8 +209,10 @@ def _inner(geo: Geometry, **less: int) -> Geometry:
 
 
 def geometry(*sizes: object) -> Geometry:
-    """:func:`tiled` with tiles for the device that this thread works for: columns beyond the size of a cache gain
-    nothing on a CPU, even when ``workspace`` allows more."""
+    """Return the result of :func:`tiled` with the tile size of the device that this thread works for.
+
+    On a CPU, columns beyond the size of a cache gain nothing, even if ``workspace`` allows more.
+    """
     return tiled(*sizes, tiling.tile_bytes())
 
 

@@ -238,7 +238,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
-    """ograd · (softmax - the probability of each channel, given the labels)."""
+    """Compute ograd · (softmax - the probability of each channel, given the labels)."""
     ograd, alpha, data, label, *lengths, target = arrays
     xp = ctx.xp
     plan = _plan(ctx, p, data.shape, label, lengths)

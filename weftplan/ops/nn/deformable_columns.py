@@ -139,7 +139,7 @@ class Columns:
             yield group, slice(group * each, (group + 1) * each), points
 
     def _clamp(self, points: RawArray) -> None:
-        """Move points beyond the last pixel onto it, and points outside of [0, extent) to where everything is 0."""
+        """Move points between the last pixel and ``extent`` onto the pixel, and points outside of [0, extent) to -2."""
         xp, shape = self.xp, points.shape[1:]
         inside, clamped = cut(self._inside, *shape), cut(self._other, *shape)
         inside.fill(True)
@@ -153,7 +153,7 @@ class Columns:
             xp.copyto(place, -2, where=inside)
 
     def still(self, points: RawArray, of_points: RawArray) -> None:
-        """Take the gradient away along an axis where a point lies on the last pixel, or was moved there."""
+        """Clear the gradient of a point along each axis on which it lies on the last pixel, or was moved there."""
         if self.sizes.modulated:
             return
         clamped = cut(self._other, *points.shape[1:])

@@ -86,7 +86,7 @@ def _scratch(p: Params, ograd: SpecLike, average: SpecLike, grad: SpecLike) -> l
 def _backward(
     xp: ArrayModule, p: Params, ograd: RawArray, average: RawArray, grad: RawArray, slope: RawArray, other: RawArray
 ) -> None:
-    """Add the derivative of the divergence: penalty (-target / average + (1 - target) / (1 - average))."""
+    """Add the derivative of the loss to ``ograd``: penalty · (-target / average + (1 - target) / (1 - average))."""
     xp.divide(-p["sparseness_target"], average, out=slope)
     xp.subtract(1.0, average, out=other)
     xp.divide(1.0 - p["sparseness_target"], other, out=other)

@@ -147,7 +147,10 @@ def _forward(view: View) -> ArrayKernel:
 
 
 def _backward(view: View) -> ArrayKernel:
-    """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
+    """Return the backward kernel.
+
+    With n = (data - mean) / std and h = ograd · gamma, it computes dgrad = (h - mean(h) - n · mean(h · n)) / std.
+    """
 
     @kernel(scratch=lambda p, ograd, data, *others: [*_blocks(view, p, data), *_vectors(view, p, data)])
     def compute(

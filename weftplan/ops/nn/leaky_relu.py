@@ -119,7 +119,7 @@ _FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu"
 
 
 def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
-    """Return the dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
+    """Return the dtypes of the scratch blocks of one pass, for all functions but prelu and rrelu."""
     wide = accumulator(dtype)
     if params["act_type"] == "gelu":
         return [wide] * (8 if backward else 7) + [BOOL]
@@ -166,7 +166,7 @@ _SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
 def _gelu_backward(
     xp: ArrayModule, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
 ) -> None:
-    """The derivative is cdf(x) + x·density(x)."""
+    """Compute ``out`` = g · (cdf(x) + x · density(x)), with the standard normal distribution."""
     _normal_cdf(xp, x, slope, scratch)
     xp.multiply(x, x, out=density, casting="same_kind")
     xp.multiply(density, -0.5, out=density)
@@ -186,7 +186,7 @@ def _backward_step(
         return
     slope, mask = scratch
     xp.less_equal(kept, 0, out=mask)
-    xp.logical_not(mask, out=mask)  # NaN counts as above 0: what comes in must not vanish there
+    xp.logical_not(mask, out=mask)  # NaN counts as above 0: the incoming gradient must not vanish there
     _SLOPE[kind](xp, params, kept, slope, mask)
     xp.multiply(g, slope, out=out, casting="same_kind")
 

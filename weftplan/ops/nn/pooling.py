@@ -124,7 +124,7 @@ def _planes(image: Shape, total: int) -> int:
 
 
 _FEW_BLOCKS = 8
-"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch enlarges plans."""
+"""Minimum blocks of a part: with fewer, waking a core costs what it gains, and the part's scratch enlarges plans."""
 
 
 def _parts(image: Shape, total: int) -> int:

@@ -31,7 +31,7 @@ class Grid:
     disjoint: bool
     """No element belongs to two windows."""
     counts: tuple[tuple[int, ...], ...]
-    """Per axis and window, elements counted by an average."""
+    """For each axis and window along it, the number of elements that an average counts."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,7 +91,7 @@ def _power(xp: ArrayModule, source: RawArray, p: int, out: RawArray) -> None:
 
 
 def root(xp: ArrayModule, array: RawArray, p: int) -> None:
-    """Replace ``array`` by its ``p``-th root."""
+    """Replace ``array`` by its ``p``-th root (1, 2 or 3)."""
     if p == 2:
         xp.sqrt(array, out=array)
     elif p == 3:
@@ -158,7 +158,10 @@ def spread_power(
     term: RawArray,
     target: RawArray,
 ) -> None:
-    """d out / d x = (x / out)^(p-1); where out is 0 the divisor counts as 1, so nothing becomes infinite."""
+    """Add the gradient of each window, ``share``, times d out / d x = (x / out)^(p-1) to ``target``.
+
+    A divisor of 0 counts as 1, so that nothing becomes infinite. ``share`` is overwritten.
+    """
     _power(xp, output, p - 1, term)
     xp.copyto(term, 1, where=term == 0)
     xp.divide(share, term, out=share)

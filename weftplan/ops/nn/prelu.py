@@ -1,4 +1,4 @@
-"""Kernels of LeakyReLU's prelu: a learned slope below 0, per channel, shared, or broadcast."""
+"""Kernels of LeakyReLU's prelu, which multiplies negative data by gamma: a number, one per channel, or broadcast."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
 
 
 def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
-    """Return the shapes of data and gamma with neighbouring axes joined, gamma broadcasting to data."""
+    """Return the shapes of data and gamma with neighbouring axes merged if possible; gamma broadcasts to data."""
     if len(gamma) == 1 < len(data):
         gamma = (1, *gamma, *(1,) * (len(data) - 2))
     shape, slopes = collapse(data, gamma)

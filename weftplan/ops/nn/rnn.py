@@ -360,7 +360,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
-    """A state may become the last state: each layer and direction reads its own before it writes it."""
+    """Let a last state take a state's memory: each layer and direction reads its state before it writes the last."""
     return tuple(InplacePair(2 + k, 1 + k) for k in range(_num_states(params))) if params["state_outputs"] else ()
 
 

@@ -100,7 +100,7 @@ def fused(xp: ArrayModule, *arrays: RawArray) -> bool:
 def lstm_step(
     xp: ArrayModule, gates: RawArray, product: RawArray, cell: RawArray, next_cell: RawArray, next_state: RawArray
 ) -> None:
-    """``gates`` (batch, 4 size) before their activation, with ``product`` to be added, are left activated."""
+    """Compute a step. Add ``product`` to ``gates`` (batch, 4 size) and activate them in place."""
     args = (gates, product, cell, next_cell, next_state, cell.shape[1])
     each(xp, _SOURCE, "lstm_step", cell.size, args, T=gates.dtype)
 
@@ -129,8 +129,11 @@ def gru_step(
     next_state: RawArray,
     share: RawArray | None,
 ) -> None:
-    """``gates`` (batch, 3 size) before their activation are left activated; ``product`` is the state's share without
-    its ``bias``. ``share`` (batch, size), or None, gets that of the new state. ``next_state`` may be ``state``."""
+    """Compute a step. Add the state's share to ``gates`` (batch, 3 size) and activate them in place.
+
+    ``product`` is the state's share without its ``bias``. ``share`` (batch, size), unless None, gets the state's share
+    of gate n, before r multiplies it. ``next_state`` may be ``state``.
+    """
     keep = np.int32(share is not None)
     args = (gates, product, bias, state, next_state, next_state if share is None else share, state.shape[1], keep)
     each(xp, _SOURCE, "gru_step", state.size, args, T=gates.dtype)

@@ -41,7 +41,7 @@ class Kept(NamedTuple):
     hidden: Any
     """lstm with projection: the output before it. gru: the state's share of n, before r multiplies it."""
     states: Any
-    """With sequence lengths: the state after each step, (steps, batch, units); it stays where a sequence is over."""
+    """With sequence lengths: the state after each step, (steps, batch, units); constant after a sequence's end."""
 
 
 class Layout:

@@ -35,7 +35,7 @@ def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 class ForwardPass:
-    """Carries a state through a sequence. The scratch is taken once and serves every layer and direction."""
+    """A forward pass over a sequence. The scratch is taken once and serves every layer and direction."""
 
     def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
@@ -64,10 +64,10 @@ class ForwardPass:
         reverse: bool,
         active: RawArray | None,
     ) -> None:
-        """Run all steps. ``out`` (steps, batch, units) or None gets every state, :attr:`state` and :attr:`cell` the
-        last.
+        """Run all steps. Afterwards :attr:`state` and :attr:`cell` hold the last state and cell.
 
-        ``active`` (steps, batch, 1) says which samples still run at each step, or is None: all of them.
+        ``out`` (steps, batch, units), unless None, gets the state after each step, or 0 for samples that are not
+        active. ``active`` (steps, batch, 1) marks the samples that are active at each step; None: all samples.
         """
         xp, plan = self.xp, self.plan
         xp.copyto(self.state, state)
@@ -122,7 +122,7 @@ def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 class BackwardPass:
-    """Carries the gradient of a state back through a sequence, then gives those of weights and input."""
+    """A backward pass over a sequence: :meth:`run`, then the gradients of input and weights."""
 
     def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
@@ -144,8 +144,14 @@ class BackwardPass:
         reverse: bool,
         active: RawArray | None,
     ) -> None:
-        """``states`` (steps, batch, units): after each step. Afterwards :attr:`d_state`, :attr:`d_cell` hold the
-        gradients of ``initial``, and :attr:`d_gates` those of the gates before their activation."""
+        """Carry the gradients of the outputs and of the last state and cell back through all steps.
+
+        Afterwards :attr:`d_state` and :attr:`d_cell` hold the gradients of ``initial``, and :attr:`d_gates` those of
+        the gates before their activation. ``d_weights``, unless None, gets the gradient of the projection.
+
+        ``states`` (steps, batch, units) has the state after each step; ``initial`` is the state and cell before the
+        first. ``d_out`` has the gradient of each output; ``d_last`` those of the last state and cell (None: 0).
+        """
         xp, plan = self.xp, self.plan
         for target, gradient in zip((self.d_state, self.d_cell), d_last, strict=True):
             if gradient is None:

@@ -27,10 +27,10 @@ def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
 
 
 class Sampler:
-    """Scratch for sampling ``channels`` channels at ``places`` points of one image after the other.
+    """A sampler of ``channels`` channels at ``places`` points of an image, with scratch for one image after the other.
 
-    ``pixels``: coordinates count pixels. Where each place has a plane of its own, ``planes`` holds the first element of
-    it in a channel, as whole numbers.
+    ``pixels``: coordinates count pixels. If a channel has several planes, the argument ``planes`` of both passes holds
+    for each point the index of its plane's first element in the channel.
     """
 
     def __init__(self, ctx: Workspace, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
@@ -87,7 +87,10 @@ class Sampler:
     def forward(
         self, image: RawArray, grid: RawArray, out: RawArray, *, planes: object = None, add: bool = False
     ) -> None:
-        """``out`` (channels, places) = samples of ``image`` (channels, …, height, width) at ``grid`` (2, places)."""
+        """Compute samples of ``image`` (channels, …, height, width) at ``grid`` (2, places).
+
+        Write them to ``out`` (channels, places), or add them with ``add``.
+        """
         xp = self._xp
         flat = image.reshape(image.shape[0], -1)
         if not add:

@@ -44,7 +44,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _check(name: str, params: Params, data: Shape) -> int:
-    """Return the axis of time of ``data``."""
+    """Check the axis of time and the number of axes of ``data``; return the axis of time."""
     axis: int = params["axis"]
     if axis not in ((0,) if name == "SequenceReverse" else (0, 1)):
         raise ParameterError(f"{name}: axis={axis}: expected 0" + ("" if name == "SequenceReverse" else " or 1"))
@@ -119,7 +119,7 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
 
 
 def _masked(fill: Callable[[Params], float]) -> WorkspaceKernel:
-    """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
+    """Return a kernel that copies input 0, with ``fill`` in the steps beyond the lengths (the last input)."""
 
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
@@ -184,7 +184,7 @@ def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> No
 
 
 def _batch_bytes(position: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Return the bytes of the lengths, which are the batch of input ``position``, or of output 0 (-1)."""
+    """Return a rule for the scratch bytes of the lengths; input ``position``, or output 0 (-1), has the batch."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data = outputs[0] if position < 0 else inputs[position]

@@ -55,8 +55,10 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
 
 
 def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
-    """Return the parts of a forward pass, and rows of one of their blocks: several parts, and large blocks, only where
-    each needs no other scratch than a number for each row."""
+    """Return the number of parts of a forward pass, and the number of rows of a block in a part.
+
+    Several parts and large blocks are used only if the pass is ``plain``: its scratch is one number per row.
+    """
     parts = max(1, min(MOST, math.prod(shape) // FEW, shape[0])) if plain else 1
     if parts == 1:
         return 1, rows_per_block(shape)
@@ -133,8 +135,10 @@ def softmax(
 
 
 def softmax_bare(shape: Shape, dtype: DType) -> Callable[..., object] | None:
-    """Return the bare form of :func:`softmax` for (outer, classes, inner) in one block of a dtype that needs no wider
-    one; None for others."""
+    """Return a fast function for :func:`softmax` of (outer, classes, inner) in one block.
+
+    Return None if the shape needs several blocks, or if the dtype needs a wider accumulator.
+    """
     if rows_per_block(shape) < shape[0] or accumulator(dtype) != dtype:
         return None
     if shape[2] == 1:  # NumPy reduces as many numbers in the same order, and has one dimension less to look at

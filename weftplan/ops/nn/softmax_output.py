@@ -2,9 +2,10 @@
 
 Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
 axis; neither: all axes but the first are flattened, and the labels' first ``outer`` numbers are used. Labels of the
-data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise. A
-label outside the classes gives the gradient for which no class is right. As in MXNet 1.9.1, ``smooth_alpha`` does
-nothing with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
+data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise. If
+a label is outside the classes, no class is right, and nothing is subtracted from the output for it. As in MXNet 1.9.1,
+``smooth_alpha`` does nothing with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient
+(there, by the output).
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _scaled(xp: ArrayModule, out: RawArray, scale: float) -> None:
 
 
 def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: RawArray, out: RawArray) -> float:
-    """``out`` = output minus the labels' distribution; returns the factor that remains to be applied."""
+    """Compute ``out`` = output minus the labels' distribution; return the factor that remains to be applied."""
     xp = ctx.xp
     outer, classes, inner = as_rows_of(params, output.shape)
     size = outer * inner
@@ -173,8 +174,8 @@ def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: Ra
     columns = out.reshape(outer, classes, inner)
     for first, part in _label_blocks(label, size, index):
         where = place[: part.size]
-        hit = part.view(np.uint64) < classes  # what is less than 0 is a large number then
-        xp.multiply(part, hit, out=where)  # any class will do where none is hit: 0 is subtracted there
+        hit = part.view(np.uint64) < classes  # a negative label becomes a large number
+        xp.multiply(part, hit, out=where)  # class 0 if the label is outside the classes: 0 is subtracted there
         # place = (outer index · classes + class) · inner + inner index
         if inner == 1:
             xp.add(where, xp.arange(first * classes, (first + part.size) * classes, classes), out=where)

@@ -184,7 +184,10 @@ def _backward_all(
 
 
 def _sample_bytes(position: int) -> WorkspaceRule:
-    """Of the input with the sampled extents: the grid (1) forward, the incoming gradient (0) backward."""
+    """Return a rule for the scratch bytes of sampling.
+
+    Input ``position`` has the sampled extents: the grid (1) forward, the incoming gradient (0) backward.
+    """
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data = inputs[1 - position]

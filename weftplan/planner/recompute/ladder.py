@@ -298,10 +298,11 @@ class Ladder:
         return current
 
     def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Return ``chosen`` without nodes whose results fit between the pressure and the target.
+        """Return ``chosen`` without nodes whose results can be kept under the target.
 
-        The most expensive nodes are removed first. The profile alone selects them; in-place sharing may make the peak
-        higher than the profile predicts, and then only half as many are removed.
+        The most expensive nodes are removed first. :meth:`_room_for` selects them by the bytes that each step has left
+        under the target. Because of in-place sharing the new peak may still exceed the target; then only the more
+        expensive half of them is removed, and so on.
         """
         price = self.price(chosen)
         current = frozenset(price.twins)

@@ -38,7 +38,7 @@ def operator_choices(
     Both are by node id; nodes without scratch are absent from the second.
 
     Raises:
-        PlanError: an operator declares a negative number of bytes or none at all.
+        PlanError: an operator declares a number of bytes that is negative or no integer.
     """
     choices: dict[int, Choice] = {}
     needs: dict[int, int] = {}

@@ -202,7 +202,8 @@ class SizedGraph:
 
     def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
         """Plan this form of the graph."""
-        # Rules do not see the members of a fused block, whose results are rematerialized in any case; limit their time.
+        # The results of fused blocks are rematerialized in any case, and a rule does not see the members of a block. So
+        # the rule may spend only a small share of the step on recomputation of its own.
         most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
         return self._drafts.plan(chosen, cost=cost, most_time=most_time)
 

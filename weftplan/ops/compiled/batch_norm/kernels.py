@@ -1,7 +1,7 @@
 """Kernels of BatchNorm as LLVM IR, forward and backward: one channel at a time.
 
-A channel of all images is read two or three times, the second and third time from a cache. Sums run in a fixed number
-of chains, one per element of 64 bytes and four of those, which are then added in a fixed order, so bits do not depend
+A channel of all images is read up to three times, after the first time from a cache. Sums run in a fixed number of
+chains: one for each element of four vectors of 64 bytes. The chains are added in a fixed order, so bits do not depend
 on the width of vectors.
 """
 
@@ -43,7 +43,7 @@ STRETCH = CHAINS * LINE
 
 
 class _Channel:
-    """Loops over one channel of all images."""
+    """Emitter of loops over one channel of all images."""
 
     def __init__(self, f: Function, words: dict[str, str]) -> None:
         self.f = f
@@ -174,7 +174,7 @@ def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
 
 
 def forward(scalar: str) -> Function:
-    """Mean, variance, 1 / sqrt(variance + eps), and the normalised channel."""
+    """``forward(words)``: compute mean, variance, 1 / sqrt(variance + eps) and the normalised data of each channel."""
     f = Function("forward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, FORWARD, 8)
     op = _scalars(f)
@@ -228,7 +228,7 @@ def forward(scalar: str) -> Function:
 
 
 def scales(scalar: str) -> Function:
-    """Scale and shift of each channel, as :func:`forward` has them."""
+    """``scales(words)``: compute scale and shift of each channel, as :func:`forward` does."""
     f = Function("scales", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, SCALES, 7)
     eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
@@ -249,7 +249,7 @@ def scales(scalar: str) -> Function:
 
 
 def backward(scalar: str) -> Function:
-    """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
+    """``backward(words)``: compute the gradients of gamma and beta, and of the data unless ``dx`` is null."""
     f = Function("backward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, BACKWARD, 10)
     op = _scalars(f)

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
-    """Return why these kernels cannot compute it; empty when they can."""
+    """Return why these kernels cannot compute a convolution of this data; empty if they can."""
     target = host()
     if isinstance(target, str):
         return target
@@ -206,7 +206,7 @@ def _forward(
 def _normalized(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
 ) -> Call:
-    """Compute a convolution followed by a batch norm, in one pass if the statistics are known."""
+    """Return a call that computes a convolution and then a batch norm, in one pass if the statistics are known."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -226,7 +226,7 @@ def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], 
 
 
 def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
-    """Call ``convolve``, then the batch norm in place, by the implementation that a separate node would use."""
+    """Return a call that runs ``convolve``, then the batch norm in place, as a separate node would compute it."""
     # Both use the same scratch, one after the other.
     norm_ctx = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
     norm_inputs, norm_outputs = [out, *statistics], [out, None, None]
@@ -248,7 +248,7 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 
 
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """Compute NumPy's convolution followed by the batch norm."""
+    """Return a call that computes NumPy's convolution and then the batch norm."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing

@@ -85,8 +85,10 @@ class _Driver:
         self.f.call(kernel, self._begins[block])
 
     def normalizes(self, channel: str, layer: str, room: str) -> None:
-        """Store the first batch norm's scale and shift of a channel with known statistics in ``room``, and pass them
-        to the kernel of block ``layer``."""
+        """Compute a channel's scale and shift in the first batch norm from its statistics, and store them in ``room``.
+
+        Pass their address to the kernel of block ``layer``.
+        """
         f = self.f
         place = f.mul(channel, f.size)
         of = {name: self.pointer(f"first.{name}") for name in ("gamma", "beta", "mean", "inverse")}
@@ -142,8 +144,10 @@ def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
 
 
 def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) -> str:
-    """Return why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
-    ``vector``; empty when they do."""
+    """Return why these kernels refuse a block with these specs; empty if they accept it.
+
+    ``data`` is the block's input, ``inner`` the output of its convolution, ``vector`` the dtype of the statistics.
+    """
     for name, image in ((BEFORE, data), (BEHIND, inner)):
         why = batch_norm.refusal(params[name], image, vector)
         if why:

@@ -155,8 +155,10 @@ def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
 
 
 def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
-    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, with reversed taps. With a stride
-    ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a batch norm."""
+    """``forward(how)``: compute outputs from padded planes; also a data gradient of stride 1, with reversed taps.
+
+    With a stride ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a batch norm.
+    """
     f = Function(f"forward{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
@@ -232,7 +234,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
 
 def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
-    """``data_by_two(how)``: the data gradient of stride 2.
+    """``data_by_two(how)``: compute the data gradient of stride 2.
 
     Rows and columns of one parity are read by the same taps, so even and odd columns are computed separately and then
     interleaved. ``taps``, the number of taps of each of the four phases, specialises the function for such kernels.
@@ -293,8 +295,11 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
 
 
 def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
-    """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result.
-    With a stride ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a norm."""
+    """``weights(how)``: compute the gradient of the weight.
+
+    ``x`` is the image, ``y`` the output gradient, ``w`` the result. With a stride ``by``, only for kernels of 3x3
+    without dilation; ``after_norm``: for one channel after a batch norm.
+    """
     f = Function(f"weights{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))

@@ -177,7 +177,7 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
 
 
 def _pieces_function(name: str, scalar: str, terms: int, targets: int) -> Function:
-    """The first word is the number of pieces, each of which has (bytes, addresses…)."""
+    """Return a function on pieces. Its first word is the number of pieces; each piece has (bytes, addresses…)."""
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:

@@ -1,10 +1,10 @@
 """The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels.
 
 A few vectors of pixels of some channels are packed, and stay in the nearest cache while all filters pass. The filters'
-partial sums are kept in the result meanwhile, which changes none of their bits. Forward, the weights are read in place;
-backward, where the weights of a filter are not contiguous, they are gathered first. Nothing is transposed on the way to
-the result. Every sum is one chain of fused multiply-adds over the channels, so bits depend neither on the width of
-vectors nor on the partition of a pass.
+partial sums are kept in the result meanwhile, which changes none of their bits. Forward, the weights are read in place.
+Backward, the weights of a filter are not contiguous; unless they are few, they are gathered first. Nothing is
+transposed on the way to the result. Every sum is one chain of fused multiply-adds over the channels, so bits depend
+neither on the width of vectors nor on the partition of a pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weftplan.ops.compiled.target import Target
 from weftplan.ops.compiled.winograd.kernels import VECTORS, runs
 
 NEAR = 128
-"""Maximum channels whose packed pixels are kept on the stack, in 12 or 24 KB. Scratch in the first layers of a network,
-whose images are the largest, would raise the plan's peak."""
+"""Maximum channels whose packed pixels are kept on the stack, in 6, 12 or 24 KB. Scratch in the first layers of a
+network, whose images are the largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
              "units", "block", "unit", "pixels", "plane", "channels", "some", "x_image", "x_plane", "y_image",

@@ -179,7 +179,7 @@ def _lines(number: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Return the scratch of a pass and how it is cut: the same on every machine."""
+    """Return the scratch layout of a pass and its number of parts, the same on every machine."""
     filters = _lines(p.filters)
     whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
     chunk = p.channels if whole else min(CHUNK, p.channels)

@@ -52,7 +52,7 @@ POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shi
 
 
 def block_vectors(target: Target) -> int:
-    """Return the vectors of one block of registers, as many as fit next to their operands."""
+    """Return the number of vectors in one block of registers: all that fit next to their operands."""
     return 4 if target.registers > 16 else VECTORS
 
 
@@ -92,7 +92,7 @@ def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[t
 
 
 def lines(scalar: str, lanes: int) -> Function:
-    """``lines(from, to, how, first, count)``: rows of a plane from ``first`` on, with their padding, as lines."""
+    """``lines(from, to, how, first, count)``: copy rows of a plane from ``first`` on, with their padding, as lines."""
     f = Function("lines", (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count")),
                  scalar, lanes, local=True)  # fmt: skip
     get = Words(f, WINOGRAD, ("height", "width", "line_bytes", "even_to", "odd_to"), POINTERS)
@@ -174,7 +174,7 @@ def _gathered(f: Function, m: list[str]) -> list[str]:
 
 
 def filters(scalar: str, lanes: int) -> Function:
-    """``filters(how, u, first, last)``: u of some filters, in panels of as many as a vector has lanes."""
+    """``filters(how, u, first, last)``: compute u of some filters; a panel has one filter for each lane of a vector."""
     f = Function(
         "filters", (("ptr", "how"), ("ptr", "u"), ("i64", "first"), ("i64", "last")), scalar, lanes, local=True
     )
@@ -235,7 +235,10 @@ def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Valu
 
 
 def multiply(scalar: str, lanes: int, most: int) -> Function:
-    """``multiply(how, u, m, outs, tiles)``: m of some filters and tiles; ``most`` vectors to a block of registers."""
+    """``multiply(how, u, m, outs, tiles)``: compute m of some filters and tiles.
+
+    ``most`` is the maximum number of vectors in a block of registers.
+    """
     arguments = (("ptr", "how"), ("ptr", "u"), ("ptr", "m"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("v", "channels", "u_place", "v_row", "v_place", "m_row", "m_place", "adds"), POINTERS)

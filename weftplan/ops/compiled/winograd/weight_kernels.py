@@ -4,9 +4,9 @@ With d a tile's 4x4 places of a channel and e the 2x2 gradients of a filter's ou
 
     v = B^T d B        e' = A e A^T        m[p] = sum over tiles of e'[p] * v[p]        dg = G^T m G
 
-Vectors run over channels, since the sums run over tiles: rows of as many channels as a vector has lanes are turned when
-they are copied with their padding. A call makes m of some channels and some filters at a time, block by block of tiles.
-Each block's sum is one chain, and blocks are added in order; their size follows from shapes alone.
+Vectors run over channels, since the sums run over tiles: rows of as many channels as a vector has lanes are transposed
+when they are copied with their padding. A call computes m for some channels and some filters at a time, one block of
+tiles after another. Each block's sum is one chain, and blocks are added in order; their size follows from shapes alone.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def lines(lanes: int) -> Function:
 def tiles(
     name: str, lanes: int, copy: Function, side: int, values: Callable[[Function, list[list[str]]], list[list[str]]]
 ) -> Function:
-    """``name(from, to, how, rows_of, begin, end, count, row, place, lead)``: ``values`` of the ``side`` times ``side``
-    places of each tile, for ``count`` channels."""
+    """``name(from, to, how, rows_of, begin, end, count, row, place, lead)``: transform the tiles ``begin`` to ``end``.
+
+    ``values`` emits the transform of the ``side`` times ``side`` places of a tile, for ``count`` channels.
+    """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("ptr", "rows"), ("i64", "begin"), ("i64", "end"),
                  ("i64", "count"), ("i64", "row"), ("i64", "place"), ("i64", "lead"))  # fmt: skip
     f = Function(name, arguments, "float", lanes, local=True)
@@ -71,7 +73,7 @@ def tiles(
     wide = lanes * f.size
     line = word(f, "%rows", ROWS_OF, "line")
     image_step, plane = (word(f, "%rows", ROWS_OF, one) for one in ("image", "plane"))
-    # What is never copied into a line is the padding in front of a row.
+    # The padding in front of a row is never copied into a line, so it is cleared here.
     f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
     with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         count = f.add(f.mul(f.sub(below, above), 2), side - 2)

@@ -36,7 +36,7 @@ SOME_OUT = 128
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of each part's scratch, in bytes."""
+    """Layout of each part's scratch: numbers of elements, and sizes in bytes."""
 
     some_in: int
     some_out: int
@@ -75,7 +75,7 @@ def _row(elements: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Return the scratch of a pass and how it is cut; ``p`` is the forward pass."""
+    """Return the scratch layout of a pass and its number of parts; ``p`` is the forward pass."""
     one = _cut(p, 1)
     most = min(MOST, max(2, MOST_BYTES // one.own), -(-p.channels // (2 * LANES)))
     return _cut(p, count(p.work, scratch.FEW, most))
