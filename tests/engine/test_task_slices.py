@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks.parts import MOST_PARTS, Parts
+from weftplan.tasks.array_slices import MOST_PARTS, Parts
 from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
@@ -49,7 +49,7 @@ def test_overlapping_accesses_are_ordered(accesses, most):
         return all(var not in (reads | writes) for reads, writes in order.uses[done:])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weftplan.tasks.parts.MOST_PARTS", most)
+        patch.setattr("weftplan.tasks.array_slices.MOST_PARTS", most)
         for first, count, writes, over in accesses:
             if over:
                 done = len(order.uses)

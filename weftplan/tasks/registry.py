@@ -1,7 +1,7 @@
 """The registry of vars that order access to buffers: one entry per memory owner that tasks have used.
 
 An array is identified by its *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
-whole has one var. Slices that tasks write get their own vars (``parts.py``), and so do the tiles of a divided array
+whole has one var. Slices that tasks write get their own vars (``array_slices.py``), and so do the tiles of a divided array
 (``tiles.py``). A view has the vars of all parts that it overlaps, so a slice and the whole never race. If a caller asks
 for the single var of an array, the buffer is ordered as a whole from then on. An entry lasts as long as an array over
 its owner; it keeps no array alive. Memory that no array owns (a tensor's, a mapped file's) may have several owners, so
@@ -38,7 +38,7 @@ from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
-from weftplan.tasks.parts import Parts
+from weftplan.tasks.array_slices import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
 
 in_flight: set[object] = set()

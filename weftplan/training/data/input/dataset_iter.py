@@ -22,7 +22,7 @@ from weftplan.training.data.input.layout import Host, Layout, Names, Part, layou
 from weftplan.training.data.input.sample_reader import Filled, Reader, Task
 from weftplan.training.data.input.seeding import Key, borrowed_generators
 from weftplan.training.data.input.sources import Dataset, Stream, is_torch_loader, keeps_its_order, source_of
-from weftplan.training.data.input.worker_main import Recipe
+from weftplan.training.data.input.worker_loop import Recipe
 from weftplan.training.data.input.workers import Pool, check_start_method
 from weftplan.training.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
 

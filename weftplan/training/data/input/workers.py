@@ -20,11 +20,11 @@ from multiprocessing import connection
 from typing import Any
 
 from weftplan.errors import DataError, DataWorkerError, ParameterError
-from weftplan.training.data.input import worker_main
+from weftplan.training.data.input import worker_loop
 from weftplan.training.data.input.layout import Host, Layout
 from weftplan.training.data.input.sample_reader import Filled, Task
 from weftplan.training.data.input.slots import Slots
-from weftplan.training.data.input.worker_main import Done, Failed, ReadRequest, Ready, Recipe
+from weftplan.training.data.input.worker_loop import Done, Failed, ReadRequest, Ready, Recipe
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _END_S = 2.0
@@ -46,7 +46,7 @@ class _Worker:
         self.error: str | None = None
         """Reason why the worker is unusable; None while it works."""
         self.process = context.Process(
-            target=worker_main.main,
+            target=worker_loop.main,
             args=(theirs, their_stacks, recipe, name, slots),
             name=f"weftplan-data-{number}",
             daemon=True,
@@ -64,10 +64,10 @@ class _Worker:
 
     def where(self) -> str:
         """Return the stacks of the worker's threads; empty if it does not respond in time."""
-        if worker_main.STACK_SIGNAL is None:
+        if worker_loop.STACK_SIGNAL is None:
             return ""
         with contextlib.suppress(OSError):
-            os.kill(self.pid, worker_main.STACK_SIGNAL)
+            os.kill(self.pid, worker_loop.STACK_SIGNAL)
         parts: list[bytes] = []
         end = time.monotonic() + _STACKS_S
         while connection.wait([self.stacks], max(0.0, (_MORE_S if parts else end - time.monotonic()))):
@@ -340,7 +340,7 @@ def _preload(context: Any) -> None:
 
     server = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:
-        context.set_forkserver_preload(["__main__", worker_main.__name__, "weftplan.training.data.iterators"])
+        context.set_forkserver_preload(["__main__", worker_loop.__name__, "weftplan.training.data.iterators"])
 
 
 def check_start_method(method: str | None) -> str:
