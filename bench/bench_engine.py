@@ -86,7 +86,7 @@ def no_ops(args, placement):
 
 
 def main():
-    """Measure what the options ask for, and print the tables."""
+    """Measure weftplan and its peers, and print the tables; ``--placement`` and ``--profiler`` select a part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)

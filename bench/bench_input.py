@@ -168,7 +168,7 @@ ROWS = {"wait": wait, "overhead": overhead, "torch": torch}
 
 
 def main():
-    """Measure the row that the command line names, and print its table."""
+    """Run the measurement that the command line names: ``wait``, ``overhead`` or ``torch``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--rounds", type=int, default=5)

@@ -313,7 +313,7 @@ def scratch():
 
 
 def main():
-    """Measure what the options ask for, and print the tables."""
+    """Measure the compiled kernels, and print the tables; ``--roofline`` and ``--dtype`` select a part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--repetitions", type=int, default=5)

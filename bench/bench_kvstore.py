@@ -156,7 +156,7 @@ def small(runs, rounds):
 
 
 def main():
-    """Run the parts that the options ask for, and print their tables."""
+    """Run all parts, or the part named by ``--only``, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", choices=("device", "local"), default="device")

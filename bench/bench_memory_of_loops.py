@@ -23,7 +23,7 @@ LOOPS = ("one size", "temporaries", "other sizes")
 
 
 def run(python, package, loop, mib, steps):
-    """Run the peer's script, and return the figures that it prints."""
+    """Run one loop in its own process; return the bytes and seconds that the peer's script prints, by name."""
     command = [python, PEER, package, loop, str(mib), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:

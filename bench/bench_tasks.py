@@ -204,7 +204,7 @@ def table(title, unit, scale, seconds_of, base):
 
 
 def main():
-    """Measure everything, and print the tables."""
+    """Measure tasks, the pool, dask and plain loops in every case, and print a table for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--count", type=int, default=4000)

@@ -58,7 +58,7 @@ def difference(mine, theirs):
 
 
 def interface(symbol, shapes):
-    """Return names and inferred shapes of arguments, auxiliary states and outputs, in the form that JSON loads."""
+    """Return names and inferred shapes of arguments, auxiliary states and outputs, as lists like those from JSON."""
     names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
     inferred = symbol.infer_shape(**shapes)
     return json.loads(json.dumps([names, [inferred[0], inferred[2], inferred[1]]]))

@@ -245,7 +245,7 @@ def title(text: str, line: str = "=") -> list[str]:
 
 
 def summary(items: Iterable[str]) -> list[str]:
-    """Return the lines of a table of names, each with its first sentence."""
+    """Return the lines of a table of names, each with the first sentence of its docstring."""
     return [".. autosummary::", "   :nosignatures:", "", *(f"   {item}" for item in items), ""]
 
 

@@ -90,7 +90,7 @@ def for_site(page: Path, folder: Path) -> str:
 def navigate(folder: Path) -> None:
     """Write a page for each section that has a description, and append the list of sections to ``index.md``.
 
-    The page of the section ``Project`` also lists the pages of no section, such as the README of every folder.
+    The page of the section ``Project`` also lists the pages that belong to no section, such as the README of a folder.
     """
     listed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = sorted(str(place(page).with_suffix("")) for page in pages())

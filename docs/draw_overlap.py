@@ -119,7 +119,7 @@ def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", ste
 
 @contextmanager
 def recorded(spans: list[Span]) -> Iterator[None]:
-    """Append a span to ``spans`` for each piece of work that a stream receives in the ``with`` block."""
+    """In the ``with`` block, append a span to ``spans`` for each kernel of a stream, and for each copy of a store."""
     append = SimStream._append
 
     def noting(self: SimStream, kind: str, item: object, end: float) -> None:

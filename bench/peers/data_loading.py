@@ -45,7 +45,7 @@ def processor_s(pids):
 
 
 def main():
-    """Measure the loader that the command line names, and print the figures."""
+    """Measure the named loader; print its samples per second and its processor time per sample."""
     framework, name, batch, workers, epochs = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     source = DATASETS[name]()
     epoch, pids = (weftplan_epochs if framework == "weftplan" else torch_epochs)(source, batch, workers)

@@ -66,7 +66,7 @@ def push(call):
 
 
 def main():
-    """Time every program once, a push and its wait, and ``a += 1``; print the figures."""
+    """Time every program once, a push and its wait, and ``a += 1``; print microseconds per operation as JSON."""
     count = int(sys.argv[1])
     result = {}
     arrays, calls = prepare(*programs.chain(100))

@@ -271,7 +271,7 @@ def case_runner(case, name):
 
 
 def run(test):
-    """Run a test, and return (``pass``, ``fail``, ``skip`` or ``out``, reason)."""
+    """Run a test; return (``pass``, ``fail``, ``skip``, or ``out`` if it is out of weftplan's scope; reason)."""
     try:
         result = test()
         for item in result if isinstance(result, types.GeneratorType) else ():

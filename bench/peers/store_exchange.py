@@ -35,7 +35,7 @@ def prepare(mx, store, elements):
 
 
 def main(package, store, elements, repeat):
-    """Exchange one key ``repeat`` times in each way, and print the figures."""
+    """Time ``repeat`` pushes, pulls and pairs of both; print the medians, and whether the sum is right, as JSON."""
     mx = importlib.import_module(package)
     push, pull, outs = prepare(mx, store, elements)
 

@@ -258,7 +258,7 @@ def _planned(symbol, shapes):
 
 
 def _compute(folder, name, inputs, plan, random):
-    """Write the values that MXNet computes for a pair of files into ``NAME.npz``."""
+    """Compute the network of ``NAME-symbol.json`` and its parameter file with MXNet, and write ``NAME.npz``."""
     path = folder / f"{name}-symbol.json"
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     outputs = _infer(symbol, args, aux, inputs)
@@ -312,7 +312,7 @@ def _again(folder, name):
 
 
 def main(words):
-    """Do what the command line asks for, one network after the other."""
+    """Export the named networks and compute MXNet's values; for the options see the module's docstring."""
     if words[0] == "--list":
         print(*_zoo(), *OTHERS)
         return

@@ -66,7 +66,7 @@ def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
 def shorten(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
-    """Omit the signature of a dataclass with over ten fields: its fields are listed, and callers do not make it."""
+    """Omit the signature of a dataclass with over ten fields: its page lists them, and callers do not construct it."""
     if what == "class" and is_dataclass(obj) and len(fields(obj)) > 10:
         return "", returned
     return None

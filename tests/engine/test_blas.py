@@ -164,7 +164,7 @@ class TestRule:
 
 
 def test_training_step_ignores_omp_threads():
-    """With any OMP_NUM_THREADS a training step uses one BLAS thread and gives the same bits.
+    """A training step uses one BLAS thread and gives equal bits with OMP_NUM_THREADS of 1, of 2 and unset.
 
     Two spinning BLAS threads next to the workers made a step ten times slower.
     """

@@ -97,7 +97,7 @@ def test_errors_of_asynchronous_operations(eng):
 
 
 def test_exceptions_with_broken_methods(eng):
-    """A wait raises exceptions whose text and notes raise, and SystemExit, without ending the engine."""
+    """A wait raises an operation's SystemExit, or its error whose ``__str__`` and ``add_note`` raise."""
 
     class Odd(Exception):
         def __str__(self):

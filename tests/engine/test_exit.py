@@ -153,7 +153,7 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
 
 
 def test_silent_exit_without_failures(kind):
-    """Exit prints nothing if a wait or a future has raised every failure."""
+    """Exit prints nothing if a wait has raised, or a future has returned, every failure."""
     code, out, err = run_program(
         """
         from weftplan import engine

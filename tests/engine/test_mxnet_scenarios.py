@@ -70,7 +70,7 @@ class TestScenarios:
         assert got == want
 
     def test_persistent_operators_in_a_chain(self, eng):
-        """Ten stored operators in a chain give the right values in three rounds.
+        """Ten stored operators in a chain give the values of program order in three rounds.
 
         Pushes before delete_operator still run; later pushes raise EngineError.
         """

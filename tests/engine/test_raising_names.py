@@ -24,7 +24,9 @@ def failing(kind):
 
 
 def odd(what):
-    """Return a failing function and its name for the case ``what``.
+    """Return a function that raises Boom, and its name or None, for the case ``what``.
+
+    In each case methods of the function, the name or the error raise SystemExit.
 
     The classes are local, because doctest collection would call their methods.
     """

@@ -141,7 +141,7 @@ class Oracle:
 
 
 class Run:
-    """Execution of a program on an engine; it records the same results as the oracle."""
+    """Execution of a program on an engine; its results have the names and the form of the oracle's."""
 
     def __init__(self, eng, pool):
         self.eng, self.pool = eng, pool
@@ -266,9 +266,10 @@ def test_oracle_detects_missing_skips():
 
 
 def run_in_all_orders(program_of, limit=5000):
-    """Run ``program_of(eng)`` in every order that a simulator can choose.
+    """Run ``program_of(eng)`` on a new simulator for every order that it can choose.
 
-    Yield the order at creation and the result for each run; raise AssertionError after ``limit`` runs.
+    Yield (history of the new simulator, which is empty; result of ``program_of``) for each run. Raise AssertionError
+    after ``limit`` runs.
     """
     script, count = [], 0
     while count < limit:

@@ -89,7 +89,7 @@ def test_push_served_by_another_thread():
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("where", ["append", "_execute", "_start_async", "once"])
 def test_interrupt_around_a_simulated_operation(monkeypatch, where, asynchronous):
-    """After an interrupt at any step of an operation, the operation has ended, and later operations run."""
+    """An interrupted operation ends without running its function; later operations run."""
     sim = engine.create("Simulator")
     var, ran = sim.new_variable(), []
 

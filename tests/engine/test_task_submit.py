@@ -21,7 +21,7 @@ class TestSubmit:
     """Functions with arrays as arguments."""
 
     def test_reads_wait_for_writes(self, driver):
-        """A later step may overwrite an input of an earlier one: each step still sees the values of program order."""
+        """Tasks see the values of program order, although a later task overwrites an input of an earlier task."""
         a, b, c = np.arange(4.0), np.empty(4), np.empty(4)
         engine.submit(np.add, a, 1, out=b)
         engine.submit(np.multiply, b, 10, out=c)

@@ -28,7 +28,7 @@ def eng(request):
 
 
 def push_and_wait(eng, work, count=60):
-    """Push ``work`` and wait ``count`` times, alternately for its var and for all operations."""
+    """Push ``work`` ``count`` times, and after each push wait, in turn for all operations and for its var."""
     var = eng.new_variable()
     for i in range(count):
         eng.push(work, (), [var])

@@ -1,4 +1,4 @@
-"""The exact error messages of stores for invalid input; each store works afterwards."""
+"""The exact error messages of stores for invalid input; later pushes and pulls are not affected."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
 
 @pytest.mark.parametrize(("call", "message"), CASES, ids=[str(number) for number in range(len(CASES))])
 def test_the_message_and_a_store_that_goes_on(call: Callable[[Any], object], message: str) -> None:
-    """An invalid call raises its exact message and changes nothing; the next push and pull work."""
+    """An invalid call raises its exact message and adds no key; the next pull returns the sum of the next push."""
     kv = mx.kv.create("device")
     kv.init("w", zeros(3))
     with pytest.raises(KVStoreError) as error:
@@ -92,7 +92,7 @@ def test_the_message_and_a_store_that_goes_on(call: Callable[[Any], object], mes
 
 
 def test_compression_of_another_dtype() -> None:
-    """A store with compression refuses a float16 gradient and names its key and dtype; other keys work."""
+    """A store with compression refuses a float16 gradient and names its key and dtype; a float32 key is accepted."""
     kv = mx.kv.create("device")
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init(["h", "w"], [zeros(3, dtype="float16"), zeros(3)])
@@ -112,7 +112,10 @@ def test_compression_on_a_store_that_has_none() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_updater_that_raises(late: bool) -> None:
-    """An exchange raises the error of an updater, or of an operation that the updater pushed; later exchanges work."""
+    """An exchange raises the error of its updater, or of an operation that the updater pushed.
+
+    Without the updater, the next exchange stores the pushed value.
+    """
     kv = mx.kv.create("device")
     kv.init("w", zeros(3))
 

@@ -113,7 +113,7 @@ def test_a_source_that_moves_keeps_its_residual():
 
 
 def test_switched_on_after_pushes():
-    """Compression that is set after a push applies to the next one, and frees staging copies of whole gradients."""
+    """Compression that is set after a push applies to the next push, and frees staging copies of whole gradients."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((8,)))
     contexts = [mx.sim(0), mx.sim(1)]

@@ -1,4 +1,4 @@
-"""``side_by_side``: contiguous arrays are joined to one array without a copy."""
+"""``side_by_side``: adjacent arrays are viewed as one array without a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def test_neighbours_are_one_array():
-    """Contiguous arrays give one array, and writes to it change them."""
+    """Adjacent arrays give one flat view, and writes to the view change the arrays."""
     room = np.arange(20, dtype=np.float32)
     parts = [room[2:5], room[5:5], room[5:9].reshape(2, 2), room[9:12]]
     whole = side_by_side(parts)
@@ -27,7 +27,7 @@ def test_others_are_not(bounds):
 
 
 def test_dtypes_do_not_mix():
-    """Arrays of two dtypes give None, and so does an empty list."""
+    """``side_by_side`` returns None for arrays of two dtypes, and for an empty list."""
     room = np.zeros(16, np.uint8)
     assert side_by_side([room[:8].view(np.float32), room[8:].view(np.float64)]) is None
     assert side_by_side([]) is None

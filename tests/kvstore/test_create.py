@@ -38,14 +38,14 @@ def test_an_unknown_name_lists_the_known_ones():
     ],
 )
 def test_spellings_of_mxnet(name, made, monkeypatch):
-    """MXNet's names of stores work in upper and lower case, also with their words in another order."""
+    """Each of MXNet's names of stores creates the matching class, in any case and with its words in another order."""
     monkeypatch.setattr(factory, "_import_store", lambda module, kind, name: f"{module}.{kind}")
     actual = mx.kv.create(name)
     assert (actual if isinstance(actual, str) else type(actual).__name__) == made
 
 
 def test_missing_store_of_mxnet():
-    """``p3``, a store of MXNet that is not available, raises an error that says so."""
+    """Creating ``p3``, a store of MXNet that weftplan lacks, raises an error with "not available in this version"."""
     with pytest.raises(KVStoreError, match="not available in this version"):
         mx.kv.create("p3")
 

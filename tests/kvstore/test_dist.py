@@ -205,7 +205,7 @@ def test_agree_compares_what_the_processes_do():
 
 
 def test_sums_of_arrays_that_may_be_offloaded(tmp_path: Path):
-    """With ``WEFTPLAN_SPILL=host`` all sums are right, and no rank waits for ever."""
+    """With ``WEFTPLAN_SPILL=host``, exchanges of two ranks return the sums over both, and end."""
     body = """
     keys = ["a", "b", "c"]
     kv.init(keys, [mx.nd.zeros((3,)), mx.nd.zeros((2000,)), mx.nd.zeros((5,))])

@@ -89,7 +89,10 @@ def test_rates_reach_the_servers():
     STORE="dist_async",
 )
 def test_mistakes():
-    """A push without an optimizer, optimizers that differ, and a failed gradient raise errors; then the store works."""
+    """A push without an optimizer, optimizers that differ, and a failed gradient raise errors.
+
+    A later push is applied.
+    """
 
 
 @TWO.runs(
@@ -157,7 +160,7 @@ def test_module_trains():
     STORE="dist_async",
 )
 def test_gradient_of_refused_push_is_dropped():
-    """A server refuses a push of a key it does not have and drops the gradient; later pushes are applied correctly."""
+    """A server refuses a push of a key that it does not have and drops the gradient; only later pushes are applied."""
 
 
 @TWO.runs(
@@ -186,7 +189,7 @@ def test_gradient_of_refused_push_is_dropped():
     STORE="dist_async",
 )
 def test_gradient_of_another_size_is_dropped():
-    """A server refuses a gradient of the wrong size and drops it; later pushes are applied correctly."""
+    """A server refuses a gradient of the wrong size and drops it; only later pushes are applied."""
 
 
 @TWO.runs(

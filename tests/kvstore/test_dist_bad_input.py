@@ -106,7 +106,7 @@ if rank == 1:
     WEFTPLAN_KVSTORE_TIMEOUT="20",
 )
 def test_a_bad_call_of_one_rank():
-    """An invalid call raises an error on its rank only and names the rank; the next exchange works on all ranks."""
+    """An invalid call raises an error on its rank only and names the rank; all ranks can exchange afterwards."""
 
 
 @THREE.runs(

@@ -126,7 +126,7 @@ def test_one_operation_for_all_gradients_of_a_bucket():
 def test_pull_returns_last_push_before_it(tmp_path: Path, nbytes: int):
     """A pull returns, for each key, the sum of the last push before it, even if several pushes are pending.
 
-    ``pushpull`` into its own gradients also returns the right sums, in any order of the outs.
+    ``pushpull`` may write the sums into its own gradients, also if the outs are the gradients of other keys.
     """
     run_ranks(
         tmp_path,
@@ -293,7 +293,7 @@ def test_buckets_of_a_bound_network_copy_nothing():
 
 
 def test_repeated_calls_return_right_sums(tmp_path: Path):
-    """Repeated pushes and pulls of the same arrays return the right sums, whatever happens between the calls.
+    """Repeated pushes and pulls of the same arrays give the current sums or weights, whatever happens in between.
 
     In between, the test changes the outs, reads and writes arrays, pushes from another thread, fails a gradient, sets
     an optimizer, and closes the store on one rank.

@@ -149,7 +149,10 @@ def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
 
 
 def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
-    """After rank 1 is killed, the others get a WorkerLostError naming it; after ``recover()`` their sums are right."""
+    """After rank 1 is killed, the others get a WorkerLostError that names it.
+
+    After ``recover()`` the weights are those before the loss, and a push sums over the two survivors.
+    """
     done = run_ranks(
         tmp_path,
         3,
@@ -228,4 +231,7 @@ def test_different_calls_raise_on_every_rank():
     """,
 )
 def test_failed_gradient_raises_on_every_rank():
-    """If a gradient fails on rank 1, both ranks raise its error, and rank 0's names rank 1; the next push works."""
+    """If a gradient fails on rank 1, both ranks raise its error, which names rank 1 on rank 0.
+
+    The next push replaces the failed value on both ranks.
+    """

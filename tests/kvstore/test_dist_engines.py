@@ -1,4 +1,4 @@
-"""Stores of several processes on every kind of engine: values are right, and waits return."""
+"""Stores of several processes on every kind of engine: values after pushes and updates, and waits that must end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print("has come to its end", flush=True)
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync", "dist_async"])
 @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator", "ThreadedEngine"])
 def test_stores_work_on_every_engine(tmp_path: Path, kind: str, store: str, size: int):
-    """Initial values, pushes of several keys, optimizers and barriers give the right values on every engine."""
+    """On every engine pulls return the initial values, then the sums over all ranks or the updated weights."""
     done = run_ranks(
         tmp_path, size, BODY, timeout=60, MXNET_ENGINE_TYPE=kind, STORE=store, WEFTPLAN_KVSTORE_TIMEOUT="20"
     )

@@ -47,7 +47,7 @@ def test_rank_without_a_store_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_second_store_that_one_rank_does_not_create(tmp_path: Path):
-    """Creating a second store raises after the timeout if another rank creates none; the first store still works."""
+    """Creating a second store raises after the timeout if another rank creates none; the first store still sums."""
     run_ranks(
         tmp_path,
         2,

@@ -51,7 +51,10 @@ def test_an_elastic_job_without_a_loss(tmp_path: Path, expected_weights: str):
 
 
 def test_lost_ranks_are_replaced(tmp_path: Path, expected_weights: str):
-    """Ranks 0 and 1 end in five ways and are replaced; the weights are right, and rank 2 keeps its process."""
+    """Ranks 0 and 1 end in five ways and are replaced; rank 2 keeps its process.
+
+    The weights are those of a job without a loss, and the launcher reports each kind of end.
+    """
     ends = {"1 0 2": "raise", "0 1 0": "os._exit", "1 1 3": "later", "0 2 1": "SIGKILL", "1 3 2": "sys.exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=len(ends))
     assert check_replacements(done, len(ends)) == expected_weights
@@ -61,7 +64,10 @@ def test_lost_ranks_are_replaced(tmp_path: Path, expected_weights: str):
 
 
 def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, expected_weights: str):
-    """Two ranks end at the same batch, one of them for the second time; without shared memory the weights are right."""
+    """Two ranks end at the same batch, rank 2 for the second time; the weights are those of a job without a loss.
+
+    Shared memory is off.
+    """
     ends = {"1 1 3": "SIGKILL", "2 1 3": "raise", "2 1 1": "os._exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=3, WEFTPLAN_KVSTORE_SHARED_MEMORY="0")
     assert check_replacements(done, 3) == expected_weights

@@ -1,4 +1,4 @@
-"""Sums over several devices: each route sums correctly, takes the modelled time, and the fastest is chosen."""
+"""Sums over several devices: each route gives the sum of all gradients in the modelled time; stores use the fastest."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def run_steps(program, values, whole, rng):
 @pytest.mark.parametrize("count", [2, 3, 6])
 @pytest.mark.parametrize("peers", [True, False])
 def test_every_way_sums_all_and_copies_to_all(count, peers):
-    """Each route sums all gradients without changing them and copies the sum to all devices, in any order of its steps.
+    """Each route sums all gradients without changing them, and copies the sum to all devices.
 
-    The test covers random links, and each device as the owner of the sum.
+    The links are random, each device once owns the sum, and steps run in a random order that dependencies allow.
     """
     rng = random.Random(count)
     elements = 37
@@ -297,7 +297,7 @@ def test_an_optimizer_runs_where_the_sum_is():
 
 
 def test_a_gradient_that_failed_fails_the_push_alone():
-    """A failed gradient fails its own push; the next push and pull return the right sum."""
+    """A failed gradient fails its own push; a pull after the next push returns that push's sum on every device."""
     connect(LINKS["pcie tree"])
     contexts = [mx.sim(index) for index in range(3)]
     kv = mx.kv.create("device")
@@ -321,7 +321,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
-    """``MXNET_ENABLE_GPU_P2P=1`` copies gradients between GPUs; 0 copies them through page-locked host memory."""
+    """With ``MXNET_ENABLE_GPU_P2P=1`` GPUs copy gradients directly; with 0, through page-locked host memory."""
     monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():

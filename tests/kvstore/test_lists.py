@@ -130,7 +130,7 @@ def test_an_out_that_is_the_gradient_of_another_key(kind: str) -> None:
 
 
 def test_a_gradient_that_failed_fails_its_key_alone() -> None:
-    """A gradient that has failed already fails its own key only; the next exchange of all keys works."""
+    """A gradient that has failed already fails its own key only; the next exchange gives this key its new sum."""
     kv = make_store("device", [mx.cpu(0)])
     gradients, outs = make_arrays(1, [mx.cpu(0)]), make_arrays(2, [mx.cpu(0)])
 

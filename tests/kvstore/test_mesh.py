@@ -29,7 +29,7 @@ def pair() -> Iterator[tuple[Mesh, Mesh]]:
 
 
 def status_of(request: Request) -> tuple[bool, int, int]:
-    """Return whether ``request`` is complete, its error code (0 for none), and the bytes that it received."""
+    """Return (whether ``request`` is complete, its error code or 0, the number of bytes that it received)."""
     status = Status()
     return request.Get_status(status), status.error, status.Get_count(None)
 

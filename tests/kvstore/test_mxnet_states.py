@@ -127,7 +127,7 @@ def test_everything_else_is_refused(tmp_path, monkeypatch, value, protocol):
 
 @pytest.mark.parametrize("value", [[1, 2], {0: "text"}, {(1, 2): None}, {0: {1: 2}}, ({}, 1, 2)])
 def test_no_states(value):
-    """A pickle of anything but optimizer states raises an error that says so."""
+    """A pickle of any object that is not a dictionary of optimizer states raises a FormatError."""
     with pytest.raises(FormatError, match="optimizer states"):
         read_mxnet_states(pickle.dumps(value))
 

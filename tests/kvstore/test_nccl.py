@@ -116,7 +116,7 @@ def test_one_gpu_and_other_places_go_without_nccl(gpus):
 
 
 def test_a_gradient_that_failed_fails_its_push_alone(threaded):
-    """A push with a failed gradient raises its error, and the next push works with the same communicators."""
+    """A push with a failed gradient raises its error; after the next push all GPUs pull that push's sum."""
     gpus = threaded
     kv = mx.kv.create("nccl")
     kv.init("w", mx.nd.zeros((5,), ctx=gpus[0]))

@@ -40,7 +40,7 @@ def context(request, folder):
     ("kind", "compression", "each"), [("local", None, 1), ("device", None, 1), ("device", "2bit", 0.5)]
 )
 def test_sums_and_copies(context, kind, compression, each):
-    """Pushes and pulls of six keys, which all need memory at the same time, return the right sums."""
+    """Pulls of six keys, which all need memory at the same time, return the sums of the (compressed) gradients."""
     kv = mx.kv.create(kind)
     if compression:
         kv.set_gradient_compression({"type": compression, "threshold": 0.5})
@@ -61,7 +61,7 @@ def test_sums_and_copies(context, kind, compression, each):
 
 
 def test_tasks(context):
-    """Six tasks of three arrays each, more than there are workers, compute the right values in three rounds."""
+    """Six tasks, more than there are workers, each add two arrays to a third; three rounds give the exact sums."""
     arrays = [mx.nd.full((SIZE // 4,), float(number), ctx=context) for number in range(3 * KEYS)]
 
     def add(total, first, second):

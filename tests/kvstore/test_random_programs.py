@@ -150,8 +150,8 @@ SETTINGS = {
 def test_random_stores_keep_what_they_plan(seed: int, no_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random stores on random devices and links use exactly the planned bytes.
 
-    Sums are right if no updater and no compression changes them. As in a Module, values start on the first device and
-    are pulled once before the first push.
+    Pulls return NumPy's sums if the store has no updater and no compression. As in a Module, values start on the first
+    device and are pulled once before the first push.
     """
     choice, draw = random.Random(seed), np.random.default_rng(seed)
     for name, value in SETTINGS.items():

@@ -102,7 +102,7 @@ def test_only_a_key_is_a_key(eng):
 
 
 def test_a_store_keeps_no_array_of_its_user(kv):
-    """The cache does not keep pulled arrays alive, and new arrays at the same addresses are filled correctly."""
+    """The cache does not keep pulled arrays alive, and pulls fill new arrays after the old arrays are freed."""
     outs = make_zeros(2)
     pull_twice(kv, outs)
     gone = [weakref.ref(out) for out in outs]
@@ -127,7 +127,10 @@ def test_repeated_pull_keeps_its_order(kv, eng):
 
 
 def test_repeated_pull_of_failed_value_raises(kv, eng):
-    """After a repeated pull of a failed value, reading the output raises its error; after a new push a pull works."""
+    """After a repeated pull of a failed value, reading the output raises its error.
+
+    After a new push, a pull returns the pushed value.
+    """
     outs, bad = make_zeros(2), mx.nd.ones((3,))
     pull_twice(kv, outs)
     eng.push(lambda: 1 / 0, (), (bad.var,))
@@ -140,7 +143,7 @@ def test_repeated_pull_of_failed_value_raises(kv, eng):
 
 
 def test_cached_pull_with_spilling_turned_on(kv):
-    """Pulls return the right values when spilling is turned on after a cached pull, and when it is turned off again."""
+    """Cached pulls return the current value after spilling is turned on, and after it is turned off again."""
     outs = make_zeros(2)
     pull_twice(kv, outs)
     with spilling.using("true"):

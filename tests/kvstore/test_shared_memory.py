@@ -121,10 +121,12 @@ def test_pieces_cover_a_range_once():
 @shares_memory
 @pytest.mark.shows("WEFTPLAN_KVSTORE_SHARED_MEMORY")
 def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
-    """Sums of arrays of very different sizes, pushed without a pause, are right with shared memory and without.
+    """Arrays of very different sizes, pushed without a pause, are summed over three ranks.
 
-    With shared memory there are no merge buffers. A failed gradient raises its error on every rank, and a later push is
-    summed correctly.
+    This holds with shared memory and without.
+
+    Shared memory needs no merge buffers. A failed gradient raises its error on every rank; a later push stores its own
+    sum.
     """
     run_ranks(
         tmp_path,

@@ -194,7 +194,7 @@ def test_same_bits_under_recomputation(name: str, recompute: str):
 
 
 def test_a_budget_takes_the_better_of_both_forms():
-    """A budget of 40 % of the plain peak is met with the same bits."""
+    """A plan meets a budget of 40 % of the plain peak, and gives the bits of the plan without a budget."""
     symbol, shape = feed_forward(*["gelu", "tanh"] * 4), (8, 16, 7)
     with place("standin", kind="NaiveEngine") as context:
         plain, _, executor = run(symbol, shape, context(0))

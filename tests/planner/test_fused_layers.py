@@ -202,7 +202,7 @@ def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypa
 
 @pytest.mark.parametrize("kernels", ["numpy", "native"])
 def test_same_bits_where_joined_nodes_are_computed_again(kernels: str):
-    """A fused node that is recomputed updates statistics once, and gradients have the same bits."""
+    """Recomputing fused nodes changes no bit of outputs, gradients and moving statistics."""
     net = mx.sym.Variable("x")
     for i in range(4):
         net = activation(mx.sym.BatchNorm(net * 2, name=f"b{i}", fix_gamma=False), f"r{i}")
@@ -248,7 +248,7 @@ def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
 
 @pytest.mark.parametrize("grad_req", ["write", "null"])
 def test_the_symbol_as_it_runs_can_be_written_and_read(grad_req: str):
-    """The optimized symbol has layers and relus instead of fused nodes, can be saved, and computes the same bits."""
+    """The optimized symbol has the unfused nodes; after saving and loading, it computes the executor's bits."""
     net = layers(activation)
     executor = net.simple_bind(mx.cpu(), grad_req=grad_req, x=(2, 3, 6, 6))
     assert ("Convolution+BatchNorm" in executor.debug_str()) == (grad_req == "null")

@@ -161,7 +161,7 @@ def test_unread_outputs() -> None:
 
 
 def test_sizes_of_other_dtypes() -> None:
-    """Like MXNet 1.9.1, ``sizes="mxnet"`` reports 4 bytes per element for any dtype; allocated bytes are right."""
+    """Like MXNet 1.9.1, ``sizes="mxnet"`` reports 4 bytes per element for any dtype; the peak has the dtype's bytes."""
     net = sym.exp(sym.Variable("x")) * sym.Variable("y")
     for dtype, width in (("float64", 8), ("float16", 2)):
         dtypes = {"x": dtype, "y": dtype}

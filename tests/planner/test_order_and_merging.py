@@ -1,4 +1,4 @@
-"""Search for an order of execution, and merging of equal expressions: less memory or work, the same bits."""
+"""Search for an order of execution, and merging of equal expressions: less memory or work, unchanged bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_reordering_is_never_worse(name: str) -> None:
 
 
 def test_equal_expressions_are_computed_once(interpret: Any) -> None:
-    """In tanh(x) * tanh(x) one tanh is computed, and the output has the same bits."""
+    """In tanh(x) * tanh(x) one tanh is computed, and the output has the bits of the graph with two."""
     x = sym.Variable("x")
     net = sym.tanh(x, name="a") * sym.tanh(x, name="b")
     merged, plain = (

@@ -56,7 +56,10 @@ def optimum(rows: list[tuple[int, int, int]]) -> int:
 @given(buffers, st.sampled_from([1, 3, 64]), st.sampled_from(["fast", "normal"]))
 @settings(deadline=None, max_examples=60)
 def test_packings_are_valid(rows: list[tuple[int, int, int]], alignment: int, effort: str) -> None:
-    """In any packing no live buffers overlap, offsets are aligned, and peak and bound are right."""
+    """In any packing live buffers do not overlap, and offsets are aligned.
+
+    The reported peak is that of the offsets, and the lower bound is the largest sum of live bytes.
+    """
     lower, upper, size = columns(rows)
     packing = pack(lower, upper, size, alignment=alignment, effort=effort)  # type: ignore[arg-type]
     rounded = [-(-s // alignment) * alignment for s in size]

@@ -149,7 +149,7 @@ def test_count_is_saved_and_shown() -> None:
 
 
 def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit on steps, a plan does not count waits, because sets of steps would need too much memory."""
+    """With over ``MOST_STEPS`` steps a plan counts no waits, because sets of steps would need too much memory."""
     monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
     graph = planned("lenet", "write")
     validate(graph)
@@ -210,7 +210,7 @@ def count_block_waits(graph: PlannedGraph) -> int:
 
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
-    """With more colours the branches of Inception have fewer waits for whole blocks."""
+    """With more colours, fewer writers in Inception wait for a block's earlier users: under 10 % with eight."""
     counts = []
     for colours in (1, 2, 4, 8):
         options = PlanOptions(strategy="match_range", num_temp=colours, kernels="numpy")
@@ -230,7 +230,7 @@ def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
 
 
 def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit on steps, buffers of different colours share no bytes, so that the peak is higher."""
+    """With over ``MOST_STEPS`` steps, buffers of different colours share no bytes, so the peak is higher."""
     monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
     options = PlanOptions(strategy="arena", num_temp=2)
     graph = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=options)

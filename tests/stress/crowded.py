@@ -108,13 +108,13 @@ class Program:
             self.renew_all()
 
     def renew_all(self) -> None:
-        """Replace all arrays after a refusal, because any of them may have inherited the failure."""
+        """Replace all arrays after an OutOfMemoryError, because any of them may have inherited it."""
         self.refusals += 1
         for k in range(len(self.arrays)):
             self.renew(k)
 
     def renew(self, k: int) -> None:
-        """Replace array ``k`` and its expected value; with faults, repeat until memory is found."""
+        """Replace array ``k`` and its expected value; in trials with faults, repeat until the allocation succeeds."""
         self.values[k] = np.full(ELEMENTS, self.rng.randrange(100), "float32")
         self.arrays[k] = None
         while True:

@@ -49,7 +49,7 @@ def links(rng: random.Random) -> Interconnect | None:
 
 
 def trial(seed: str) -> bool:
-    """Compare rounds of pushes and pulls of several keys, singly or in lists, with NumPy; return True."""
+    """Check that pulls after pushes of several keys, singly or in lists, return NumPy's sums; return True."""
     rng = random.Random(seed)
     draw = np.random.default_rng(rng.randrange(1 << 30))
     before = {name: os.environ.get(name) for name in SETTINGS}

@@ -1,4 +1,4 @@
-"""Training that is killed (SIGKILL) at random moments and resumed must end with the same bits.
+"""Training that is killed (SIGKILL) at random moments and resumed must end with the bits of an undisturbed run.
 
     python -m tests.stress.kill_points SEED COUNT
 

@@ -62,7 +62,7 @@ class ImageMaker(Maker):
         return sym.Pooling(x, pool_type=kind, **common, **more)
 
     def _depthwise_block(self, name: str) -> Any:
-        """Return batch norm, relu, depthwise convolution and batch norm.
+        """Return batch norm, relu, depthwise convolution, batch norm, and often a second relu.
 
         Sometimes another node reads an intermediate. Return None if the chosen array is no image of at least 3x3
         pixels.

@@ -1,4 +1,4 @@
-"""Training that is killed at random moments and resumed ends with the same bits."""
+"""Training that is killed at random moments and resumed ends with the bits of an undisturbed run."""
 
 import subprocess
 import sys
@@ -17,12 +17,12 @@ def run_kill_points(seed, count):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork and SIGKILL")
 def test_six_kill_points():
-    """Six processes of training, one of each kind, are killed once and resumed with the same bits."""
+    """Trainings that are killed six times in total, and resumed, end with the bits of undisturbed runs."""
     run_kill_points(0, 6)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_hundred_kill_points(seed):
-    """A hundred killed processes of training are resumed with the same bits."""
+    """Trainings of all kinds, killed a hundred times in total and resumed, end with the bits of undisturbed runs."""
     run_kill_points(seed, 100)

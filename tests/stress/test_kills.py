@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_processes(seed: int) -> None:
-    """After a death the surviving processes recover, get right sums and end."""
+    """After a death the surviving processes recover, pull the sums over the remaining processes, and end."""
     need_mpi()
     wrong, hangs, times, right = kills(seed, 3)
     assert (wrong, hangs) == (0, 0)
@@ -28,7 +28,7 @@ def test_orders_of_arrival() -> None:
 
 
 def test_killed_processes_over_emulated_hosts() -> None:
-    """Survivors on three emulated hosts, with messages over TCP, recover, get right sums and end."""
+    """Survivors on three emulated hosts, over TCP, recover, pull the sums over the remaining processes, and end."""
     need_mpi()
     with emulated() as hosts:
         wrong, hangs, times, right = kills(1, 3, hosts)

@@ -118,9 +118,9 @@ spilled: Counter[str] = Counter()
 
 
 def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
-    """Compare one network under one option set on every engine with the network without memory sharing.
+    """Check one network under one option set on every engine: it has the bits of the network without memory sharing.
 
-    Return False if it cannot be bound.
+    Also validate its plan, compare its bytes with the plan, and check for races. Return False if it cannot be bound.
     """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
@@ -163,7 +163,7 @@ def slice_trial(seed: str) -> bool:
 
 
 def dynamic_trial(seed: str) -> bool:
-    """Compare one network that allocates as it runs, on every engine, with the network without memory sharing.
+    """Check that a network that allocates as it runs has the bits of the network without memory sharing.
 
     Return False if it cannot be bound.
     """
@@ -215,9 +215,9 @@ def spill_trial(seed: str) -> bool:
 def budget_trial(
     seed: str, kind: type[Maker] = Maker, ctx: mx.Context | None = None, options: PlanOptions | None = None
 ) -> bool:
-    """Train one network within a random budget, and compare it with training without one.
+    """Check that training within a random budget has the bits of training without a budget, and a plan within it.
 
-    If the budget is refused, the reported minimum must work. Return False if the network cannot be bound.
+    If the budget is refused, train within the reported minimum. Return False if the network cannot be bound.
     """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)

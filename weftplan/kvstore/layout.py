@@ -295,7 +295,7 @@ class ExchangingStore(UpdatingStore):
         return steps
 
     def _update_each(self, items: Sequence[Item]) -> None:
-        """Call the updater for each key, in ascending key number; an error names the keys that were not updated."""
+        """Call the updater for each key, in ascending key number; a note on its error names updated and other keys."""
         if self._updater is None:
             return
         for place, item in enumerate(items):

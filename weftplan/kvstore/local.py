@@ -269,5 +269,5 @@ class KVStoreLocal(ExchangingStore):
         return run
 
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
-        """Return whether a store without an updater sums arrays of these contexts directly in the stored value."""
+        """Return whether a store without an updater sums arrays of these contexts directly into the stored value."""
         return all(context.device_type in HOST for context in contexts)

@@ -133,9 +133,10 @@ def _read_content(content: object, size: int) -> tuple[dict[Key, State], dict[Ke
 
 
 class _Budget:
-    """A limit on the size of the states: 1 byte for each value and the bytes of each array, up to the pickle's size.
+    """Limit on the size of the states that a pickle describes: the pickle's own number of bytes.
 
-    A malicious pickle can refer to one value many times, and so describe huge states in few bytes.
+    Each value takes 1 byte of this limit, and an array also its own bytes. Without the limit a malicious pickle of few
+    bytes could describe huge states, because it can refer to one value many times.
     """
 
     def __init__(self, size: int) -> None:

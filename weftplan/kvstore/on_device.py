@@ -72,7 +72,7 @@ class KVStoreDevice(KVStoreLocal):
             self._between.forget()
 
     def statistics(self) -> dict[str, int]:
-        """Return the figures of ``local``, and with compression the bytes of residuals and compressed gradients."""
+        """Return the statistics of ``local``, and with compression the bytes of residuals and compressed gradients."""
         figures = super().statistics()
         figures["staging_bytes"] += self._between.nbytes
         if self._compression is not None:

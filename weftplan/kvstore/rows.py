@@ -42,9 +42,9 @@ def without_rows(arrays: list[NDArray]) -> list[NDArray]:
 
 
 def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
-    """Push a copy of the rows of ``stored`` with these numbers to ``array``; set its other rows to 0.
+    """Copy the rows of ``stored`` whose numbers are in ``rows`` to ``array``, and set its other rows to 0.
 
-    This call waits until ``rows`` has been computed.
+    The call waits until ``rows`` has been computed; the copy is an engine operation.
     """
     mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.dtype)
     mask[rows.asnumpy().astype(np.int64).reshape(-1)] = 1

@@ -74,7 +74,7 @@ class Stage:
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
     def without(self, places: Mapping[int, int]) -> Stage:
-        """Return a copy in which each operand whose ``id`` is in ``places`` is replaced by its number there."""
+        """Return a copy of the stage; ``places`` maps the ``id`` of an operand to the number that replaces it."""
         stage = copy_of(self)
         stage.operands = [places.get(id(array), array) for array in self.operands]
         return stage

@@ -1,13 +1,13 @@
 """The registry of vars that order access to buffers: one entry per memory owner that tasks have used.
 
 An array is identified by its *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
-whole has one var. Slices that tasks write get their own vars (``array_slices.py``), and so do the tiles of a divided array
-(``tiles.py``). A view has the vars of all parts that it overlaps, so a slice and the whole never race. If a caller asks
-for the single var of an array, the buffer is ordered as a whole from then on. An entry lasts as long as an array over
-its owner; it keeps no array alive. Memory that no array owns (a tensor's, a mapped file's) may have several owners, so
-entries of such *foreign* memory are linked to all entries with overlapping addresses (``address_ranges.py``): an access
-takes the vars of its own entry and of the linked entries. Two mappings of one file at different addresses are not
-recognized as the same memory: give such operations a common var.
+whole has one var. Slices that tasks write get their own vars (``array_slices.py``), and so do the tiles of a divided
+array (``tiles.py``). A view has the vars of all parts that it overlaps, so a slice and the whole never race. If a
+caller asks for the single var of an array, the buffer is ordered as a whole from then on. An entry lasts as long as an
+array over its owner; it keeps no array alive. Memory that no array owns (a tensor's, a mapped file's) may have several
+owners, so entries of such *foreign* memory are linked to all entries with overlapping addresses
+(``address_ranges.py``): an access takes the vars of its own entry and of the linked entries. Two mappings of one file
+at different addresses are not recognized as the same memory: give such operations a common var.
 
 A buffer must not be cut between looking up its vars and pushing on them, or two tasks would miss each other's vars. A
 task is *in flight* during that time, and a thread skips its cut while other tasks are in flight, which is always

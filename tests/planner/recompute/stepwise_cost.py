@@ -13,7 +13,7 @@ from weftplan.planner.recompute.tape import Trace, pressure
 
 
 def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
-    """Return the price of repeating ``chosen``, the pressure of each step, and the lifetimes of all entries."""
+    """Return (peak and seconds if ``chosen`` are repeated, the pressure of each step, the lifetimes of all entries)."""
     program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
     reads_of, outside = program.reads, tape.outside
     inputs, row = program.graph.inputs, program.graph.row

@@ -44,7 +44,7 @@ def names(program: Program) -> list[str]:
 
 
 def test_entry_names_of_repeated_nodes(training: Any) -> None:
-    """Results of a repeated batch norm are named like those of the first, with ``norm_mirror`` in place of ``norm``."""
+    """Results of a repeated batch norm are named like those of the original, with ``norm_mirror`` for ``norm``."""
     x = sym.BatchNorm(
         sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), name="norm", output_mean_var=True
     )

@@ -24,7 +24,7 @@ def same_partition(mine: Any, theirs: Any) -> bool:
 
 
 def check_agreement(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
-    """Compare a tape with :func:`walk` for random sets of repeated nodes, and return the number of repeated nodes."""
+    """Check a tape against :func:`walk` for random sets of repeated nodes; return the number of repeated nodes."""
     twins = 0
     for round in range(rounds):
         share = rng.random()

@@ -1,4 +1,4 @@
-"""Graphs with offloaded results: valid plans, exact prices, and the bits of the plain graph."""
+"""Graphs with offloaded results: valid plans, exact predictions of peaks, and the bits of the plain graph."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None
 
 
 def test_prices_include_the_host() -> None:
-    """In a graph on a host and a device, both count against the budget; only the device's results are offloaded."""
+    """In a graph on a host and a device, the peak of every search state is the sum of both peaks in its plan."""
     net = mx.sym.Variable("x")
     for group in ("host", "device"):
         with mx.AttrScope(ctx_group=group):

@@ -139,7 +139,7 @@ class KVStoreDist(KVStoreLocal):
             copy(wire, total, priority)
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
-        """Queue a broadcast of the ``array`` of a key from rank ``root``; ``verb`` names the method in errors."""
+        """Queue a broadcast of a key's ``array`` from rank ``root``; ``verb`` names the method in errors."""
         description = f"{verb} {described(key, array)}"
 
         def exchange(

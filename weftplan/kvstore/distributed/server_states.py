@@ -23,7 +23,7 @@ from weftplan.ndarray import NDArray, array
 
 Request = tuple[int, Header, Array]
 Ask = Callable[[Sequence[Request], str], "list[tuple[Header, Array]]"]
-"""Function of requests and a description, which returns (answer header, its data) of each request."""
+"""Function of requests and a description for errors; it returns (header of the answer, its data) for each request."""
 
 
 class ServerStates(Updater):

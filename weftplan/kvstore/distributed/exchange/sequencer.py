@@ -83,7 +83,7 @@ class Sequencer:
         self._last: Call | None = None
         """Last call of the queue, after which the store's thread ends."""
         self.closed = False
-        """True after a call of :meth:`close`, or after the end of the store's thread."""
+        """True after a call of :meth:`close`, after the end of the store's thread, and in a forked child."""
         self._why_closed = "this store was closed: it exchanges nothing any more"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)

@@ -118,7 +118,7 @@ class Ticket:
         return self.exchange(group, shares, arrays, self.description, failure)
 
     def tell(self, error: BaseException | None) -> None:
-        """Complete the operations of all parts; None: without an error."""
+        """Complete the engine operations of all parts: with ``error``, or successfully if it is None."""
         for part in self.parts:
             part.complete(error)
 

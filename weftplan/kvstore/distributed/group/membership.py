@@ -170,7 +170,7 @@ class Members:
     # -- losses ---------------------------------------------------------------------------------------------------
 
     def losses(self, what: str) -> _Losses:
-        """Return a context manager that turns MPI's exceptions into :class:`WorkerLostError`."""
+        """Return a context manager that turns MPI's exceptions into a :class:`WorkerLostError` about ``what``."""
         return _Losses(self, what)
 
     def lost(self) -> list[int]:
@@ -304,7 +304,10 @@ class Members:
                     self._sending.append(self._comm.Issend([data, self._mpi.BYTE], dest=rank, tag=_VIEW))
 
     def _settle(self) -> Steps[None]:
-        """Wait until MPI writes to no buffer of a lost exchange, so that late data cannot get into the next sum."""
+        """Cancel the receives of lost exchanges, and wait at most ``_SETTLE_S`` seconds until all of them have ended.
+
+        MPI then writes to their buffers no more, so late data cannot get into the next sum.
+        """
         # An unmatched receive is cancelled; a matched receive ends with its data or with its sender's death. Sends are
         # kept alive for ever, for the reason in _is_done.
         for request in self._receiving:

@@ -32,7 +32,7 @@ SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
 
 
 class MeshError(RuntimeError):
-    """Failure of a request: its peer is lost, or its message does not fit."""
+    """Failure of a request: the other process is lost, or the message is longer than the receive buffer."""
 
 
 class Status:
@@ -122,7 +122,7 @@ class _Peer:
         self._body: memoryview | None = None
         """Buffer for the data of the message that is being received; None while its header is being received."""
         self._taker: Request | bytearray = bytearray()
-        """The receive matched to this message, or its own buffer if there is none."""
+        """The posted receive that takes the message being received, or a new buffer without such a receive."""
 
     def send(self) -> None:
         """Send as much as the kernel takes without blocking."""
@@ -167,7 +167,7 @@ class _Peer:
                     self._end(self._body)
 
     def _begin(self, tag: int, nbytes: int) -> None:
-        """Choose the buffer for a message's data: that of a posted receive, or a new one."""
+        """Choose the buffer for a message's data: the buffer of a posted receive, or a new buffer."""
         self._tag = tag
         posted = self.posted[tag]
         # Not if earlier messages of the tag wait: they come first. A message too long for its receive fails in match().

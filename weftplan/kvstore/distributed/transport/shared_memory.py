@@ -36,7 +36,7 @@ _MARK = 48, 64
 """Byte range in the first slot with random bytes that identify an area."""
 
 _GROWTH = 1 << 20
-"""The room for arrays has a multiple of this number of bytes."""
+"""The part of an area for arrays grows in steps of this number of bytes."""
 
 _EPOCH = 1 << 40
 """Maximum number of messages in one epoch."""
@@ -210,11 +210,11 @@ class SharedMemory:
         return area.data[start + _TEXT : start + _TEXT + length]
 
     def shares(self, rank: int, nbytes: int) -> Array:
-        """Return the room with another process's shares, at least ``nbytes``, which that process must have enlarged."""
+        """Return the memory with another process's shares, at least ``nbytes``; its owner must enlarge it before."""
         return self._room(self._areas[rank].shares, rank, nbytes)
 
     def sums(self, rank: int, nbytes: int) -> Array:
-        """Return the room with another process's sums, at least ``nbytes``, which that process must have enlarged."""
+        """Return the memory with another process's sums, at least ``nbytes``; its owner must enlarge it before."""
         return self._room(self._areas[rank].sums, rank, nbytes)
 
     def _room(self, area: Area, rank: int, nbytes: int) -> Array:
