@@ -41,7 +41,7 @@ _COMMANDS = {
 
 
 class NarrowFormatter(click.HelpFormatter):
-    """Click's formatter of help texts, for terminals of fewer than 52 columns too: there click writes 50 regardless."""
+    """Click's formatter of help texts, fitted to terminals of fewer than 52 columns, where click itself writes 50."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns

@@ -59,7 +59,7 @@ class _Verbosity:
         (progress.turn_off if self.quiet else progress.turn_on)()
 
     def end(self) -> None:
-        """Restore logging."""
+        """Restore logging and progress display, and close the log file."""
         self._remove()
         log.setLevel(self._level)
         progress.turn_on()

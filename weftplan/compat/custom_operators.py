@@ -263,7 +263,7 @@ def _call(*args: Any, **kwargs: Any) -> Any:
 
 
 def _stand_in(attrs: Mapping[str, object]) -> Op:
-    """Return the user-registered operator of a file's node, if weftplan has no operator of that name."""
+    """Return the user-registered operator for a file's node whose operator weftplan does not have."""
     return replace(_make(attrs), name=str(attrs["op_type"]), params=tuple(Param(k, p_str, "") for k in attrs))
 
 

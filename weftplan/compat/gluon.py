@@ -1,4 +1,4 @@
-"""``mx.gluon``: its functions of arrays, and for all other names the replacement."""
+"""``mx.gluon``: ``gluon.utils``; any other name raises AttributeError, which names the replacement."""
 
 from typing import NoReturn
 

@@ -60,7 +60,7 @@ def getLogger(
     """Call :func:`get_logger` under its deprecated name.
 
     Args:
-        name: of the logger; None: the root.
+        name: name of the logger; None: the root logger.
         filename: file that takes the records; None: stderr.
         filemode: mode of the file; None: ``a``.
         level: lowest level that is logged.

@@ -210,7 +210,7 @@ def args_wrapper(*args: HasCallbacks) -> dict[str, list[Callable[..., None]]]:
 
 
 def _values(param: BatchEndParam) -> dict[str, float]:
-    """Return the metrics since the last call by name, and start them over, as MXNet's loggers do."""
+    """Return the metrics since the last call by name, and reset them, as MXNet's loggers do."""
     if param.eval_metric is None:
         return {}
     values = dict(param.eval_metric.get_name_value())

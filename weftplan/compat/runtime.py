@@ -56,7 +56,7 @@ class Features(dict[str, Feature]):
         return cls.instance
 
     def __init__(self) -> None:
-        """Keep the detected features."""
+        """Do nothing: :meth:`__new__` has filled the singleton."""
 
     def __repr__(self) -> str:
         return str(list(self.values()))

@@ -174,7 +174,7 @@ def numeric_grad(
         aux_states: values by name, set before each run.
         eps: step of the differences.
         use_forward_train: run as in training.
-        dtype: of the results.
+        dtype: dtype of the results.
     """
     values = {name: np.array(host(value)) for name, value in location.items()}
     for name, value in values.items():
@@ -259,7 +259,7 @@ def check_consistency(
 
     Args:
         ctx_list: for each run ``{"ctx": context, "type_dict": dtypes by argument, name: shape, …}``.
-        scale: of the random values.
+        scale: scale of the random values.
         tol: the tolerance; by default that of the coarser dtype.
         raise_on_err: False: differences are printed.
     """

@@ -103,7 +103,7 @@ def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None
     Args:
         name: name of a built-in network.
         batch: number of samples.
-        image_shape: (channels, height, width) of a sample; None: that for which the network is known.
+        image_shape: (channels, height, width) of a sample; None: the usual shape of the network.
 
     Raises:
         ParameterError: no such network, or a number that is no integer above 0.

@@ -30,7 +30,7 @@ class _Cell:
         return result
 
     def step(self, x: Symbol, t: int) -> Symbol:
-        """Return the output for input ``x`` at time ``t``."""
+        """Advance the state by input ``x`` at time ``t``; return the output."""
         name = f"{self.prefix}t{t}_"
         gates = self._project(x, "i2h", name) + self._project(self.h, "h2h", name)
         parts = sym.SliceChannel(gates, num_outputs=4, name=f"{name}slice")

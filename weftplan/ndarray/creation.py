@@ -183,16 +183,14 @@ def arange(
 ) -> NDArray:
     """Return numbers from ``start`` (0 if only one bound is given) to below ``stop``, each ``repeat`` times.
 
-    Of integers, ``start`` and ``step`` lose their fractions, and the length stays, as in MXNet.
-
-    ``infer_range`` is accepted for MXNet's sake, as None or False: the length is known here.
+    For an integer ``dtype``, ``start`` and ``step`` are truncated after the length has been computed, as in MXNet.
 
     Args:
         start: first number; the bound, if ``stop`` is None.
         stop: end, which is excluded.
         step: difference of neighbours.
         repeat: how often each number is repeated.
-        infer_range: None or False.
+        infer_range: None or False, since the length is always known here; accepted for MXNet's sake.
         ctx: the device of the result; None: the current context.
         dtype: dtype of the result; None: float32.
 

@@ -14,7 +14,10 @@ from collections.abc import Callable
 import numpy as np
 
 QUIET = contextvars.Context()
-"""Invariant: after the next line only copies of it are entered, so that any number of threads may copy it."""
+"""A context in which NumPy ignores floating-point errors.
+
+Invariant: after the next line only copies of it are entered, so any number of threads may use copies concurrently.
+"""
 QUIET.run(np.seterr, all="ignore")
 
 

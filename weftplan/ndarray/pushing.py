@@ -51,8 +51,8 @@ class Value:
 def work(ctx: Context, kernel: Callable[..., object], operands: list[Operand]) -> Callable[[], object]:
     """Return an operation's function on ``ctx``, which calls ``kernel`` with the raw arrays of ``operands``.
 
-    It empties the list if it fails. Each operand has a method ``raw`` and an attribute ``ready``: the result of
-    ``raw``, or None.
+    That function empties ``operands`` if it fails. Each operand has a method ``raw`` and an attribute ``ready``: the
+    result of ``raw``, or None.
     """
     if ctx.device_type != "cpu":
         place = device.get(ctx)
@@ -190,7 +190,7 @@ def push(
     priority: int = 0,
     name: str | None = None,
 ) -> None:
-    """Push ``fn``, which uses only allocated memory, and launch it on the device of ``ctx``; as :func:`push_kernel`."""
+    """Push ``fn``, which uses only memory that is already allocated; on an asynchronous device, launch it there."""
     place = device.get(ctx)
     if place.asynchronous:
         fn = partial(place.launch, fn)

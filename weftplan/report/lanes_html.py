@@ -89,7 +89,7 @@ def _us(nanoseconds: int) -> float:
 
 
 def _table(records: list[OperationRecord]) -> list[list[str | int | float]]:
-    """Return (operation, runs, total µs, total µs waited), the longest first."""
+    """Return rows (operation, runs, total µs, total µs waited), the longest operations first, at most 200."""
     rows: dict[str, list[Any]] = {}
     for record in records:
         row = rows.setdefault(record.name or "operation", [record.name or "operation", 0, 0.0, 0.0])

@@ -17,7 +17,7 @@ from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 
 MOST = 60
-"""Boxes of a picture before layers are collapsed."""
+"""Maximum number of boxes in a picture before layers are collapsed."""
 _LAYERS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "RNN", "Embedding", "dot", "batch_dot"})
 """Operators that begin a new box when a chain of operators is collapsed."""
 
@@ -104,7 +104,7 @@ def _readers(boxes: Iterable[Box]) -> Counter[int]:
 
 
 def _chains(boxes: list[Box]) -> list[Box]:
-    """Give each operator that is the only reader of its only input the box of that input, unless it is a layer."""
+    """Merge each operator that is the only reader of its only input into the input's box, unless it is a layer."""
     readers, group = _readers(boxes), list(range(len(boxes)))
     for k, box in enumerate(boxes):
         node = box.nodes[0]
@@ -117,7 +117,7 @@ def _chains(boxes: list[Box]) -> list[Box]:
 
 
 def _branches(boxes: list[Box]) -> list[Box]:
-    """Collapse everything between two boxes that every path passes, with the second one."""
+    """Merge all boxes between two boxes that every path passes, together with the second of these."""
     last_reader = [0] * len(boxes)
     for k, box in enumerate(boxes):
         for source in box.inputs:

@@ -19,7 +19,7 @@ from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol
 
 _CHARACTERS = 30
-"""Characters of a line in a box."""
+"""Maximum number of characters of a line in a box."""
 _CHARACTER, _LINE, _PADDING = 7.0, 15, 7
 _GAP_X, _GAP_Y = 26, 34
 _LANE = 14

@@ -24,12 +24,12 @@ _SHOWN = ("kernel", "stride", "pad", "num_filter", "num_group", "num_hidden", "a
 
 
 def colour_of(kind: str) -> str:
-    """Return the colour of an operator, ``null`` for a variable."""
+    """Return the colour of an operator by its name; the name ``null`` stands for a variable."""
     return _COLOURS.get(kind, _OTHER)
 
 
 def label_of(node: Node) -> str:
-    """Return the lines of a node: operator, name, and the parameters that matter."""
+    """Return the label of a node: lines with its operator, its name, and its main parameters."""
     if node.op is None:
         return node.name
     facts = [f"{key}={node.attrs[key]}" for key in _SHOWN if key in node.attrs]

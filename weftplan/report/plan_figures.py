@@ -110,7 +110,7 @@ _MEANINGS = {
 
 
 def meaning(figure: str) -> str:
-    """Return the definition of each figure of :func:`facts`."""
+    """Return the definition of a figure of :func:`facts`."""
     if figure.startswith("planned peak on "):
         return "The part of the planned peak that is on this device."
     return _MEANINGS[figure]

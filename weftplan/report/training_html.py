@@ -182,7 +182,8 @@ def _told(event: Event) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """
+    """Format a duration in seconds, minutes or hours.
+
     >>> _duration(4000)
     '1 h 7 min'
     """

@@ -47,7 +47,7 @@ class BaseRNNCell(Constructed):
     """Base of cells: one step is a call with (input, states) that returns (output, new states).
 
     Args:
-        prefix: of the names of nodes and unshared weights.
+        prefix: prefix of the names of nodes and unshared weights.
         params: weights shared with other cells.
     """
 

@@ -94,7 +94,7 @@ class BidirectionalCell(Container):
     """A pair of cells, one forward and one backward in time; their outputs are concatenated.
 
     Args:
-        output_prefix: of the names of the concatenated outputs.
+        output_prefix: prefix of the names of the concatenated outputs.
     """
 
     steps = False

@@ -23,14 +23,14 @@ class BaseConvRNNCell(BaseRNNCell):
     """Base of convolutional cells: input and state enter the gates by convolutions.
 
     Args:
-        input_shape: of the input of one step, batch included: (batch, channels, rows, columns).
+        input_shape: shape of the input of one step, batch included: (batch, channels, rows, columns).
         num_hidden: channels of output and state.
-        h2h_kernel, h2h_dilate: of the convolution of the state; the kernel is odd, and padded to keep the size.
-        i2h_kernel, i2h_stride, i2h_pad, i2h_dilate: of the convolution of the input.
-        i2h_weight_initializer, …: of the weights; None: the network's.
-        activation: name, or a function of a symbol.
-        prefix: default: ``ConvRNN_``, ``ConvLSTM_``, ``ConvGRU_``.
-        conv_layout: ``NCHW`` alone.
+        h2h_kernel, h2h_dilate: settings of the state's convolution. Kernel sides must be odd; padding keeps the size.
+        i2h_kernel, i2h_stride, i2h_pad, i2h_dilate: settings of the input's convolution.
+        i2h_weight_initializer, …: initializers of weights and biases; None: the network's initializer.
+        activation: name of an activation, or a function from a symbol to a symbol.
+        prefix: prefix of names; default: ``ConvRNN_``, ``ConvLSTM_`` or ``ConvGRU_``, by class.
+        conv_layout: must be ``NCHW``.
     """
 
     own_prefix: ClassVar[str] = ""

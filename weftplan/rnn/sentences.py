@@ -34,7 +34,7 @@ def encode_sentences(
     """Return (sentences as lists of numbers, numbers of the words).
 
     Args:
-        vocab: numbers of known words; None: every word gets the next number.
+        vocab: numbers of known words; None: start empty and give each new word the next number.
         invalid_label, invalid_key: number and word of padding.
         start_label: the first number.
         unknown_token: the word for all words outside ``vocab``; it gets a number on first use.

@@ -102,7 +102,8 @@ class Resource(ABC):
 
     context: Context
     hands_over: bool = False
-    """Whether a holder may pass its memory to the next without a free: the resource does nothing at either."""
+    """Whether a dead array's memory may pass to a new array without :meth:`free` and :meth:`allocate`. False for a
+    resource that must see each of these calls."""
 
     @abstractmethod
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:

@@ -40,7 +40,7 @@ _SIZES = {
         "FLAGS_reallocate_gpu_memory_in_mb",
     ),
 }
-"""Flags for the chunks of ``naive_best_fit``, by device type; ``sim`` is as ``gpu``."""
+"""Flags for the chunks of ``naive_best_fit``, by device type; ``sim`` has those of ``gpu``."""
 
 
 def limited(device: Device) -> Device:
@@ -52,8 +52,11 @@ def limited(device: Device) -> Device:
 
 
 def chosen(context: Context) -> str:
-    """The strategy of ``FLAGS_allocator_strategy``; without it ``naive_best_fit`` where its share of the memory is set,
-    as Paddle's documents set it alone, and else MXNet's pools."""
+    """Return the strategy that ``FLAGS_allocator_strategy`` names.
+
+    If that flag is unset but the memory share of ``naive_best_fit`` is set, return ``naive_best_fit``, because Paddle's
+    documents set the share alone.
+    """
     strategy = config.process("FLAGS_allocator_strategy")
     share = config.lookup(_sizes(context.device_type)[0])
     alone = config.lookup("FLAGS_allocator_strategy").text is None and share.text is not None

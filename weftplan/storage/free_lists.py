@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 MOST = 4096
-"""Maximum number of sizes with a free_list."""
+"""Maximum number of sizes with a free list."""
 MOST_ON_ONE = 1024
 """Maximum length of a free list, enough for loops that create that number of small arrays."""
 

@@ -393,7 +393,7 @@ class Ledger(Resource):
             self._peak_reserved = self._reserved
 
     def _figures(self, requested: int = 0, allocated: int = 0) -> Statistics:
-        """Return the figures, less the bytes on free_lists."""
+        """Return the statistics, less ``requested`` and ``allocated`` bytes, which are on free lists."""
         return Statistics(
             requested_bytes=self._requested - requested,
             allocated_bytes=self._allocated - allocated,

@@ -28,7 +28,7 @@ from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import relief
 
 _LOOKED_AT = 8
-"""Free blocks of one size that are looked at for one that the current stream need not wait for."""
+"""Maximum number of free blocks of one size that :meth:`StreamOrder.choose` examines."""
 _SWEEP = 256
 """Minimum number of ranges at which ranges with passed events are removed."""
 
@@ -77,7 +77,7 @@ class StreamOrder:
                     stream.wait(event)
 
     def waits(self, start: int, nbytes: int) -> bool:
-        """Return whether what uses these bytes from now on would wait for work of another stream than the current."""
+        """Return whether a new use of these bytes on the current stream would wait for work of another stream."""
         stream, stop = current_stream(), start + nbytes
         with self._lock:
             at = bisect_right(self._ranges, start, key=_start)
@@ -90,9 +90,9 @@ class StreamOrder:
         return False
 
     def choose(self, places: Iterable[tuple[int, int]]) -> int:
-        """Return the number of the first of some ranges that the current stream need not wait for; 0 without one.
+        """Return the index of the first range that the current stream need not wait for; 0 if there is none.
 
-        Each is an address and a number of bytes; only the first :data:`_LOOKED_AT` are looked at.
+        Each range is (address, number of bytes). Only the first :data:`_LOOKED_AT` ranges are examined.
         """
         for number, (start, nbytes) in enumerate(islice(places, _LOOKED_AT)):
             if not self.waits(start, nbytes):

@@ -4,8 +4,8 @@ Relies on a lock, which its caller holds. Inside it, any allocation or call may 
 again. Such a nested call runs to its end first, so a method counts the changes and repeats a search during which the
 list has changed. Between the comparison of the counts and the next statement no finalizer can run.
 
-An entry that has ended stays while its memory is in use: a temporary array, of which only a pending operation is left,
-may have been the only object over it. NumPy 2.5 frees the memory of an array before weak references report its death,
+An entry that has ended stays while its memory is in use: its only array may have been a temporary that has died while
+an operation on it is still pending. NumPy 2.5 frees the memory of an array before weak references report its death,
 so an entry may also end later than its memory.
 """
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 RawArray: TypeAlias = npt.NDArray[Any]
-"""An array as memory: NumPy's on a CPU, or CuPy's on a GPU, which follows NumPy's interface and has no types. When a
-formula is recorded, its kernel gets placeholders of arrays."""
+"""A NumPy array on a CPU, or a CuPy array on a GPU, which has NumPy's interface but no type annotations. While a
+formula is recorded, its kernel gets placeholders instead of arrays."""
 
 DType: TypeAlias = np.dtype[Any]
 """A data type of NumPy."""

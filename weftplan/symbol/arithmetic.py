@@ -72,7 +72,7 @@ def _node(op: str, hint: str, inputs: list[Entry], params: Mapping[str, object])
 
 
 def _operator(kind: str, *, swapped: bool = False) -> Callable[[_S, object], _S]:
-    """Make the method of a Python operator; ``swapped``: of the form whose left side is the other operand."""
+    """Make the method of a Python operator; with ``swapped`` the reflected method, such as ``__rsub__``."""
 
     def method(self: _S, other: object) -> _S:
         return self._binary(kind, other, swapped=swapped)

@@ -168,8 +168,9 @@ def substitute(
     in MXNet.
 
     Raises:
-        TypeError: both ways at once.
-        ParameterError: too many, a name that no variable has, or an operator's output where an operator writes.
+        TypeError: inputs are given both by position and by name.
+        ParameterError: too many inputs, a name that no variable has, or an operator's output for a variable that an
+            operator writes.
     """
     if positional and keyword:
         raise TypeError(f"composing {what}: give inputs by position or by name, not both")

@@ -267,7 +267,7 @@ def debug_text(entries: Sequence[Entry]) -> str:
 
 
 def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> list[str]:
-    """Format one node, of which the texts of its inputs and the names of its control dependencies are given."""
+    """Format one node, given the texts of its inputs and the names of its control dependencies."""
     if node.op is None:
         return [f"Variable:{node.name}"]
     lines = ["-" * 20, f"Op:{node.op.name}, Name={node.name}", "Inputs:"]

@@ -1,8 +1,8 @@
 """``Symbol``, the class that users hold: a list of entries of a graph.
 
-A symbol owns only the list of its outputs: nodes are shared between symbols and, attributes aside, never change. Verbs
-of higher layers (bind, plan) come through ``verbs.py``. Any thread may read a symbol; only one thread at a time may
-change it.
+A symbol owns only the list of its outputs. Nodes are shared between symbols; once composed, a node never changes except
+for its attributes and, for a variable, its count of writers. Verbs of higher layers (bind, plan) come through
+``verbs.py``. Any thread may read a symbol; only one thread at a time may change it.
 """
 
 from __future__ import annotations

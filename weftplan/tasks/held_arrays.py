@@ -89,7 +89,10 @@ def _from_dlpack(thing: Any) -> np.ndarray:
 
 
 def held_arrays(thing: object) -> Iterator[object]:
-    """Yield the arrays, and in containers the tasks, that ``thing`` holds."""
+    """Yield the arrays, and in containers the tasks, that ``thing`` holds.
+
+    Objects are inspected down to :data:`DEEPEST` levels, at most :data:`MOST_OBJECTS` of them.
+    """
     seen: set[int] = {id(thing)}
     objects = 0
     level: list[Any] = [thing]

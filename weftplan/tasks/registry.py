@@ -191,7 +191,7 @@ class _Registry:
     def cut(self, array: RawArray, engine: Engine) -> None:
         """Give a slice that a task is about to write its own vars, if that is possible now.
 
-        The fences run with the following push at the latest.
+        The operations that order the new vars after the old vars run with the following push at the latest.
         """
         with self._lock:
             self._cut(self._entry(array, engine), array, engine)

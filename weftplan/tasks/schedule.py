@@ -307,7 +307,9 @@ def _tell_unseen(fn: Callable[..., object], seen: Sequence[object], label: str) 
 
 
 def future(array: T) -> Future[T]:
-    """Return a future of ``array`` that is done when all tasks submitted so far have written it, or that a task failed.
+    """Return a future whose result is ``array``: done when all tasks submitted so far have written it.
+
+    If one of these tasks fails, the future raises its exception.
 
     In a coroutine ``await asyncio.wrap_future(engine.future(array))``, or ``await engine.var_of(array)``.
     """

@@ -38,7 +38,7 @@ def warnings(
     features: Mapping[str, bool] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return sentences about BLAS libraries that run below the processor; empty if there are none.
+    """Return sentences about BLAS libraries that use kernels of an older processor, and variables that cause it.
 
     Args:
         pools: libraries as threadpoolctl names them; default: those of this process.

@@ -392,7 +392,7 @@ def _outside(plan: MemoryPlan) -> int:
 
 
 def _refuse_others(taken: frozenset[str], what: str) -> None:
-    """Raise click.UsageError for options of the command line that ``what`` does not go with."""
+    """Raise click.UsageError if the command line has an option outside ``taken``, which cannot go with ``what``."""
     context = click.get_current_context()
     given = [
         option.opts[-1]
@@ -406,7 +406,7 @@ def _refuse_others(taken: frozenset[str], what: str) -> None:
 
 
 def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
-    """Return the budget, for a card its bytes in digits, and how those come about."""
+    """Return (budget, explanation): for a card, its bytes as digits and how they are computed; else no explanation."""
     if card is None:
         return budget, ""
     if budget is not None:

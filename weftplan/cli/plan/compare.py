@@ -11,7 +11,7 @@ from weftplan.planner import MemoryPlan
 from weftplan.planner.options import STRATEGIES
 
 POINTS = 6
-"""Plans on the curve of memory against time, including both ends."""
+"""Number of plans on the curve of memory against time, including both ends."""
 SHARES = (0.9, 0.75, 0.5)
 """Compared budgets, as shares of the memory without a budget."""
 

@@ -144,7 +144,7 @@ def _is_row(line: str) -> bool:
 
 
 def doubts(model: Model, fed: Arrays) -> list[str]:
-    """Return warnings about inputs that a network takes, but hardly as they are meant."""
+    """Return warnings about input values that the network accepts although they are probably mistakes."""
     nodes = topological_order(model.symbol.entries)
     warnings = []
     for name, value in fed.items():
@@ -166,7 +166,7 @@ def _plain(value: RawArray) -> RawArray:
 
 
 def image(path: Path, settings: Pixels) -> RawArray:
-    """Return an image as float32 of shape (1, channels, height, width), red first.
+    """Read an image, resized and normalized by ``settings``, as float32 (1, channels, height, width), red first.
 
     Raises:
         FormatError: Pillow cannot read it.

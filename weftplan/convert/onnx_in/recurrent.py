@@ -14,7 +14,7 @@ _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 
 
 def _mode(call: Call, directions: int) -> str:
-    """Return weftplan's name of the cell; refuse other activations and settings."""
+    """Return weftplan's name of the cell; refuse activations that it cannot have."""
     activations = [str(name).lower() for name in call.get("activations") or []]
     if call.op == "RNN":
         activations = (
@@ -96,7 +96,7 @@ def _lengths(call: Call, steps: int) -> list[Symbol]:
 
 
 def _ordered(rows: RawArray, mode: str, size: int) -> RawArray:
-    """Return the gates in weftplan's order."""
+    """Return ``rows``, whose gates are in ONNX's order, flattened with the gates in weftplan's order."""
     apart = rows.reshape(GATES[mode], size, *rows.shape[1:])
     return apart[list(FROM_ONNX[mode])].reshape(-1)
 

@@ -62,7 +62,7 @@ class Call:
         self.emit(op, inputs, self.outputs[0], **attrs)
 
     def refuse(self, why: str) -> MXNetError:
-        """Return the error for an operator that ONNX, or this table, cannot express."""
+        """Return the error for an operator that ONNX or the export rules cannot express."""
         assert self.node.op is not None
         return MXNetError(f"convert: operator {self.node.op.name} ({self.node.name!r}): {why}")
 

@@ -26,7 +26,7 @@ from weftplan.support import slots
 from weftplan.support.slots import ARRAY_CHUNK
 
 _MOST_KEPT = 256
-"""The cached calls of one function."""
+"""Maximum number of cached calls of one function."""
 _NAMED = object()
 """Separates positional arguments from named arguments in a key."""
 _PLAIN = frozenset((int, bool, str, type(None)))

@@ -113,7 +113,7 @@ _lent: dict[int, weakref.ref[Any]] = {}
 def from_numpy(ndarray: RawArray, zero_copy: bool = True) -> NDArray:
     """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
-    Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
+    If memory is shared, the NumPy array becomes read-only, as in MXNet, because the engine would not notice its writes.
 
     Raises:
         DTypeError: not a NumPy array, or a dtype that is not supported.

@@ -35,7 +35,10 @@ T = TypeVar("T")
 _GLANCE_S = 0.0005
 _MOMENT_S = 1.0
 _beginning = free_in_children(ReentrantLock())
-"""Held while a look begins. Its holder waits only for open looks, for copies and for the device."""
+"""Held while a look begins or an operation takes the memory of its arrays, so that these exclude each other.
+
+Its holder waits only for open looks, for copies and for the device.
+"""
 _looks: dict[int, int] = {}
 """Open looks: the thread of each, by the look's id."""
 if hasattr(os, "register_at_fork"):
@@ -207,7 +210,11 @@ def patiently(attempt: Callable[[], T], context: Context) -> T:
 
 
 def chances(context: Context) -> Iterator[None]:
-    """Yield each time that ``context`` may have more free memory, until waiting without regard to looks cannot help."""
+    """Yield each time that ``context`` may have more free memory.
+
+    Stop if neither pending operations nor registered waits (:func:`relief.wait`) can free more. The caller then has
+    to wait for the end of a look.
+    """
     current = engine.get()
     inside = current.in_operation
     while True:

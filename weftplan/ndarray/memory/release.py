@@ -29,7 +29,7 @@ from weftplan.storage import Resource, registry, relief, stream_order
 from weftplan.support.array_types import DType
 
 SMALL, FEW = 4096, 1024
-"""Bytes per chunk and number of chunks that may wait uncounted, 4 MiB in all."""
+"""Largest chunk and longest queue for which :attr:`DeadChunks.due` does not count a dead chunk: 4 MiB in all."""
 PATIENCE_S = 10.0
 """Seconds that an allocation of host memory waits for pending operations, in all."""
 E = TypeVar("E")
@@ -101,7 +101,7 @@ class DeadChunks:
             Successive pushes on small arrays check only this: by the time that it fills, the operations on most chunks
             are over, so that the chunks are freed without an engine operation.
         coming: one element per chunk that the engine will free when the pending operations on its var are over.
-        free lists: the free list of each context, shape and dtype.
+        free_lists: the free list of each (context, shape, dtype).
     """
 
     __slots__ = ("_threshold", "coming", "due", "free_lists", "queue")

@@ -90,7 +90,7 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[RawArray | flo
 
 
 def wanted_dtype(dtype: DTypeLike | None) -> DTypeLike | None:
-    """Return the dtype, or None if unspecified; test by identity, since ``np.dtype("float64")`` equals None."""
+    """Return the dtype, or None if unspecified. Compare with ``is None``, since ``np.dtype("float64") == None``."""
     return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
 
 

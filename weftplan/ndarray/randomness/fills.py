@@ -17,7 +17,7 @@ Draw = Callable[..., None]
 
 
 def _working(target: RawArray) -> type[np.float32] | type[np.float64]:
-    """Generators draw float64 and float32; float16 is converted."""
+    """Return the dtype to draw for ``target``: generators draw float64 and float32, and float16 is converted."""
     return np.float64 if target.dtype == np.float64 else np.float32
 
 

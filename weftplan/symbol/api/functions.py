@@ -2,9 +2,9 @@
 
 Functions are made on first use; this file owns the table of those made so far. It relies on the operator registry for
 signatures and documentation. A namespace (``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``)
-looks up its operators on access and stores none; ``random`` has functions with arguments of their own, whose parameters
-are numbers, or symbols: each element then gives a block of ``shape``. Any thread may use this file; two threads that
-look up the same new function concurrently may get two equal functions.
+looks up its operators on access and stores none. The functions of ``random`` have their own signatures: the parameters
+of a distribution are numbers or symbols, and each element of a symbol gives a block of ``shape``. Any thread may use
+this file; two threads that look up the same new function concurrently may get two equal functions.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ FUNCTIONS: dict[str, Callable[..., Symbol]] = {
         multinomial, shuffle,
     )
 }  # fmt: skip
-"""Functions with their own arguments; ``randint`` and ``*_like`` are the operators themselves."""
+"""Functions of ``mx.sym.random`` with their own signatures; its ``randint`` and ``*_like`` are operators."""
 
 
 _EAGER = "or run the step on arrays with mx.nd.contrib.{}, which has no gradient"
@@ -289,7 +289,7 @@ LOOPS = {
     "mx.sym.where to keep what is done, " + _EAGER.format("while_loop"),
     "cond": "a graph has no branches; compute both and choose with mx.sym.where, " + _EAGER.format("cond"),
 }
-"""MXNet's operators with subgraphs, and their replacements."""
+"""MXNet's operators with subgraphs, which do not exist here -> advice for the error message."""
 
 
 class Namespace:

@@ -61,7 +61,7 @@ class Kind(Generic[F]):
         return [fact for _, fact in outs]
 
     def _rule(self, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
-        """Call the operator's rule."""
+        """Call the operator's rule; return the new facts and which facts are incomplete. Errors name the node."""
         op = node.op
         assert op is not None
         names = op.input_names(node.params)
@@ -138,7 +138,7 @@ def _show(value: object) -> str:
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None is unknown."""
 Edges = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
-"""Of nodes: :func:`entry_rows`, the entries that each reads, the positions of other nodes that each must follow."""
+"""(:func:`entry_rows`, the entries that each node reads, the positions of the nodes that each node must follow)."""
 
 
 def entry_rows(nodes: Sequence[Node]) -> list[int]:

@@ -60,7 +60,7 @@ def _digits() -> Host:
 
 
 class Lines(NamedTuple):
-    """Lines of text as numbers of characters, 1 and up, each with the end of its line, for training and for testing."""
+    """Lines of text, each a list of character numbers from 1 that ends with the newline, for training and testing."""
 
     train: list[list[int]]
     test: list[list[int]]

@@ -31,12 +31,12 @@ class Samples(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Their number, and the shape of each."""
+        """Number of samples, then the shape of a sample."""
         ...
 
     @property
     def dtype(self) -> DType:
-        """Of their numbers."""
+        """Dtype of the samples' elements."""
         ...
 
     def __len__(self) -> int: ...
@@ -147,9 +147,9 @@ class CSVIter(RoundedRows):
 
     Args:
         data_csv, label_csv: paths; without labels they are 0.
-        data_shape, label_shape: of one sample; a label of shape (1,) has no axis of its own.
-        round_batch: the last batch is filled up with the first samples, which the next epoch then leaves out; else that
-            starts over. ``pad`` of the batch says how many.
+        data_shape, label_shape: shapes of one sample; a label of shape (1,) has no axis of its own.
+        round_batch: whether the next epoch skips the first samples, which pad the last batch. ``pad`` of the batch
+            counts them.
 
     Raises:
         FormatError: a file is no table of numbers, or rows do not have as many as the shape.

@@ -19,7 +19,7 @@ from weftplan.support.atomic_files import other_kind
 Host = np.ndarray[Any, DType]
 
 COLOUR = 1
-"""The flag for three channels; 0 is one grey channel, -1 what the file has."""
+"""The flag for three channels. 0 is the flag for one grey channel, -1 for the channels of the file."""
 _DOCUMENTS = frozenset({".pdf", ".eps", ".ps", ".mpg", ".mpeg", ".hdf", ".h5", ".fits", ".fit", ".grib", ".bufr"})
 """Suffixes that Pillow registers for documents and data, which it cannot decode by itself."""
 _PLAIN = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -46,7 +46,7 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
     """Decode a file's bytes into pixels, rotated according to its EXIF orientation.
 
     Args:
-        flag: 1 for three channels, 0 for one grey, -1 for those of the file.
+        flag: 1 for three channels, 0 for one grey channel, -1 for the channels of the file.
         what: names the file in errors.
 
     Raises:

@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 class HasState(Protocol):
-    """An iterator that may say where it is."""
+    """An iterator whose position can be saved. :func:`place_of` accepts other iterators, too."""
 
     def state(self) -> State:
         """Return its position."""

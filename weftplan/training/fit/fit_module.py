@@ -101,7 +101,7 @@ class TrainedModule(SavedModule, Protocol):
 
     @property
     def precision(self) -> str | None:
-        """The dtype of mixed precision, None without."""
+        """The dtype of mixed precision; None if it is off."""
         ...
 
     @property
@@ -206,7 +206,7 @@ class FitModule(Protocol):
 
 
 def optimizer_of(module: TrainedModule) -> Optimizer:
-    """Return the optimizer of a module; its updater knows only what it asks of one."""
+    """Return a module's optimizer as an Optimizer; the updater declares only the interface that it calls."""
     optimizer: Any = module._states_holder().optimizer
     chosen: Optimizer = optimizer
     return chosen

@@ -307,7 +307,7 @@ class Fitting(ResumableRun):
         return pairs
 
     def _keep(self) -> None:
-        """Keep the state of now, to which all ranks return after the loss of one."""
+        """Keep the current state, to which all ranks return after the loss of a rank."""
         if self._rejoining is not None:
             self._rejoining.keep()
 

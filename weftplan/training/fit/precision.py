@@ -166,10 +166,12 @@ class LossScale:
     """Dynamic loss scale of mixed-precision training.
 
     The scale is a power of two, so scaling does not change the bits of gradients that float16 can represent. If a
-    gradient is not finite, the update is skipped and the scale is halved. After ``every`` good updates it is doubled.
+    gradient is not finite, the update is skipped and the scale is halved, but not below 1. After ``every`` good updates
+    it is doubled, up to :attr:`LARGEST`.
 
     Args:
-        scale: initial scale; it leaves headroom for gradients of losses, which are sums over the batch of magnitude 1.
+        scale: initial scale. The default leaves headroom below float16's maximum, 65,504, for gradients that are sums
+            over a batch of terms of magnitude 1.
         every: updates without overflow before the scale is doubled; 0: never.
     """
 
@@ -177,7 +179,7 @@ class LossScale:
 
     @classmethod
     def of(cls, dtype: str) -> LossScale:
-        """Return the initial scale of a mode; for bfloat16 it is 1 and constant."""
+        """Return the loss scale of a mode; for bfloat16 it is 1 and never changes."""
         return cls() if dtype == "float16" else cls(1.0, every=0)
 
     def __init__(self, scale: float = 2.0**10, every: int = 2000) -> None:

@@ -28,7 +28,7 @@ _NAME = Path("the state of training")
 
 
 class Rejoining:
-    """The state that a run keeps, and its return to it.
+    """The state of a run to which all ranks return after the loss of a rank.
 
     Args:
         run: the run of this process.
@@ -51,8 +51,10 @@ class Rejoining:
 
     @classmethod
     def of(cls, run: ResumableRun) -> Rejoining | None:
-        """Return what ``run`` needs in an elastic job; None in another job, and for modules that cannot say what their
-        state is, whose loss restarts the whole job."""
+        """Return the Rejoining of ``run`` in an elastic job; None in another job.
+
+        Also return None for a module without an owner of the training state; then the loss of a rank restarts the job.
+        """
         if not in_elastic_job():
             return None
         try:
@@ -62,7 +64,7 @@ class Rejoining:
         return cls(run, store) if getattr(store, "is_elastic", False) else None
 
     def keep(self) -> None:
-        """Keep the state of now for :meth:`return_to`, when it is whole on every rank, and its checkpoint on disk.
+        """Keep the current state for :meth:`return_to`, once every rank has taken it and its checkpoint is on disk.
 
         Raises:
             WorkerLostError: a rank was lost meanwhile; the earlier state stays.
@@ -73,7 +75,7 @@ class Rejoining:
         self._state = state
 
     def train(self, train: Callable[[], None]) -> None:
-        """Call ``train`` until it comes to its end without the loss of a rank.
+        """Call ``train`` until it returns without the loss of a rank.
 
         Raises:
             WorkerLostError: no replacement came in time.

@@ -153,7 +153,7 @@ class Xavier(Initializer):
 
 @register
 class MSRAPrelu(Xavier):
-    """For layers before a (leaky) relu of that slope (He et al., 2015): gaussian, variance 2 / ((1 + slope²) fan)."""
+    """Normal with variance 2 / ((1 + slope²) fan), for layers before a leaky ReLU of this slope (He et al., 2015)."""
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))

@@ -14,13 +14,13 @@ Names = Sequence[str] | None
 
 
 def _classes(label: Host) -> Host:
-    """Labels as a row of class indices."""
+    """Return the labels as a one-dimensional array of class indices."""
     indices: Host = label.reshape(-1).astype(np.int64)
     return indices
 
 
 def _probabilities(rows: Host, wanted: Host, name: str) -> Host:
-    """Of each row the probability of its class, float64."""
+    """Return the probability that each row of ``rows`` gives to its class in ``wanted``, as float64."""
     if wanted.size and wanted.max() >= rows.shape[1]:
         raise ShapeError(f"metric {name}: label {wanted.max()} for predictions of {rows.shape[1]} classes")
     chosen: Host = rows[np.arange(len(rows)), wanted].astype(np.float64)

@@ -92,7 +92,7 @@ def _sum(left: Host, right: Host) -> Host:
 
 
 class _Binary(_Confusion):
-    """For two classes, 1 being the positive one; predictions are scores (samples, 2)."""
+    """Base of scores for two classes, of which class 1 is positive; predictions are scores (samples, 2)."""
 
     called = ""
     """Default name of the metric."""
@@ -121,7 +121,7 @@ class _Binary(_Confusion):
 
 @register
 class F1(_Binary):
-    """Harmonic mean of precision and recall; 0 where both are."""
+    """Harmonic mean of precision and recall; 0 if both are 0."""
 
     called = "f1"
 

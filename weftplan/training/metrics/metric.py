@@ -68,7 +68,7 @@ class CustomMetric(EvalMetric):
 
     Args:
         feval: the function.
-        name: default: that of the function, ``custom(<lambda>)`` for one without.
+        name: name of the metric; default: the name of the function, ``custom(<lambda>)`` for a lambda.
         allow_extra_outputs: leave out the outputs that have no label, instead of raising.
     """
 
@@ -201,7 +201,7 @@ def np(
 
     Args:
         numpy_feval: function of (label, prediction) as NumPy arrays.
-        name: of the metric; None: that of the function.
+        name: name of the metric; None: the name of the function.
         allow_extra_outputs: whether the network may have more outputs than labels.
     """
     return CustomMetric(numpy_feval, name, allow_extra_outputs)

@@ -577,7 +577,7 @@ class Module(ModuleNames, BaseModule):
 
     @property
     def precision(self) -> str | None:
-        """The dtype of mixed precision, None without."""
+        """The dtype of mixed precision; None if it is off."""
         return self._precision
 
     def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:

@@ -87,7 +87,7 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
 
 
 def load_list(work_load_list: Sequence[float] | None, contexts: int) -> list[float]:
-    """Return the share of the batch of each context, 1 without a list.
+    """Return each context's share of the batch; if ``work_load_list`` is None, 1 for each.
 
     Raises:
         BindError: another number of shares, or a share that is not positive.

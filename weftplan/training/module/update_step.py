@@ -38,7 +38,7 @@ class UpdateStep:
     def _bucket(
         self, names: Sequence[str], trained: Mapping[str, tuple[list[NDArray], list[NDArray]]]
     ) -> tuple[list[int], list[NDArray], list[NDArray]]:
-        """Return the (indices, gradients, weights) of parameters that are updated as one."""
+        """Return the (indices, gradients, weights) of parameters that one updater call updates."""
         count = len(self.group.contexts)
         firsts = [self._numbers[name] * count for name in names]
         return (

@@ -18,8 +18,9 @@ class Ftrl(Optimizer):
     """Follow the regularized leader (McMahan et al., 2013).
 
     Args:
-        lamda1: weight of the absolute values; elements whose history is below it stay 0.
-        beta: added to the root of the squares.
+        lamda1: strength of L1 regularization: a weight element becomes 0 if its accumulated gradient (state ``z``) is
+            at most ``lamda1`` in magnitude.
+        beta: added to the square root of the sum of squared gradients (state ``n``).
     """
 
     default_rate: ClassVar[float] = 0.1
@@ -85,7 +86,7 @@ def adamw(
     weight: Any, grad: Any, mean: Any, square: Any, *, lr: Any, wd: Any, beta1: Any, beta2: Any, epsilon: Any,
     correction: Any, rescale_grad: Any, clip_gradient: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the new weight and means; ``correction`` is the factor of the direction."""
+    """Return the new weight and running means; ``correction`` multiplies the mean gradient (bias correction)."""
     g = rescaled(grad, rescale_grad, clip_gradient)
     mean = mean * beta1 + g * (1.0 - beta1)
     square = square * beta2 + g.square() * (1.0 - beta2)
@@ -136,10 +137,10 @@ class AdamW(Optimizer):
 
 @Optimizer.register
 class LAMB(Optimizer):
-    """Adam's direction, as long as the weight's norm (You et al., 2020).
+    """Adam whose step is scaled to the norm of the weight, times the learning rate (You et al., 2020).
 
     Args:
-        lower_bound, upper_bound: of the weight's norm; None: none.
+        lower_bound, upper_bound: limits of the weight's norm in that scaling; None: no limit.
         bias_correction: whether the running means are corrected for their beginning at 0.
     """
 
@@ -193,7 +194,7 @@ class LAMB(Optimizer):
 
 @Optimizer.register
 class Adamax(Optimizer):
-    """Adam with the greatest gradient so far for the root of the mean square (Kingma and Ba, 2015, section 7).
+    """Adam with a decaying maximum of gradient magnitudes in place of the RMS (Kingma and Ba, 2015, section 7).
 
     Elements whose gradients were always 0 do not change; MXNet 1.9.1 divides 0 by 0 there.
     """
@@ -227,7 +228,10 @@ def nadam(
     weight: Any, grad: Any, mean: Any, square: Any, *, lr: Any, wd: Any, beta1: Any, beta2: Any, epsilon: Any,
     of_grad: Any, of_mean: Any, of_root: Any, rescale_grad: Any, clip_gradient: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the new weight and means; ``of_grad``, ``of_mean`` and ``of_root`` are factors of the step's terms."""
+    """Return the new weight and running means.
+
+    ``of_grad``, ``of_mean`` and ``of_root`` multiply the gradient, its mean and the root mean square in the step.
+    """
     g = clipped(grad * rescale_grad + weight * wd, clip_gradient)
     mean = mean * beta1 + g * (1.0 - beta1)
     square = square * beta2 + g.square() * (1.0 - beta2)

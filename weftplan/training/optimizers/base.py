@@ -195,8 +195,11 @@ class Optimizer(Constructed):
         raise NotImplementedError
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
-        """As :meth:`create_state`; with ``multi_precision`` (float32 weight, its state) for a float16 weight, in the
-        order that :attr:`weight_last` says."""
+        """Create the state of a weight as :meth:`create_state` does.
+
+        With ``multi_precision``, return (float32 weight, its state) for a float16 weight, in the order that
+        :attr:`weight_last` defines.
+        """
         if not self._in_float32(weight):
             return self.create_state(index, weight)
         master = weight.astype(np.float32)
@@ -204,9 +207,10 @@ class Optimizer(Constructed):
         return (own, master) if self.weight_last else (master, own)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
-        """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
+        """Update ``weight`` as :meth:`update` does.
 
-        Of lists of indices, weights, gradients and states it does the same as :meth:`update_together`.
+        With ``multi_precision``, update the float32 copy of a float16 weight and round it into the weight. If the
+        arguments are lists, call :meth:`update_together`.
 
         Args:
             index: number or name of the weight, which selects its learning rate and its count of updates.

@@ -145,7 +145,7 @@ def rmsprop(
     rescale_grad: Any,
     clip_gradient: Any,
 ) -> tuple[Any, ...]:
-    """Return the new weight and means; of the centered form also the new step."""
+    """Return the new weight and mean square; in the centered form also the new mean gradient and step."""
     g = clipped(grad * rescale_grad + weight * wd, clip_gradient)
     square = square * gamma1 + g.square() * (1.0 - gamma1)
     if not centered:
@@ -214,7 +214,7 @@ def adadelta(
 
 @Optimizer.register
 class AdaDelta(Optimizer):
-    """Steps in units of the steps so far (Zeiler, 2012); there is no learning rate.
+    """Gradients times the ratio of the RMS of earlier steps to the RMS of gradients (Zeiler, 2012); no learning rate.
 
     Args:
         rho: decay of both running means.

@@ -54,7 +54,10 @@ class Signum(Optimizer):
 
 @Optimizer.register
 class SGLD(Optimizer):
-    """Half a step of descent, and noise with the rate for variance: samples of a posterior (Welling and Teh, 2011)."""
+    """Stochastic gradient Langevin dynamics, which samples from a posterior (Welling and Teh, 2011).
+
+    A step is half a gradient step plus normal noise whose variance is the learning rate.
+    """
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
@@ -68,7 +71,7 @@ def dcasgd(
     weight: Any, grad: Any, *states: Any, lr: Any, wd: Any, momentum: Any, lamda: Any, rescale_grad: Any,
     clip_gradient: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the new weight, the new velocity if there is one, and the weight before."""
+    """Return the new weight, the new velocity if there is one, and the previous weight."""
     g = rescaled(grad, rescale_grad, clip_gradient)
     step = (g + weight * wd + g.square() * (weight - states[-1]) * lamda) * lr
     if len(states) == 1:
@@ -79,7 +82,7 @@ def dcasgd(
 
 @Optimizer.register
 class DCASGD(Optimizer):
-    """Descent that makes up for gradients of older weights (Zheng et al., 2017).
+    """Delay-compensated asynchronous SGD: corrects gradients that were computed at older weights (Zheng et al., 2017).
 
     Args:
         momentum: decay of the velocity.
@@ -198,9 +201,9 @@ class LBSGD(Optimizer):
     Args:
         momentum: decay of the velocity.
         warmup_strategy: how the rate grows to ``batch_scale`` times itself: ``linear``, ``power2``, ``sqrt``; ``lars``:
-            by the norms of weight and gradient (You et al., 2017); anything else: at once, at the end.
-        warmup_epochs, updates_per_epoch: how long it grows.
-        batch_scale: batches to one update.
+            by the norms of weight and gradient (You et al., 2017); anything else: in one jump after the warm-up.
+        warmup_epochs, updates_per_epoch: length of the warm-up: their product, in batches.
+        batch_scale: number of batches per update.
         begin_epoch: epochs already done.
         num_epochs: accepted and ignored, as in MXNet.
     """

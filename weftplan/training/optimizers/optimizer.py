@@ -58,9 +58,9 @@ __all__ = [
 
 @Optimizer.register
 class SGD(Optimizer):
-    """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m`` (``w -= lr*(g + wd*w)`` without).
+    """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m``.
 
-    ``lazy_update`` is accepted: it matters to sparse gradients alone.
+    Without momentum: ``w -= lr*(g + wd*w)``. ``lazy_update`` is accepted; it has an effect only on sparse gradients.
     """
 
     weight_last = True

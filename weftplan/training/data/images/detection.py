@@ -22,7 +22,7 @@ from weftplan.training.data.images.detection_augmenters import CreateDetAugmente
 from weftplan.training.data.images.iterators import File, ImageIter
 
 _NUMBERS = 5
-"""Least numbers of a box: its class and four coordinates."""
+"""Minimum length of a box: its class and four coordinates."""
 
 
 def _valid(boxes: Host) -> Host:

@@ -27,7 +27,7 @@ Several: TypeAlias = float | list[float]
 SeveralLimits: TypeAlias = Limits | list[Limits]
 Pair = tuple[NDArray, Host]
 _LEAST_AREA = 2
-"""Pixels; smaller crops and objects are rejected."""
+"""Minimum area in pixels: smaller crops are rejected, and smaller objects are left out of the coverage check."""
 
 
 class DetAugmenter(Augmenter):
@@ -260,7 +260,7 @@ def CreateMultiRandCropAugmenter(
         min_object_covered: least share of an object that a crop must cover.
         aspect_ratio_range: (lowest, highest) ratio of width to height.
         area_range: (lowest, highest) share of the image's area.
-        min_eject_coverage: objects of which less is left in the crop are dropped.
+        min_eject_coverage: share of an object that must remain in the crop; other objects are dropped.
         max_attempts: tries before the image stays whole.
         skip_prob: probability that an image is not cropped.
 

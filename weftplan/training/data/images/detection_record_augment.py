@@ -18,7 +18,7 @@ from weftplan.training.data.images.record_augment import Augmentation, coloured,
 from weftplan.training.data.images.resampling import border
 
 _LEAST_PAD = 1.05
-"""Smaller canvases than this multiple of the image are not made."""
+"""Minimum size of a padded canvas, as a multiple of the image's sides; below it the image is not padded."""
 Rectangle = tuple[float, float, float, float]
 """Left, top, right, bottom as fractions of the image; outside of [0, 1] for a canvas around it."""
 

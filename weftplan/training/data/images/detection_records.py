@@ -23,9 +23,9 @@ from weftplan.training.data.images.record_augment import normalized
 from weftplan.training.data.images.threaded_images import File, ThreadedImageIter
 
 _SIZES = 4
-"""Numbers before the packed label."""
+"""Number of values before the packed label in a row: the shape of the image and the length of the label."""
 _LEAST_BOX = 5
-"""A class and four coordinates."""
+"""Minimum length of a box: its class and four coordinates."""
 
 
 class ImageDetRecordIter(ThreadedImageIter):

@@ -31,7 +31,7 @@ class ImageFolder(ThreadedImageIter):
         shuffle: a random order from ``seed``, another in each epoch.
         classes: names of the classes in the order of their labels; a class may have no images then. Pass the
             ``classes`` of the training data to the iterator of the validation data.
-        seed_aug: of the augmentations; by default ``seed``.
+        seed_aug: seed of the augmentations; by default ``seed``.
         num_parts, part_index: this iterator has that part of the images.
         round_batch: whether the next epoch skips the first images that pad the last batch. ``pad`` of the batch counts
             them.

@@ -57,12 +57,12 @@ def imdecode(
     to_rgb: bool | int = True,
     out: NDArray | None = None,
 ) -> NDArray:
-    """Return the image of a file's bytes.
+    """Decode the bytes of an image file.
 
     Args:
         buf: bytes, a bytearray, or an array of uint8.
-        flag: 1 for three channels, 0 for one grey.
-        to_rgb: red first; else blue first, as OpenCV has it.
+        flag: 1 for three channels, 0 for one grey channel.
+        to_rgb: whether red is the first channel; else blue is, as in OpenCV.
 
     Raises:
         FormatError: no image, or a damaged one.
@@ -161,8 +161,8 @@ def copyMakeBorder(
         left: columns on the left.
         right: columns on the right.
         type: kind of border, see above.
-        value: of every channel of the border.
-        values: of the channels of the border, which win over ``value``.
+        value: value of every channel of the border; ignored if ``values`` is given.
+        values: a value for each channel of the border.
         out: array that takes the result.
     """
     return _give(resampling.border(host(src), top, bot, left, right, type, list(values) or [value]), out)

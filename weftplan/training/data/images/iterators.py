@@ -38,11 +38,11 @@ class ImageIter(DataIter):
         path_imglist: a text file with a line ``key<tab>label…<tab>path`` for each image; ``imglist``: the same as a
             list of ``[label…, path]``. With ``path_imgrec`` they give the labels alone.
         path_root: the folder of the paths.
-        shuffle: a new random order in each epoch, which the seed of ``np.random`` decides if the program
-            has set it, else that of ``mx.random``.
+        shuffle: use a new random order in each epoch. It depends on the seed of ``np.random`` if the program has set
+            that seed, else on the seed of ``mx.random``.
         part_index, num_parts: this iterator has that part of the images.
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
-        dtype: of the labels.
+        dtype: dtype of the labels.
         last_batch_handle: ``pad``, ``discard`` or ``roll_over``, as in
             :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
 

@@ -127,7 +127,7 @@ def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.rando
 
 
 def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
-    """Return the pixels minus the mean, which is rounded, as int8; what does not fit becomes -128 or 127."""
+    """Return the pixels minus the rounded mean, clipped to [-128, 127], as int8."""
     mean = _mean(to, len(pixels), mean)
     rounded = np.trunc(mean + np.copysign(0.5, mean))  # halves away from 0, as in MXNet 1.9.1
     signed: Host = np.clip(pixels - rounded, -128, 127).astype(np.int8)
@@ -135,7 +135,7 @@ def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
 
 
 def _mean(to: Augmentation, channels: int, mean: Host | None) -> Host:
-    """Return the mean of each pixel, if there is a file of them, or each channel's setting."""
+    """Return the mean of each pixel from the file if there is one, else the mean of each channel from the settings."""
     if mean is not None:
         return mean
     return np.array([to.mean_r, to.mean_g, to.mean_b, to.mean_a][:channels], np.float32)[:, None, None]

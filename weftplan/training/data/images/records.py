@@ -25,7 +25,7 @@ class ImageRecordIter(ThreadedImageIter):
         path_imglist: a text file with other labels, ``key<tab>label…<tab>path``; keys are the records' ``id``.
         label_width: numbers of one label.
         shuffle: a random order from ``seed``, another in each epoch.
-        seed_aug: of the augmentations; by default ``seed``.
+        seed_aug: seed of the augmentations; by default ``seed``.
         num_parts, part_index: this iterator has that part of the records.
         round_batch: whether the next epoch skips the first samples that pad the last batch. ``pad`` of the batch counts
             them.
