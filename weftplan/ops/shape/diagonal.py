@@ -1,6 +1,6 @@
 """diag: the diagonal of matrices, or a matrix from its diagonal.
 
-Both directions go through one strided line of the matrix, so that the gradient is the other direction.
+Both directions index the same diagonal, so each is the gradient of the other.
 """
 
 from __future__ import annotations
