@@ -27,7 +27,7 @@ _PSI = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
 """Coefficients of the asymptotic series of digamma, in even powers of 1/z."""
 
 _PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
-"""Coefficients of the asymptotic series of z times digamma's derivative, without 1 and 1 / 2z, in even powers of 1/z."""
+"""Coefficients of the series of z times digamma's derivative, without 1 and 1 / 2z, in even powers of 1/z."""
 
 
 def _reflected(xp: ArrayModule, x: RawArray, z: RawArray, m: RawArray) -> None:
@@ -70,7 +70,7 @@ def _stirling(xp: ArrayModule, z: RawArray, p: RawArray, s: RawArray, t: RawArra
 
 
 def _turn(xp: ArrayModule, x: RawArray, z: RawArray, t: RawArray) -> None:
-    """Set ``t`` to the integer nearest to x and ``z`` to pi (x - t), the argument of the reflection's sine or tangent."""
+    """Set ``t`` to the integer nearest to x, and ``z`` to pi (x - t), whose sine or tangent a reflection needs."""
     xp.copyto(z, x)
     xp.rint(z, out=t)
     xp.subtract(z, t, out=z)

@@ -132,7 +132,7 @@ def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
             below = below[:, 1:]
             xp.divide(below, corner, out=below)
     triangle(xp, a, a)
-    if not bool(xp.min(diagonal(a if a.flags.c_contiguous else flip(a))) > 0):  # also False for NaN, the root of a negative number
+    if not bool(xp.min(diagonal(a if a.flags.c_contiguous else flip(a))) > 0):  # or NaN: the root of a negative number
         raise MXNetError(
             "potrf expects symmetric positive definite matrices, but a pivot was not positive: add a multiple of the "
             "identity, or check the input for NaN"
