@@ -1,8 +1,8 @@
 """amp_cast, amp_multicast and loss scaling, as in MXNet's automatic mixed precision.
 
-``amp_cast`` and ``amp_multicast`` convert floats to other float dtypes and leave other dtypes unchanged.
-``_scale_gradient`` returns its data and multiplies the gradient by an array of one element, which a training loop can
-change.
+``amp_cast`` converts float16, bfloat16 and float32 data to one dtype, ``amp_multicast`` all floats to the widest or
+narrowest of their dtypes; both leave other data unchanged. ``_scale_gradient`` returns its data and multiplies the
+gradient by an array of one element, which a training loop can change.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 
 def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer the output's dtype from parameter ``dtype``; None means its readers' dtype, else float32."""
+    """Infer the output's dtype from parameter ``dtype``; None leaves it to the output's readers."""
     wanted = params["dtype"]
     return [], [merge_dtype(outs[0], wanted, "output and the parameter dtype")]
 

@@ -2,8 +2,9 @@
 
 Each labelled box is matched to one anchor, greedily, the pair with the largest overlap first. Each remaining anchor is
 matched to the box that it overlaps most, if the overlap exceeds ``overlap_threshold``. The other anchors are
-background. With ``negative_mining_ratio`` only some of them are, those with the lowest predicted probability of
-background; the rest get ``ignore_label``. The labels of an image end at the first row whose class is -1.
+background. With a positive ``negative_mining_ratio``, only that number for each matched anchor are background, those
+with the lowest predicted probability of it; the rest get ``ignore_label``. The labels of an image end at the first row
+whose class is -1.
 """
 
 from __future__ import annotations

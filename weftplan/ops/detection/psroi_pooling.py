@@ -1,6 +1,6 @@
 """PSROIPooling: averages over grid cells of regions of interest, with separate channels per cell.
 
-A region is (image, x1, y1, x2, y2), corners included and rounded; ``spatial_scale`` converts its units to pixels.
+A region is (image, x1, y1, x2, y2), with inclusive corners that are rounded; ``spatial_scale`` converts them to pixels.
 Channel (d · groups + i) · groups + j of the data belongs to channel d of the output and to the cells of group (i, j).
 Cells without pixels give 0, and so do regions whose image number is out of range or whose corners are not finite.
 Dai et al., "R-FCN" (2016).

@@ -118,7 +118,7 @@ def _binary(
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
     workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
 ) -> None:
-    """Register both forms of an operator; ``elementwise`` and ``broadcast`` are their names, aliases last."""
+    """Register both forms of an operator; ``elementwise`` and ``broadcast`` are (name, *aliases) of a form."""
     for (name, *aliases), rule in ((elementwise, same_shape), (broadcast, broadcast_shape)):
         target = f"_backward_{name.lstrip('_')}"
         register(

@@ -304,7 +304,7 @@ def recorded(
         dtype: dtype of all arrays.
         given: numbers of the arrays that are inputs.
         results: numbers of the arrays that are live after the calls; None: the inputs and the last call's results.
-        functions: also record :data:`FUNCTIONS`, ``isnan``, logic and choices.
+        functions: also record :data:`FUNCTIONS`, ``isnan``, logic and copies with a mask.
     """
     if dtype not in DTYPES:
         return None

@@ -255,14 +255,14 @@ def _room(xp: ArrayModule, x: RawArray) -> tuple[RawArray, ...]:
 
 
 def gammaln_of(xp: ArrayModule, x: RawArray) -> RawArray:
-    """Return a new array of the logarithms of |gamma| of float64 numbers, with scratch of five times their size."""
+    """Return a new array of log |gamma(x)|, for small float64 arrays: it also allocates all scratch."""
     out: RawArray = xp.empty(x.shape, _DOUBLE)
     _gammaln(xp, x, out, *_room(xp, x))
     return out
 
 
 def digamma_of(xp: ArrayModule, x: RawArray) -> RawArray:
-    """Return a new array of digamma, the derivative of :func:`gammaln_of`."""
+    """Return a new array of digamma(x), the derivative of :func:`gammaln_of`, for small float64 arrays."""
     z, *others = _room(xp, x)
     _psi(xp, x, z, *others)
     return z

@@ -1,4 +1,4 @@
-"""Batched triangular algorithms on views, without scratch: the basis of the linalg operators.
+"""Batched triangular algorithms on views, the basis of the linalg operators.
 
 All arrays have shape (batch, rows, columns) and may be any views; a transposed problem is the same call on transposed
 views. The algorithms process panels of :data:`PANEL` rows, so that matrix products do nearly all of the arithmetic. The
@@ -42,7 +42,7 @@ def _cut(scratch: RawArray, shape: Shape) -> RawArray:
 
 
 def triangle(xp: ArrayModule, source: RawArray, out: RawArray, lower: bool = True) -> None:
-    """Copy a triangle and the diagonal of ``source`` to ``out``, zeros elsewhere; ``out`` may be ``source``."""
+    """Copy the lower (or upper) triangle of ``source`` to ``out``, zeros elsewhere; ``out`` may be ``source``."""
     source, out = flip(source, not lower), flip(out, not lower)
     for row in range(source.shape[-1]):
         if out is not source:

@@ -51,7 +51,7 @@ def _khatri_rao(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
 
 @kernel(scratch=lambda p, g, *arrays: [(g.shape, g.dtype)])
 def _backward(xp: ArrayModule, p: Params, g: RawArray, *arrays: Any) -> None:
-    """Compute the gradient of each matrix: g times all other matrices, summed over their rows."""
+    """Compute the gradient of each matrix: g times all other matrices, summed over the rows of the others."""
     rank = len(arrays) // 2
     matrices, outputs = arrays[:rank], arrays[rank:-1]
     g, room = (_apart(array, matrices) for array in (g, arrays[-1]))

@@ -1,4 +1,4 @@
-"""Random tensors of distributions without in-place generators, with scalar or array parameters.
+"""Random operators whose generators do not write in place: distributions, integers, shuffles and classes.
 
 The parameters of ``_random_*`` and ``_random_*_like`` are numbers; the output of the latter has its input's shape. The
 parameters of ``_sample_*`` are arrays, and a block of the output is drawn for each of their elements. Numbers are drawn
@@ -317,7 +317,7 @@ def _classes(ctx: OpContext, p: Params, data: RawArray, *outputs: RawArray | Non
 
 
 def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    """Return the gradient of the logarithms, which is 1 / probability of the drawn class; None without them."""
+    """Return the gradient of the logarithms, 1 / probability of the drawn class; None without ``get_prob``."""
     if not builder.params["get_prob"]:
         return [None]
     drawn = [builder.ograd(1), builder.input(0), builder.output(0)]

@@ -1,6 +1,7 @@
 """cumsum: running sums along an axis.
 
-float16 is summed in float32, in blocks of scratch that the memory plan counts; NumPy would convert whole arrays.
+Half-precision floats are summed in float32, in blocks of scratch that the memory plan counts; NumPy would convert whole
+arrays.
 """
 
 from __future__ import annotations

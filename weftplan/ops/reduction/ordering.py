@@ -50,7 +50,10 @@ def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
 
 
 def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
-    """Return ``array`` as (groups, rows of a group, elements along the sorted axis), whose number may differ."""
+    """Return ``array`` as (groups, rows of a group, elements of a row); rows run along the sorted axis.
+
+    The length of that axis may differ from ``extents``, as it does in the output of topk.
+    """
     outer, _, inner = extents
     if inner == 1:
         return array.reshape(1, outer, -1)

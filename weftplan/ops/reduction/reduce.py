@@ -76,7 +76,7 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int, ...], RawArray]:
-    """Return the reduced axes of ``source``, and ``small`` (an output or its gradient) viewed with those axes kept."""
+    """Return the reduced axes, and ``small`` (an output or its gradient) reshaped with size 1 in these axes."""
     axes = reduced_axes(params, source.ndim, "a reduction")
     return axes, small.reshape(kept_shape(source.shape, axes))
 

@@ -1,6 +1,6 @@
 """Operators that repeat elements: broadcast_to, broadcast_axis, broadcast_like, repeat, tile, Pad.
 
-Each operator copies between two views that broadcast; its gradient sums over the copies of an element.
+The kernels copy the input to views of the output; the gradient of an element is the sum over its copies.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer that input 0 and output 0 have the same dtype; other inputs may have any dtype."""
+    """Infer one dtype for input 0 and the output, from either of them; other inputs may have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 

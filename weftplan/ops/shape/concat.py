@@ -102,11 +102,11 @@ def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
     """Return (start, stop) along ``axis`` of each output.
 
-    Without ``ctx.output_shapes`` only the total size of the outputs that are None is known. Their ranges are then
-    (0, 0), and an array between two of them cannot be located.
+    Without ``ctx.output_shapes`` the sizes of outputs that are None are unknown. Their ranges are then (0, 0), and an
+    output between two of them cannot be located.
 
     Raises:
-        MXNetError: an array cannot be located.
+        MXNetError: an output cannot be located.
     """
     if ctx.output_shapes:
         sizes = [shape[axis] for shape in ctx.output_shapes]

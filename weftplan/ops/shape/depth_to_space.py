@@ -27,7 +27,7 @@ _BLOCK = (Param("block_size", _p_block, doc="side of a block"),)
 
 
 def _deep(shape: Shape, block: int, name: str) -> Shape:
-    """Return the shape after space_to_depth of an image of ``shape``."""
+    """Return the shape that space_to_depth gives to data of ``shape``."""
     batch, channels, height, width = shape
     if height % block or width % block:
         raise ShapeError(f"{name}: height and width of {shape} must be multiples of block_size={block}")
@@ -35,7 +35,7 @@ def _deep(shape: Shape, block: int, name: str) -> Shape:
 
 
 def _wide(shape: Shape, block: int, name: str) -> Shape:
-    """Return the shape after depth_to_space of an image of ``shape``."""
+    """Return the shape that depth_to_space gives to data of ``shape``."""
     batch, channels, height, width = shape
     if channels % (block * block):
         raise ShapeError(

@@ -1,7 +1,7 @@
 """Operators that reinterpret or copy memory: Reshape, Flatten, expand_dims, squeeze, casts.
 
-Except for casts between devices and dtypes, the output may be the input's memory (an identity in-place pair). The
-gradients need only the output's gradient.
+Except for Cast and _CrossDeviceCopy, the output may be the input's memory (an identity in-place pair). The gradients
+need only the output's gradient.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _span(begin: int | None, end: int | None, rank: int, which: str) -> tuple[in
 
 
 def _first_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer that input 0 and output 0 have the same dtype; other inputs may have any dtype."""
+    """Infer one dtype for input 0 and the output, from either of them; other inputs may have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
