@@ -20,7 +20,7 @@ from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, sl
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Side = Callable[..., None]
-"""``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
+"""``side(xp, ograd, lhs, rhs, out, *scratch)`` computes an input's gradient before sums; ``out`` may be ``ograd``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def backward_kernel(sides: Sides) -> Kernel:
 
 
 def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Return the function that computes the workspace bytes of the backward kernel."""
+    """Return the workspace rule of :func:`backward_kernel`."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         g, a, b = inputs

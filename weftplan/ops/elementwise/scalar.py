@@ -51,7 +51,7 @@ SCALAR = (
 )
 
 Derivative = Callable[..., None]
-"""``derivative(xp, scalar, ograd, x_or_y, out, *scratch)`` on one block; ``out`` may be either input."""
+"""``derivative(xp, scalar, ograd, x_or_y, out, *scratch)`` computes a block's gradient; ``out`` may be either input."""
 
 
 def converted(value: float, dtype: DType) -> Any:
@@ -100,7 +100,7 @@ class _ScalarKernel:
         if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         value: Any = np.asarray(params["scalar"], dtype=out.dtype)
-        if xp is not np:  # an array would be on whatever device and stream are current now
+        if xp is not np:  # an array would belong to the device and stream that are current now
             value = value[()]
         pair = (value, inputs[0]) if self.reverse else (inputs[0], value)
         return partial(getattr(xp, self.ufunc), *pair, out=out)

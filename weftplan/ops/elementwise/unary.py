@@ -22,7 +22,7 @@ from weftplan.ops.elementwise.integer_gradients import apply_slope, slope_scratc
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Step = Callable[..., None]
-"""``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
+"""``step(xp, params, x, out, *scratch)`` computes one block; ``out`` may be ``x``."""
 
 
 def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:

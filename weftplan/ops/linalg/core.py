@@ -145,7 +145,7 @@ def lu_scratch(batch: int, rows: int) -> int:
 
 
 def lu(xp: ArrayModule, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
-    """Replace ``a`` by its factors: L below the diagonal, whose own diagonal is 1, and U. Fill ``pivots`` (batch, n).
+    """Replace ``a`` by its factors: U and, below the diagonal, L with a diagonal of 1. Fill ``pivots`` (batch, n).
 
     Step k exchanges row k with row ``pivots[:, k]`` >= k, which has the column's element of largest magnitude.
     """

@@ -177,7 +177,7 @@ _SHAPE = Param("shape", p_optional(p_shape), None, "shape; None: as the users of
 
 for _name, _kind in _KINDS.items():
     _numbers = tuple(Param(key, p_float, default, "parameter") for key, default in _kind.defaults.items())
-    if _name not in ("uniform", "normal"):  # those are written in place: weftplan.ops.random.draws
+    if _name not in ("uniform", "normal"):  # weftplan.ops.random.draws registers these two
         register(
             Op(
                 name=f"_random_{_name}",

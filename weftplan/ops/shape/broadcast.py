@@ -309,7 +309,7 @@ def _layer(padded: RawArray, axis: int, index: int) -> RawArray:
 
 
 def _mirrors(params: Params, padded: RawArray) -> Iterator[tuple[RawArray, RawArray]]:
-    """Yield (border, source) views, axis by axis: each border layer and the layer that is its copy source.
+    """Yield (border, source) views, axis by axis: each layer of the border and the layer that is copied to it.
 
     Copying in this order fills the corners from borders that are already complete. The gradient adds each border to its
     source in reverse order.
