@@ -64,7 +64,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _scratch(params: Params, anchor: SpecLike, label: SpecLike, *others: SpecLike | None) -> Room:
-    """Return the scratch: two copies of the overlaps; per anchor its best overlap, area, box and state; spare arrays."""
+    """Return the scratch: two copies of the overlaps, work arrays, and each anchor's best overlap, area, box, state."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
     return [

@@ -54,7 +54,7 @@ def _working(params: Params, data: DType, out: DType) -> DType:
 
 
 def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
-    """Return the scratch: the powers of one block of rows, the sums, and, if several blocks are added, one's sums."""
+    """Return the scratch: a block of powers, the sums, and one block's sums if several blocks are added up."""
     shape, small, rows = _norm_plan(data.shape, params)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
     return [(one, _working(params, data.dtype, out.dtype)) for one in ((rows, *shape[1:]), small, part)]
