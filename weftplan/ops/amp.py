@@ -1,7 +1,8 @@
 """amp_cast, amp_multicast and loss scaling, as in MXNet's automatic mixed precision.
 
-The casts convert floats among each other and leave everything else as it is. ``_scale_gradient`` stands before a loss
-whose gradient is to be multiplied by a number that changes while training runs.
+``amp_cast`` converts float16, bfloat16 and float32 data to one dtype, ``amp_multicast`` all floats to the widest or
+narrowest of their dtypes; both leave other data unchanged. ``_scale_gradient`` returns its data and multiplies the
+gradient by an array of one element, which a training loop can change.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _casts(ctx: Workspace, p: Params, *arrays: Any) -> None:
     count = len(arrays) // 2
     for source, out in zip(arrays[:count], arrays[count:], strict=True):
         if out is not None:
-            for x, y in blocks(ctx, (source, out)):  # block by block: in place NumPy copies what it converts
+            for x, y in blocks(ctx, (source, out)):  # in blocks: NumPy copies an array that it converts in place
                 ctx.xp.copyto(y, x, casting="unsafe")
 
 

@@ -5,11 +5,11 @@ arrays of the call's shapes, and the shortest time of each counts. Times are cac
 dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose alike. If
 no file can be written, each process measures for itself.
 
-Measuring allocates the arrays of one call for a moment; no plan counts them. Any thread may ask; the first measures
-while the others wait.
+Measuring temporarily allocates the arrays of one call, which no memory plan counts. Any thread may call
+:func:`tuned`; while one thread measures, the others wait.
 
-The planner chooses an implementation in ``planner/symbolic/node_scratch.py`` and asks this module only if the user
-wants measured choices.
+The planner chooses an implementation in ``planner/symbolic/node_scratch.py`` and calls this module only if the user
+has switched autotuning on.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from weftplan.ops.core.schema import Op, OpContext, Params
 from weftplan.support import user_cache
 
 OFF, LIMITED, FASTEST = 0, 1, 2
-"""Values of MXNET_CUDNN_AUTOTUNE_DEFAULT: no measuring, the fastest of those whose scratch fits, the fastest."""
+"""Values of MXNET_CUDNN_AUTOTUNE_DEFAULT: no measurement, the fastest within the workspace limit, the fastest."""
 BY_NAME = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}
-"""The same as ``cudnn_tune`` of a convolution calls them."""
+"""The same values by their names in the parameter ``cudnn_tune`` of a convolution."""
 MOST_SECONDS = 0.3
-"""Of one key, after every implementation has run twice."""
+"""Seconds after which the measurement of a call stops; each implementation is timed at least twice."""
 
 _lock = whole_in_children(Lock())
 _known: dict[str, dict[str, float]] = {}
 
 
 def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, given: Choice) -> Choice:
-    """Return the choice for a call on a host.
+    """Return the fastest implementation for a call on a host.
 
     Args:
-        tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` comes first.
-        given: the heuristic's choice.
+        tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` takes precedence.
+        given: the heuristic's choice, returned if tuning is off or only one implementation can run the call.
     """
     tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
     if tune == OFF:
@@ -70,7 +70,7 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
 
 
 def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: list[Implementation]) -> dict[str, float]:
-    """Seconds of one call of each implementation, measured now or earlier."""
+    """Return the seconds of one call of each implementation, by name; measure them if they are not cached."""
     name = _key(op, params, inputs, outputs)
     with _lock:
         seconds = _known.get(name)
@@ -93,7 +93,7 @@ def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
 
 
 def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:
-    """Return the times in a cache file; None if the file has another form than this module writes."""
+    """Return the times in a cache file; None without content or if it is malformed."""
     if content is None:
         return None
     try:

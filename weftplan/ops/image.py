@@ -35,7 +35,7 @@ FLOAT = np.dtype(np.float32)
 
 
 def _image(name: str, shape: Shape) -> Shape:
-    """ShapeError unless it is an image or a batch of images."""
+    """Return ``shape``; raise ShapeError unless it has 3 axes (an image) or 4 (a batch of images)."""
     if len(shape) not in (3, 4):
         raise ShapeError(f"{name}: expected an image of 3 axes or a batch of 4, got {shape}")
     return shape
@@ -62,7 +62,7 @@ def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> RawArray:
-    """Return the parameter as an array that broadcasts against images."""
+    """Return ``values``, one for each channel, as an array that broadcasts against images."""
     channels = like.shape[-3]
     chosen = values * channels if len(values) == 1 else values[:channels]
     channel_values: RawArray = ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)

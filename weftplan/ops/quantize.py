@@ -1,8 +1,8 @@
 """8-bit quantization: ``_contrib_quantize``, ``_contrib_quantize_v2``, ``_contrib_dequantize``.
 
-The largest magnitude of a range is mapped to 127.5 (int8) or 255.5 (uint8, for ranges without negative values), by the
-first version of the operator to 127 or 255, and rounded to the dtype, as in MXNet 1.9.1's wheels for CPUs. No other
-operator computes in these integers; calibrated models hold these nodes at their edges.
+``_contrib_quantize_v2`` scales the largest magnitude of a range to 127.5 (int8) or 255.5 (uint8, for ranges without
+negative values), ``_contrib_quantize`` to 127 or 255. Both then round, and clip to -127..127 or 0..255, as MXNet
+1.9.1's wheels for CPUs do. No other operator computes with these integers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.support.array_types import ArrayModule, DType, RawArray
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
 _REACH = {"uint8": 255.5, "int8": 127.5, "int32": 2.0**31 - 1}
-"""The integer (before rounding) for the largest magnitude of the range."""
+"""The scaled value, before rounding, of the largest magnitude of the range."""
 _LIMITS = {"uint8": 255, "int8": 127}
 
 
@@ -68,7 +68,7 @@ def _quantize(xp: ArrayModule, p: Params, *arrays: Any) -> None:
     if kind == np.int8:
         least, most = -reach, reach
     if output is not None:
-        # A range of nothing but 0 gives 0.
+        # If both limits of the range are 0, the output is 0.
         xp.multiply(
             x, ((_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)).astype(_FLOAT), out=room
         )

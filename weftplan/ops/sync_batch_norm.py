@@ -1,9 +1,9 @@
 """SyncBatchNorm: BatchNorm with statistics of the whole batch, across devices.
 
-An executor sees only its own part of a batch. The statistics are therefore exact if one context trains, and at
-inference, which needs none; a Module refuses to train such a layer on several contexts. Kernels and the gradient are
-BatchNorm's. The visible ``var`` is the variance, while BatchNorm shows 1 / sqrt(variance + eps), as in MXNet 1.9.1,
-whose ``mean`` and ``var`` are only set in training.
+An executor sees only its own part of a batch, so the statistics are exact only if one context trains. A Module refuses
+to train this layer on several contexts; inference needs no batch statistics. The kernels and the gradient are
+BatchNorm's. The output ``var`` is the variance, while BatchNorm's is 1 / sqrt(variance + eps), as in MXNet 1.9.1.
+MXNet sets ``mean`` and ``var`` in training only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import weftplan.ops.compiled.batch_norm.implementation
-import weftplan.ops.cuda.batch_norm  # noqa: F401 - both offer the kernels that are offered again here
+import weftplan.ops.cuda.batch_norm  # noqa: F401 - both register kernels that this module adapts
 from weftplan.ops.core.implementations import Implementation, Specs, provide, provided
 from weftplan.ops.core.params import p_int, p_str
 from weftplan.ops.core.registry import get, register
@@ -26,7 +26,7 @@ _SHARED = ("eps", "momentum", "fix_gamma", "use_global_stats", "output_mean_var"
 
 
 def _of_base(params: Params) -> Params:
-    """Return the parameters for BatchNorm; the channels are axis 1."""
+    """Return the parameters for BatchNorm, with axis 1 as the channels."""
     told = {param.name: param.default for param in _BASE.params}
     return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
 
@@ -35,7 +35,7 @@ Output = TypeVar("Output")
 
 
 def _without_var(outputs: Sequence[Output]) -> list[Output]:
-    """BatchNorm's outputs among (output, mean, var, inverse)."""
+    """Return (output, mean, inverse), the outputs of BatchNorm, from (output, mean, var, inverse)."""
     return [*outputs[:2], *outputs[3:]]
 
 
@@ -52,12 +52,12 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _kernel(base: Kernel) -> Kernel:
-    """Return BatchNorm's kernel, followed by the variance if it is wanted."""
+    """Return a kernel that runs ``base``, a kernel of BatchNorm, and computes the variance if the node needs it."""
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         told = _of_base(params)
         var, inverse = outputs[2:]
-        spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # taken for any subset of outputs: the workspace declares it
+        spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # always taken: the workspace counts it
         if var is not None and inverse is None:
             inverse = spare
         base(ctx, told, inputs, [*outputs[:2], inverse])
@@ -65,13 +65,13 @@ def _kernel(base: Kernel) -> Kernel:
             ctx.xp.multiply(inverse, inverse, out=var)
             ctx.xp.divide(1.0, var, out=var)
             ctx.xp.subtract(var, params["eps"], out=var)
-            ctx.xp.maximum(var, 0.0, out=var)  # a variance of 0 comes back rounded
+            ctx.xp.maximum(var, 0.0, out=var)  # rounding can make a variance of 0 negative
 
     return forward
 
 
 def _offered(found: Implementation) -> Implementation:
-    """Return an implementation of BatchNorm as one of this operator."""
+    """Return an implementation of BatchNorm adapted to this operator."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         return take_bytes(outputs[3]) + found.workspace(_of_base(params), inputs, _without_var(outputs))

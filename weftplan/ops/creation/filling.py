@@ -42,7 +42,7 @@ def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 
 def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer the output's dtype from parameter ``dtype``; None means its readers' dtype, else float32."""
+    """Infer the output's dtype from parameter ``dtype``; None leaves it to the output's readers."""
     wanted = params["dtype"]
     return [], [merge_dtype(outs[0], wanted, "output and the parameter dtype")]
 
@@ -52,7 +52,7 @@ def _flexible_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
 
 
 def _fill(value: float | None) -> Kernel:
-    """Fill with ``value``, or with parameter ``value`` when it is None."""
+    """Return a kernel that fills its output with ``value``; None: with the parameter ``value``."""
 
     @kernel
     def compute(xp: ArrayModule, p: Params, *arrays: Any) -> None:
@@ -72,7 +72,7 @@ _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
 
 def _no_dtype(value: object) -> DType | None:
-    """MXNet writes -1 for "not given"."""
+    """Return the dtype that ``value`` names; None for None and for -1, MXNet's "not given"."""
     return None if str(value).strip() == "-1" else p_optional(p_dtype)(value)
 
 
@@ -121,11 +121,11 @@ for _name, _value in (("zeros_like", 0.0), ("ones_like", 1.0)):
 
 
 LONGEST = 2.0**62
-"""More elements than any array has."""
+"""A length that exceeds that of any array."""
 
 
 def _length(params: Params) -> int | None:
-    """Return the elements of the range, or None when the users of the output decide (infer_range)."""
+    """Return the number of elements of the range; None (``infer_range``): the readers of the output decide."""
     start, stop, step = params["start"], params["stop"], params["step"]
     if params["infer_range"]:
         return None
@@ -136,7 +136,7 @@ def _length(params: Params) -> int | None:
     if params["repeat"] < 1:
         raise ShapeError(f"_arange: repeat must be at least 1, got {params['repeat']}")
     exact = (stop - start) / step
-    if not abs(exact) < LONGEST:  # so that no number and infinity are refused, too
+    if not abs(exact) < LONGEST:  # refuses NaN and infinity, too
         raise ShapeError(f"_arange from {start} to {stop} by {step} has no length that an array could have")
     count = math.ceil(exact)
     if count <= 0:
@@ -157,9 +157,9 @@ def _arange(ctx: Workspace, p: Params, out: RawArray) -> None:
 
 
 def _range(ctx: Workspace, out: RawArray, start: float, step: float, repeat: int) -> None:
-    """Compute ``out`` = start, start + step, …, each ``repeat`` times."""
+    """Fill ``out`` with start, start + step, …, each ``repeat`` times; for integers, truncate start and step first."""
     xp = ctx.xp
-    if not is_float(out.dtype):  # the numbers of the range are integers from the first to the last
+    if not is_float(out.dtype):  # so that equal distances remain equal
         start, step = float(math.trunc(start)), float(math.trunc(step))
     done = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):

@@ -1,6 +1,6 @@
 """Operators of object detectors: boxes, suppression, anchors, regions.
 
-Importing this package registers them: each module has one family, and nothing else is kept here.
+Importing this package registers the operators. Each module has one family.
 """
 
 import weftplan.ops.detection.boxes

@@ -1,7 +1,7 @@
 """Boxes: corners and centres, areas, overlaps, and the operator box_iou.
 
-A box is (left, top, right, bottom) or (centre x, centre y, width, height). A box whose sides are negative has no area,
-and boxes without area overlap with none. Functions work on arrays given to them and make none of activation size.
+A box is (left, top, right, bottom) or (centre x, centre y, width, height). A box with a negative side has area 0, and a
+box of area 0 has overlap 0 with every box. The functions write their results to arrays that the caller provides.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
-    """Return a parameter that names the format of boxes."""
+    """Return a parameter ``name`` for the format of boxes, ``corner`` or ``center``."""
     return Param(name, p_enum("corner", "center"), default, doc)
 
 
 def to_corners(xp: ArrayModule, boxes: RawArray, form: str, out: RawArray) -> None:
-    """``out`` (n, 4) = ``boxes`` as corners; they are separate arrays, or one and the same where nothing changes."""
+    """Write the corners of ``boxes`` (n, 4) to ``out``, another array, or the same one if ``form`` is ``corner``."""
     if form == "corner":
         if out is not boxes:
             xp.copyto(out, boxes)
@@ -38,7 +38,7 @@ def to_corners(xp: ArrayModule, boxes: RawArray, form: str, out: RawArray) -> No
 
 
 def areas(xp: ArrayModule, boxes: RawArray, out: RawArray, spare: RawArray) -> None:
-    """Compute ``out`` (n,) = the areas of boxes given by corners."""
+    """Write the areas of ``boxes``, given by corners, to ``out`` (n,); ``spare`` (n,) is scratch."""
     xp.subtract(boxes[:, 2], boxes[:, 0], out=out)
     xp.subtract(boxes[:, 3], boxes[:, 1], out=spare)
     xp.maximum(out, 0, out=out)
@@ -47,7 +47,7 @@ def areas(xp: ArrayModule, boxes: RawArray, out: RawArray, spare: RawArray) -> N
 
 
 def overlap_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Return the scratch of :func:`overlaps` for ``count`` boxes."""
+    """Return the shapes and dtypes of the scratch of :func:`overlaps` for ``count`` boxes."""
     return [((count,), dtype), ((count,), dtype)]
 
 
@@ -60,7 +60,10 @@ def overlaps(
     out: RawArray,
     scratch: Sequence[RawArray],
 ) -> None:
-    """``out`` (n,) = intersection over union of ``box`` (4,) of ``area`` (1,) and each of ``boxes`` of ``sizes``."""
+    """Write the intersection over union of ``box`` and each of ``boxes`` (n, 4) to ``out`` (n,).
+
+    All boxes are given by corners; ``area`` is the area of ``box``, ``sizes`` (n,) are the areas of ``boxes``.
+    """
     low, high = scratch
     for axis, target in ((0, out), (1, high)):
         xp.minimum(boxes[:, axis + 2], box[axis + 2], out=target)

@@ -1,9 +1,9 @@
 """DeformablePSROIPooling: sampled PSROIPooling with cells moved by learned offsets.
 
-``trans`` (regions, classes · 2, parts, parts) holds for each part of a region how far its cells move to the right and
-down, as a share of the region's size times ``trans_std``; the channels of the output are split among the classes. Each
-cell averages ``sample_per_part`` points each way, those more than half a pixel outside of the image left out. Dai et
-al., "Deformable Convolutional Networks" (2017).
+``trans`` (regions, classes · 2, parts, parts) contains the x and y offsets of each part of a region, whose cells move
+together. An offset times ``trans_std`` is a share of the region's width or height. The channels of the output are split
+among the classes. Each cell averages ``sample_per_part``² samples; samples more than half a pixel outside the image are
+ignored. Dai et al., "Deformable Convolutional Networks" (2017).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 class _Region(NamedTuple):
-    """One region: its cells in rows, and their positions before the offsets are added."""
+    """A region of interest and the left and top edges of its cells, in row-major order, before offsets are added."""
 
     number: int
     image: int
@@ -119,14 +119,14 @@ class _Geometry:
         self.std = params["trans_std"]
 
     def moves(self, trans: RawArray | None, region: int, one: int) -> tuple[RawArray | float, RawArray | float]:
-        """How far the cells of a region move for a class, x and y, as shares of its size."""
+        """Return the offsets (x, y) of a region's cells for class ``one``, as shares of the region's size."""
         if trans is None:
             return 0.0, 0.0
         shares = trans[region, 2 * one : 2 * one + 2].reshape(2, -1)[:, self.part]
         return shares[0] * self.std, shares[1] * self.std
 
     def points(self, region: _Region, trans: RawArray | None, one: int) -> list[tuple[RawArray, RawArray, RawArray]]:
-        """Return (x, y, which are inside) of every sample of all cells for a class, on the host."""
+        """Return (x, y, inside the image) of each sample for class ``one``: host arrays of one element per cell."""
         move_x, move_y = self.moves(trans, region.number, one)
         points = []
         kind = region.left.dtype.type
@@ -141,7 +141,7 @@ class _Geometry:
         return points
 
     def planes(self, image: RawArray, one: int) -> RawArray:
-        """Return the channels of an image that belong to a class: (channels of the output, groups, height, width)."""
+        """Return the channels of an image for class ``one``: (channels of the output, groups, height, width)."""
         by_channel = image.reshape(self.classes * self.each, -1, *self.extents)
         return by_channel[one * self.each : (one + 1) * self.each]
 
@@ -156,7 +156,7 @@ def _begin(
 
 
 def _on_host(trans: RawArray | None) -> RawArray | None:
-    """Return the offsets as an array on the host."""
+    """Return the offsets as an array on the host, or None without offsets."""
     return None if trans is None else np.array(trans.tolist(), trans.dtype)
 
 
@@ -187,10 +187,10 @@ def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
 def _moved_back(
     geometry: _Geometry, region: _Region, one: int, gradient: RawArray, sample: tuple[RawArray, ...], target: RawArray
 ) -> None:
-    """Add the gradients of a sample's points to those of the offsets, part by part.
+    """Add the gradients of a sample's points to ``target``, the gradient of the offsets of their parts.
 
-    A point on a pixel, or moved onto the border, has no slope: MXNet 1.9.1 takes the pixels to its left and right to be
-    the same one.
+    An integral coordinate, such as one clipped to the border, contributes 0: MXNet 1.9.1 then interpolates between a
+    pixel and itself.
     """
     for axis, (place, size) in enumerate(((sample[0], region.width), (sample[1], region.height))):
         slope = np.where(place == np.floor(place), 0.0, gradient[axis]) * (geometry.std * size)

@@ -1,6 +1,6 @@
 """box_encode and box_decode: boxes as offsets from anchors, in units of the anchors' sizes.
 
-Kernels keep nothing, so any worker may run them; importing the module registers both operators.
+The kernels have no state, so any worker thread may run them. Importing the module registers both operators.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _decode(
     for image in range(data.shape[0]):
         offsets, target = data[image], out[image]
         for axis in (0, 1):
-            # Half the size first: the output may be the offsets' memory, whose last columns it needs.
+            # Compute the half sizes first: ``out`` may share the memory of the offsets, whose last columns they need.
             size = half[:, axis]
             xp.multiply(offsets[:, axis + 2], p[f"std{axis + 2}"], out=size)
             if p["clip"] > 0:

@@ -1,7 +1,7 @@
 """MultiBoxPrior and MultiBoxDetection of single-shot detectors (Liu et al., "SSD", 2016).
 
-Boxes are corners relative to the image. A location is coded against its anchor: the shift of its centre in units of the
-anchor's size, and the logarithms of the ratios of the sizes, each divided by a variance.
+Boxes are given by corners relative to the image. A box is encoded relative to an anchor: the shift of its centre in
+units of the anchor's size, and the logarithms of the ratios of the sizes, each divided by a variance.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _DETECTION = (
 
 
 def check_variances(params: Params, name: str) -> None:
-    """Raise ParameterError unless there are four."""
+    """Raise ParameterError unless the parameter ``variances`` has four numbers."""
     if len(params["variances"]) != 4:
         raise ParameterError(f"{name}: variances={params['variances']}: expected four numbers")
 
@@ -131,7 +131,7 @@ def _detection_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def decode(xp: ArrayModule, anchors: RawArray, coded: RawArray, variances: Sequence[float], out: RawArray) -> None:
-    """Decode ``coded`` (n, 4) to the corners of boxes, ``out`` (n, 4)."""
+    """Decode ``coded`` (n, 4), relative to ``anchors``, to the corners of boxes, ``out`` (n, 4)."""
     for low, high in ((0, 2), (1, 3)):
         begin, end = anchors[:, low], anchors[:, high]
         size = end - begin
@@ -188,7 +188,10 @@ def _found(
     best: RawArray,
     found: RawArray,
 ) -> int:
-    """Write class, score and corners of the boxes that are not background to ``found``; returns how many."""
+    """Write (class, score, corners) of the boxes that are not background to ``found``; return their number.
+
+    The score is the largest probability of a class other than the background; it must reach ``threshold``.
+    """
     if len(probability) < 2:
         return 0
     xp.argmax(probability[1:], axis=0, out=best)

@@ -1,8 +1,10 @@
 """MultiBoxTarget: training targets of a single-shot detector's anchors, from the labelled boxes.
 
-Every true box takes the anchor that overlaps it most, the best pair first; then every anchor left takes the box that it
-overlaps most, if enough. Of the others all are background, or (``negative_mining_ratio``) those which the network is
-least sure to be background. Boxes of an image end at the first whose class is -1.
+Each labelled box is matched to one anchor, greedily, the pair with the largest overlap first. Each remaining anchor is
+matched to the box that it overlaps most, if the overlap exceeds ``overlap_threshold``. The other anchors are
+background. With a positive ``negative_mining_ratio``, only that number for each matched anchor are background, those
+with the lowest predicted probability of it; the rest get ``ignore_label``. The labels of an image end at the first row
+whose class is -1.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _LEAST = 1e-6
-"""A box takes an anchor only if their overlap exceeds this."""
+"""The greedy matching stops at pairs whose overlap does not exceed this number."""
 
 _PARAMS = (
     Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),
@@ -62,7 +64,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _scratch(params: Params, anchor: SpecLike, label: SpecLike, *others: SpecLike | None) -> Room:
-    """Return the scratch: two copies of the overlaps, the best of each anchor, sizes, states, and work arrays."""
+    """Return the scratch: two copies of the overlaps, work arrays, and each anchor's best overlap, area, box, state."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
     return [
@@ -125,14 +127,17 @@ def _kernel(
 def _assign(
     xp: ArrayModule, params: Params, grid: RawArray, struck: RawArray, best: RawArray, box: RawArray, state: RawArray
 ) -> None:
-    """Compute ``state`` = 1 where an anchor has a box, else -1; ``box``: which; ``best``: how much they overlap."""
+    """Match anchors to boxes: set ``state`` to 1 for an anchor with a box, else -1.
+
+    ``box`` is the index of each anchor's box, ``best`` their overlap; ``grid`` (boxes, anchors) has all overlaps.
+    """
     number = len(grid)
     state.fill(-1)
     xp.copyto(struck, grid)
     xp.max(grid, axis=0, out=best)
     xp.argmax(grid, axis=0, out=box)
     for _ in range(number):
-        # The first of equal overlaps in the order of anchors, then of boxes.
+        # Of equal overlaps, take the first in the order of anchors, then of boxes.
         peaks = struck.max(axis=0)
         place = int(peaks.argmax())
         if not float(peaks[place]) > _LEAST:
@@ -145,7 +150,7 @@ def _assign(
 
 
 def _mine(xp: ArrayModule, params: Params, predicted: RawArray, best: RawArray, state: RawArray) -> None:
-    """Compute ``state`` = 0 of the anchors without a box that the network takes least for background."""
+    """Set ``state`` to 0 for the unmatched anchors with the lowest predicted probability of background."""
     positive = int((state == 1).sum())
     wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
     if not wanted:
@@ -163,7 +168,7 @@ def _mine(xp: ArrayModule, params: Params, predicted: RawArray, best: RawArray, 
 
 
 def encoded(xp: ArrayModule, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> RawArray:
-    """Return the boxes (n, 4) coded against their anchors."""
+    """Return ``boxes`` (n, 4) encoded relative to ``anchors`` (n, 4)."""
     columns = [None] * 4
     for low, high in ((0, 2), (1, 3)):
         size, box_size = anchors[:, high] - anchors[:, low], boxes[:, high] - boxes[:, low]

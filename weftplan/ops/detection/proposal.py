@@ -1,8 +1,8 @@
 """Proposal and MultiProposal: regions of interest from a proposal network ("Faster R-CNN", 2015).
 
-Anchors of every pixel are moved as the network says, cut to the image, sorted by their scores and thinned by
-suppression. Corners are pixels, both included, so a box of one pixel is 1 wide. Where fewer regions are left than are
-wanted they are repeated from the first.
+The anchors of each pixel are moved and resized by the network's output, clipped to the image, sorted by score and
+reduced by non-maximum suppression. Corners are pixels, both inclusive, so a box of one pixel has width 1. If fewer than
+``rpn_post_nms_top_n`` regions remain, they are repeated from the first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARAMS = (
 
 
 def anchors_of(params: Params) -> RawArray:
-    """Return the corners (n, 4) of the anchors of the first pixel, float64 on the host."""
+    """Return the corners (n, 4) of the anchors of the first pixel, as float64 on the host."""
     stride = params["feature_stride"]
     centre, area = 0.5 * (stride - 1), stride * stride
     anchors = []
@@ -93,7 +93,7 @@ def _most(params: Params, count: int) -> int:
 
 
 def _scratch(params: Params, scores: SpecLike, *others: SpecLike | None) -> Room:
-    """Return the scratch: boxes and scores of every anchor, and the arrays of suppression for the best of them."""
+    """Return the scratch: boxes and scores of all anchors, and the arrays of suppression for the best anchors."""
     shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
     most = _most(params, count)
@@ -140,7 +140,7 @@ def _propose(
     boxes: RawArray,
     values: RawArray,
 ) -> None:
-    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 marks ignored boxes."""
+    """Write one image's boxes and scores, ordered by row, column and anchor; ignored boxes get a score of -1."""
     anchors = anchors_of(params)
     count, (height, width) = len(anchors), scores.shape[1:]
     stride = params["feature_stride"]

@@ -1,8 +1,9 @@
 """PSROIPooling: averages over grid cells of regions of interest, with separate channels per cell.
 
-A region is (image, x1, y1, x2, y2), corners included and rounded; ``spatial_scale`` converts its units to pixels.
+A region is (image, x1, y1, x2, y2), with inclusive corners that are rounded; ``spatial_scale`` converts them to pixels.
 Channel (d · groups + i) · groups + j of the data belongs to channel d of the output and to the cells of group (i, j).
-Cells without pixels, and regions of a missing image, give 0. Dai et al., "R-FCN" (2016).
+Cells without pixels give 0, and so do regions whose image number is out of range or whose corners are not finite.
+Dai et al., "R-FCN" (2016).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def groups_of(name: str, params: Params) -> int:
     """Return the number of groups of cells each way.
 
     Raises:
-        ParameterError: sizes that are not positive.
+        ParameterError: ``output_dim`` or ``pooled_size`` is not positive, or ``group_size`` is negative.
     """
     for key, least in (("output_dim", 1), ("pooled_size", 1), ("group_size", 0)):
         if params[key] < least:
@@ -40,7 +41,7 @@ def groups_of(name: str, params: Params) -> int:
 
 
 def pooled_shape(name: str, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shape, Shape, Shape]:
-    """Return (data, regions, output) of pooling where each group of cells has channels of its own."""
+    """Return the shapes (data, regions, output) of a pooling whose groups of cells have channels of their own."""
     groups, cells = groups_of(name, params), params["pooled_size"]
     planes = params["output_dim"] * groups * groups
     data = merge_shape((0, planes, 0, 0), ins[0], f"{name}: data with output_dim * group_size**2 channels, and given")
@@ -67,7 +68,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def region_dtypes(name: str) -> DTypeRule:
-    """Return a rule: data, regions, further inputs and the output have one dtype."""
+    """Return a rule by which all inputs and the output of operator ``name`` have one dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         merged = outs[0]
@@ -79,9 +80,10 @@ def region_dtypes(name: str) -> DTypeRule:
 
 
 def _spans(start: Floating, end: Floating, cells: int, extent: int, kind: FloatType) -> list[tuple[int, int]]:
-    """Return the range within ``extent`` of each cell between ``start`` and ``end``.
+    """Return the range (first, end) of pixels, within ``extent``, of each cell between ``start`` and ``end``.
 
-    The ranges are computed in the data's float dtype, as in MXNet 1.9.1: rounding decides about borders.
+    The ranges are computed in the data's float dtype, as in MXNet 1.9.1, because rounding decides which pixels belong
+    to a cell.
     """
     size = max(end - start, kind(0.1)) / kind(cells)
     bounds = [(math.floor(kind(k) * size + start), math.ceil(kind(k + 1) * size + start)) for k in range(cells)]
@@ -109,7 +111,7 @@ def _cells(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, i
 
 
 def _by_group(params: Params, image: RawArray) -> RawArray:
-    """Return an image as (channels of the output, groups, height, width)."""
+    """Return an image reshaped to (channels of the output, groups, height, width)."""
     return image.reshape(params["output_dim"], -1, *image.shape[1:])
 
 

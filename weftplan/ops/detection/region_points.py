@@ -1,7 +1,7 @@
 """Sample points within regions of interest, for operators that average samples per region.
 
-One sample of every cell is taken at a time, for all channels together, so that the scratch does not grow with the
-number of samples, which may depend on the size of a region.
+A step takes one sample in every cell, for all channels. The scratch therefore does not grow with the number of samples
+per cell, which may depend on the size of a region.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Cells:
         self.sampler = Sampler(ctx, channels, cells, wide, pixels=True)
 
     def image(self, data: RawArray) -> RawArray:
-        """Return one image, converted to the wider dtype if needed."""
+        """Return ``data``, converted to the accumulator's dtype if that is wider."""
         if not self._widens:
             return data
         wide = self._image.reshape(data.shape)
@@ -35,7 +35,7 @@ class Cells:
         return wide
 
     def place(self, x: RawArray, y: RawArray, inside: RawArray) -> None:
-        """Set the points of the next sample from arrays on the host; points that are not ``inside`` give 0."""
+        """Set the points of the next sample from host arrays; a point that is not ``inside`` gives 0."""
         where = np.where(inside, np.stack((x, y)), -2.0)
         self.points[...] = self._xp.asarray(where, dtype=self.points.dtype)
 

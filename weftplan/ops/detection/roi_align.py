@@ -1,9 +1,9 @@
 """ROIAlign: averages of interpolated values over grid cells of regions of interest (He et al., 2017).
 
-A region is (image, x1, y1, x2, y2); ``spatial_scale`` converts its units to pixels. Cells hold an equal grid of points,
-whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a product of
-rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ, with the matrices R for rows and C
-for columns. The gradient is the transposed product, added region by region in one fixed order.
+A region is (image, x1, y1, x2, y2); ``spatial_scale`` converts its units to pixels. A cell averages a regular grid of
+points, whose values are interpolated bilinearly; points more than one pixel outside the image count as 0. The weights
+are separable: the cells of a region are R · image · Cᵀ, with a matrix R for rows and C for columns. The gradient is the
+transposed product, added in the order of the regions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[RawArray, int]:
-    """Return the matrix (cells, touched pixels) of one axis, float64 on the host, and the first pixel touched."""
+    """Return the weights (cells, pixels used) of one axis, float64 on the host, and the first pixel used."""
     cell = length / cells
     where = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
     valid = (where >= -1.0) & (where <= extent)
@@ -81,8 +81,10 @@ def _weights(start: float, length: float, cells: int, points: int, extent: int) 
 def _regions(
     ctx: Workspace, params: Params, rois: RawArray, data: Shape, dtype: DType
 ) -> Iterator[tuple[int, int, RawArray, slice, RawArray, slice]]:
-    """Yield (region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is
-    there."""
+    """Yield (region, image, row weights, row range, column weights, column range) of each valid region.
+
+    A region is skipped if its image number is out of range, its corners are not finite or its cells have no points.
+    """
     shift = 0.5 if params["aligned"] else 0.0
     kind = rois.dtype.type
     scale, cells = kind(params["spatial_scale"]), _size(params)
@@ -104,7 +106,7 @@ def _regions(
 
 
 def _scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Shape, DType]]:
-    """Of the forward pass: after the rows, the image of float16, and all cells of all channels."""
+    """Return the forward pass's scratch: the product with the row weights, a widened image, and a region's cells."""
     wide = accumulator(dtype)
     channels = data[1]
     image: Shape = (channels, *data[2:]) if wide != dtype else (0,)
@@ -116,7 +118,10 @@ def _room(space: RawArray, shape: Shape) -> RawArray:
 
 
 def _own_cells(xp: ArrayModule, cells: RawArray, size: tuple[int, int], out: RawArray, *, back: bool) -> None:
-    """Between (channels · cells, height, width) and (channels, height, width): each cell's own channel, either way."""
+    """Copy each cell's own channel from ``cells`` (channels · cells, height, width) to ``out``, or back.
+
+    ``out`` is (channels, height, width), with ``size`` as height and width; ``back`` copies from ``out``.
+    """
     height, width = size
     each = cells.reshape(-1, height, width, height, width)
     for row in range(height):

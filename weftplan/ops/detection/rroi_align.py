@@ -1,9 +1,9 @@
 """RROIAlign: averages of interpolated values over grid cells of rotated regions of interest.
 
 A region is (image, x, y, width, height, angle): its centre and sides, which ``spatial_scale`` converts to pixels, and
-degrees counter-clockwise. It is at least a pixel wide and high. Values beyond one pixel outside of the image are 0. Ma
-et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals" (2018). The data has a gradient, unlike in
-MXNet 1.9.1.
+an angle in degrees, counter-clockwise. Sides are at least one pixel long. Points more than one pixel outside the image
+count as 0. Ma et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals" (2018). Unlike in MXNet 1.9.1,
+the data has a gradient.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 Points = tuple[RawArray, RawArray, RawArray]
-"""Rows and columns of points, and whether each lies within the image."""
+"""The x and y of points, and whether each lies within the image."""
 
 
 def _samples(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, int, int, Iterator[Points]]]:
-    """Yield (region, image, samples of each cell, (x, y, which are inside) of each sample) of every region."""
+    """Yield (region, image, number of samples of a cell, iterator over the samples) of each valid region."""
     kind = accumulator(rois.dtype).type
     scale, size = kind(params["spatial_scale"]), _size(params)
     for region, (image, *numbers) in enumerate(rois.tolist()):
@@ -77,8 +77,11 @@ def _points(
     turn: Floating,
     image: Shape,
 ) -> Iterator[Points]:
-    """Yield (x, y, which are inside) of one sample of all cells after the other, in the dtype of the region's numbers,
-    as in MXNet 1.9.1: rounding decides about what lies on the border."""
+    """Yield (x, y, inside the image) of one sample in every cell at a time.
+
+    The points are computed in the accumulator's dtype of the regions, as in MXNet 1.9.1: rounding decides whether a
+    point on the border is inside.
+    """
     kind = type(turn)
     cos, sin = np.cos(turn), np.sin(turn)
 

@@ -1,7 +1,7 @@
 """box_nms and bipartite_matching: non-maximum suppression and matching of scored boxes.
 
-Both go through their candidates from the best score to the worst, in stable order. Each choice depends on those before
-it, so the host decides step by step, and only the comparison of a box with all others is one array operation.
+Both visit their candidates from the best score to the worst, in stable order. Each decision depends on the earlier
+ones, so the loop runs on the host; only the comparison of a box with all later boxes is an array operation.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ def suppress(
     *,
     inclusive: bool,
 ) -> None:
-    """``kept`` (n, bool) becomes False where a box before it, itself kept, overlaps by more than ``threshold``.
+    """Set ``kept`` (n, bool) to False for each box that an earlier kept box overlaps by more than ``threshold``.
 
-    Boxes are corners in the order of their scores; ``classes`` (or None) limits it to boxes of one class;
-    ``inclusive``: an overlap of exactly the threshold suppresses as well. ``row`` and ``scratch`` hold n numbers each.
+    Args:
+        boxes: corners (n, 4), in the order of their scores.
+        sizes: areas of the boxes.
+        classes: class of each box; a box suppresses only boxes of its class. None: it suppresses all.
+        row: scratch of n numbers, as is each array in ``scratch``.
+        inclusive: whether an overlap of exactly ``threshold`` suppresses, too.
     """
     count = len(boxes)
     kept.fill(True)
@@ -108,7 +112,7 @@ def _nms_scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> R
 def _nms(
     xp: ArrayModule, p: Params, data: RawArray, out: RawArray | None, record: RawArray | None, *rooms: RawArray
 ) -> None:
-    """Suppress boxes; output 1 holds the data's row for each row of the output, -1 for padding."""
+    """Write the boxes that remain to ``out`` and their row numbers in ``data`` to ``record``; pad both with -1."""
     order, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
     source = data.reshape(-1, count, width)
@@ -139,7 +143,7 @@ def _nms(
 
 
 def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
-    """Return the places of the boxes that take part, the best first."""
+    """Return the row numbers of the boxes that take part, the best score first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:
@@ -150,7 +154,7 @@ def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
 
 
 def _converted(xp: ArrayModule, boxes: RawArray, before: str, after: str) -> None:
-    """Convert coordinates from one format to the other, in place."""
+    """Convert ``boxes`` from format ``before`` to ``after``, in place."""
     if before == after or not len(boxes):
         return
     low, high = boxes[:, :2].copy(), boxes[:, 2:].copy()
@@ -162,7 +166,7 @@ def _converted(xp: ArrayModule, boxes: RawArray, before: str, after: str) -> Non
 
 @kernel
 def _backward_nms(xp: ArrayModule, p: Params, ograd: RawArray, record: RawArray, out: RawArray) -> None:
-    """Copy each output row's gradient to its kept box; formats are ignored, as in MXNet 1.9.1."""
+    """Copy each output row's gradient to its box in the data; formats are ignored, as in MXNet 1.9.1."""
     count, width = out.shape[-2:]
     out.fill(0)
     target, g, places = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)
@@ -239,7 +243,7 @@ def _match(xp: ArrayModule, params: Params, scores: RawArray, width: int, rows: 
     good = scores[order] < limit if ascending else scores[order] > limit
     taken_rows: set[int] = set()
     taken_columns: set[int] = set()
-    most = params["topk"] + 1 if params["topk"] > 0 else min(len(rows), len(columns))  # one more, as in MXNet 1.9.1
+    most = params["topk"] + 1 if params["topk"] > 0 else min(len(rows), len(columns))  # topk + 1, as in MXNet 1.9.1
     for place in order[good].tolist():
         if len(taken_rows) >= most:
             break

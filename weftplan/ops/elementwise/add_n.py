@@ -28,7 +28,7 @@ def numbered(stem: str, count: int) -> tuple[str, ...]:
 
 
 def p_count(value: object) -> int:
-    """Return a size: an integer of at least 1.
+    """Return ``value`` as a count, an integer of at least 1.
 
     >>> p_count("3")
     3

@@ -1,6 +1,6 @@
 """_contrib_allclose: 1 if two tensors agree within tolerances, else 0.
 
-The kernel compares in float64, in declared scratch. Importing the module registers the operator.
+The kernel compares in float64, block by block. Importing the module registers the operator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _kernel(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArr
         xp.subtract(a, b, out=gap, dtype=_FLOAT)
         xp.absolute(gap, out=gap)
         xp.absolute(b, out=bound, dtype=_FLOAT)
-        # Infinite bounds would let everything pass; equal infinities are found by equality.
+        # An infinite bound would accept any number: elements with an infinite b agree only if they are equal.
         xp.isfinite(bound, out=near)
         xp.multiply(bound, p["rtol"], out=bound)
         xp.add(bound, p["atol"], out=bound)

@@ -1,6 +1,6 @@
 """Binary operators, elementwise and broadcasting: arithmetic, extrema, comparisons, logic.
 
-Both forms of an operator share one kernel; gradients stand in ``binary_gradients.py``.
+Both forms of an operator share one kernel. The gradients are in ``binary_gradients.py``.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from weftplan.ops.elementwise.binary_gradients import (
 from weftplan.support.array_types import RawArray
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
-"""Backward operators of sums and differences: either gradient may share the output gradient's memory."""
+"""For backward operators of sums and differences: either gradient may share the output gradient's memory."""
 PRODUCT_INPLACE = (InplacePair(0, 1),)
-"""Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
+"""For backward operators that compute the left gradient first: the right one may share the output gradient's memory."""
 
 
 class _Division(UfuncKernel):
-    """``divide``; of integers exactly, towards zero as in C."""
+    """The kernel of a division; integer quotients are exact and rounded towards zero, as in C."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ def _binary(
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
     workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
 ) -> None:
-    """Register the elementwise and the broadcasting form; ``elementwise[0]`` and ``broadcast[0]`` are their names."""
+    """Register both forms of an operator; ``elementwise`` and ``broadcast`` are (name, *aliases) of a form."""
     for (name, *aliases), rule in ((elementwise, same_shape), (broadcast, broadcast_shape)):
         target = f"_backward_{name.lstrip('_')}"
         register(
@@ -148,7 +148,7 @@ def _binary(
 
 def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool, doc: str) -> None:
     gradient: GradientRule = grad(f"_backward_{name}", "g0", params={})
-    needs_node = not (equal and sign > 0)  # of an elementwise sum both gradients are the incoming one: no node
+    needs_node = not (equal and sign > 0)  # both gradients of an elementwise sum are the output's gradient itself
     register(
         Op(
             name=name,
@@ -190,7 +190,7 @@ _binary(
     "lhs * rhs.",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
     broadcast=("broadcast_mul",),
-    # In each block g * rhs is written before g * lhs is, so each may take the memory that it alone reads last.
+    # In each block g * rhs is written before g * lhs: the first may overwrite rhs, the second g or lhs.
     elementwise_inplace=(InplacePair(0, 1), InplacePair(2, 0), InplacePair(1, 1)),
 )
 _binary(
@@ -210,7 +210,7 @@ _binary(
     workspace=_mod_workspace,
 )
 _binary(
-    UfuncKernel("power", 2, real=True),  # of integers, too, because exponents may be negative
+    UfuncKernel("power", 2, real=True),  # integers are computed as floats, since exponents may be negative
     Sides(power_l, power_r, (None,)),
     "lhs to the power of rhs.",
     elementwise=("_power", "_Power"),

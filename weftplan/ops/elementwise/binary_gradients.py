@@ -20,12 +20,12 @@ from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, sl
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Side = Callable[..., None]
-"""``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
+"""``side(xp, ograd, lhs, rhs, out, *scratch)`` computes an input's gradient before sums; ``out`` may be ``ograd``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two gradient formulas of an operator and the scratch that each needs."""
+    """The two gradient formulas of an operator, the scratch that each needs, and how they treat integers."""
 
     lhs: Side
     rhs: Side
@@ -62,7 +62,7 @@ def _both_sides(
     db: RawArray,
     *scratch: RawArray,
 ) -> None:
-    """Compute the wanted gradients of one block."""
+    """Compute the gradients of one block: that of a if ``left``, that of b if ``right``."""
     if left:
         _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
     if right:
@@ -114,15 +114,14 @@ def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Array
 
 
 def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Return the number of elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
+    """Return the number of elements of the buffer for a block's sum; 0 unless several blocks add to one gradient."""
     if rows >= shape[0]:
         return 0
     return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
 
 
 class _BackwardKernel:
-    """The backward kernel (ograd, lhs, rhs) -> both gradients, for any broadcast; it can be prepared for equal
-    shapes."""
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes."""
 
     __slots__ = ("sides",)
 
@@ -137,8 +136,10 @@ class _BackwardKernel:
             _both_sides(self.sides, ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call of the formulas on prepared views of all blocks; for unequal shapes or very many blocks, of the
-        whole kernel."""
+        """Return a call of the formulas on views of all blocks that are made now.
+
+        For unequal shapes or very many blocks, return a call of the whole kernel.
+        """
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
@@ -147,12 +148,12 @@ class _BackwardKernel:
 
 
 def backward_kernel(sides: Sides) -> Kernel:
-    """Return the backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
+    """Return the backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes."""
     return _BackwardKernel(sides)
 
 
 def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Return the function that computes the workspace bytes of the backward kernel."""
+    """Return the workspace rule of :func:`backward_kernel`."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         g, a, b = inputs
@@ -169,12 +170,14 @@ def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], 
 
 
 def sum_backward(sign: int) -> Kernel:
-    """Return the gradient kernel of lhs + rhs or lhs - rhs: the output gradient summed to each input's shape; the right
-    gradient is multiplied by ``sign``."""
+    """Return the backward kernel of lhs + rhs (``sign`` 1) or lhs - rhs (-1).
+
+    It sums the output gradient to each input's shape and multiplies the right gradient by ``sign``.
+    """
 
     @kernel
     def compute(xp: ArrayModule, p: Params, g: RawArray, left: RawArray | None, right: RawArray | None) -> None:
-        # Left before right: a left gradient that shares g's memory does not change g, a right one may.
+        # Left before right: a left gradient in g's memory leaves g unchanged, a right one may change it.
         if left is not None:
             reduce_to(xp, g, left)
         if right is not None:
@@ -192,22 +195,22 @@ def sum_backward(sign: int) -> Kernel:
 
 
 def mul_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute g · b"""
+    """Compute the gradient of a in a · b: g · b."""
     xp.multiply(g, b, out=out)
 
 
 def mul_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute g · a"""
+    """Compute the gradient of b in a · b: g · a."""
     xp.multiply(g, a, out=out)
 
 
 def div_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute g / b"""
+    """Compute the gradient of a in a / b: g / b."""
     xp.divide(g, b, out=out)
 
 
 def div_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute -g · a / b²"""
+    """Compute the gradient of b in a / b: -g · a / b²."""
     xp.divide(g, b, out=out)
     xp.multiply(out, a, out=out)
     xp.divide(out, b, out=out)
@@ -215,7 +218,7 @@ def div_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray)
 
 
 def power_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute g · b · a^(b - 1)"""
+    """Compute the gradient of a in a^b: g · b · a^(b - 1)."""
     xp.subtract(b, 1, out=t)
     xp.power(a, t, out=t)
     xp.multiply(t, b, out=t)
@@ -223,7 +226,7 @@ def power_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArra
 
 
 def power_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute g · a^b · log(a)"""
+    """Compute the gradient of b in a^b: g · a^b · log(a)."""
     xp.power(a, b, out=t)
     xp.multiply(t, g, out=out)
     xp.log(a, out=t)
@@ -231,12 +234,12 @@ def power_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArra
 
 
 def mod_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """g"""
+    """Compute the gradient of a in a mod b: g."""
     xp.copyto(out, g)
 
 
 def mod_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute -g · floor(a / b)"""
+    """Compute the gradient of b in a mod b: -g · floor(a / b)."""
     xp.divide(a, b, out=t)
     xp.floor(t, out=t)
     xp.negative(t, out=t)
@@ -244,7 +247,7 @@ def mod_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray,
 
 
 def masked(compare: str) -> Side:
-    """Return ``g`` where ``compare(a, b)``, else 0."""
+    """Return a formula that computes g if ``compare(a, b)`` is true, else 0."""
 
     def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, compare)(a, b, out=t)
@@ -254,7 +257,7 @@ def masked(compare: str) -> Side:
 
 
 def hypot_side(right: bool) -> Side:
-    """``g · a / hypot(a, b)``, or with b on the right side."""
+    """Return the formula of a gradient of hypot: g · a / hypot(a, b), or g · b / hypot(a, b) if ``right``."""
 
     def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         xp.hypot(a, b, out=t)

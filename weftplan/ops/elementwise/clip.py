@@ -1,6 +1,6 @@
 """clip: values limited to an interval.
 
-Limits are first clamped to the range of integer dtypes. At NaN the incoming gradient passes unchanged.
+For integer dtypes, the limits are first clamped to the dtype's range. The gradient of a NaN is the output's gradient.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def saturated(value: float, dtype: DType, nan: float) -> float | np.generic:
-    """Return ``value`` as a number of ``dtype``: for integers without its fraction, or their nearest limit; NaN as
-    ``nan``.
+    """Return ``value`` as a number of ``dtype``; a float dtype leaves it unchanged.
+
+    For integer dtypes it is truncated and clamped to their range, after ``nan`` has replaced NaN.
 
     >>> int(saturated(256.0, np.dtype("uint8"), 0.0)), int(saturated(-math.inf, np.dtype("int32"), 0.0))
     (255, -2147483648)
@@ -48,13 +49,13 @@ def _clip_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray) -> N
 def _slope_step(
     xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, inside: RawArray, outside: RawArray
 ) -> None:
-    # Half precision is compared with the limits in float32, as in MXNet: with those rounded to it, values that rounding
-    # has moved onto a limit would count as inside.
+    # Half-precision values are compared with float32 limits, as in MXNet. A limit rounded to half precision can equal
+    # a value outside of the interval, which would then count as inside.
     number = np.float32 if is_half(x.dtype) else float
     xp.less(x, number(params["a_min"]), out=inside)
     xp.greater(x, number(params["a_max"]), out=outside)
     xp.logical_or(inside, outside, out=outside)
-    xp.logical_not(outside, out=inside)  # NaN counts as inside: what comes in must not vanish there
+    xp.logical_not(outside, out=inside)  # NaN counts as inside, so that its gradient is not lost
     xp.multiply(g, inside, out=out)
 
 

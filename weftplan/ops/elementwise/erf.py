@@ -1,6 +1,6 @@
 """The error function by Chebyshev series, for array modules without it.
 
-Two series, fitted when this module is imported to :func:`math.erf` and :func:`math.erfc`: ``erf(x) / x`` in ``x²`` for
+Importing this module fits two series to :func:`math.erf` and :func:`math.erfc`: ``erf(x) / x`` in ``x²`` for
 ``|x| < 1``, and ``exp(x²)·erfc(x)`` in ``(x - 2) / (x + 2)`` for ``1 <= |x| <= 6.5``; beyond that erf is ±1 in float64.
 """
 
@@ -19,7 +19,7 @@ _END = 6.5
 
 
 def fit(function: Callable[[float], float], low: float, high: float, degree: int) -> tuple[float, ...]:
-    """Return the Chebyshev coefficients of ``function`` on [low, high] by interpolation."""
+    """Return the Chebyshev coefficients of the polynomial that interpolates ``function`` on [low, high]."""
 
     def stretched(t: Any) -> Any:
         return np.array([function(low + (high - low) * (u + 1.0) / 2.0) for u in t])
@@ -48,7 +48,7 @@ _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 def clenshaw(
     xp: ArrayModule, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
 ) -> RawArray:
-    """Return the series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
+    """Evaluate a Chebyshev series at ``t`` by Clenshaw's recurrence; return the buffer (a, b or c) with the result."""
     a.fill(0.0)
     b.fill(0.0)
     for coefficient in reversed(coefficients[1:]):
@@ -74,9 +74,10 @@ def erf(
     c: RawArray,
     near: RawArray,
 ) -> None:
-    """Write erf of ``x`` into ``out`` (may be ``x``); scratch of the same size: five of a float dtype, one bool.
+    """Write erf of ``x`` to ``out``, which may be ``x``.
 
-    The result is exact to a few units in the last place of the scratch's dtype.
+    ``t``, ``u``, ``a``, ``b``, ``c`` (floats) and ``near`` (bool) are scratch of the same size. The error is a few
+    units in the last place of the scratch's dtype.
     """
     xp.absolute(x, out=u)
     xp.less(u, _SPLIT, out=near)

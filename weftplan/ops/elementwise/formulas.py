@@ -1,12 +1,12 @@
 """Formulas of elementwise kernels as data: operations on single elements, recorded from the kernels.
 
-A kernel is called once with a :class:`_Tape` in place of NumPy and with names in place of arrays, and its calls are
-recorded. A formula therefore exists once, as NumPy's kernel; compilers and fusions read it from the recording. By
-default only operations that IEEE 754 defines to the last bit can be recorded, so a compiled formula has the bits of
-NumPy's. All others (exp, tanh, integers, mixed dtypes) give None. A caller that compiles with the same functions as the
-kernel's array module may also ask for :data:`FUNCTIONS`.
+A kernel is called once with a :class:`_Tape` in place of NumPy and placeholders in place of arrays; the tape records
+its operations. A formula is therefore written once, as a NumPy kernel; compilers and fusion read the recording. By
+default only operations that IEEE 754 defines to the last bit can be recorded, so that a compiled formula has the same
+bits as NumPy's. A kernel with any other operation (exp, tanh, integers, mixed dtypes) is not recorded. A caller that
+compiles with the same functions as the kernel's array module may also allow :data:`FUNCTIONS`.
 
-The module keeps no state; any thread may call.
+The module has no state; any thread may call its functions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from weftplan.ops.core.schema import DType, Kernel, OpContext, Params
 from weftplan.support.array_types import DTypeLike, RawArray
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-"""Those whose formulas can be recorded."""
+"""Dtypes whose formulas can be recorded."""
 TRUTHS = frozenset(("not_equal", "equal", "less", "less_equal", "greater", "greater_equal"))
-"""Operations that give truth values."""
+"""Operations whose results are truth values."""
 FUNCTIONS = {
     **dict.fromkeys(("exp", "log", "tanh", "log1p", "expm1", "sin", "cos", "floor", "ceil", "rint", "trunc"), 1),
     "copysign": 2,
@@ -34,30 +34,32 @@ _LOGIC = {"logical_and": 2, "logical_or": 2, "logical_not": 1}
 
 
 class Operation(NamedTuple):
-    """One operation on earlier values; of ``constant`` the operand is a number of :attr:`Formula.constants`."""
+    """An operation on earlier values; the operand of ``constant`` is an index into :attr:`Recorded.constants`."""
 
     name: str
     operands: tuple[int, ...]
 
 
 class Formula(NamedTuple):
-    """The computation on one element of every array. Constants are kept apart, so that formulas which differ only in
-    constants share a compiled kernel."""
+    """The computation on one element of every array.
+
+    The constants are not part of it, so that formulas that differ only in constants share a compiled kernel.
+    """
 
     arrays: int
-    """Arrays of a call. Value i, below their number, is the element of array i before the call."""
+    """Number of arrays. Value i < ``arrays`` is the element of array i before the call."""
     operations: tuple[Operation, ...]
-    """Operation k makes value ``arrays + k``."""
+    """The operations in order; operation k computes value ``arrays + k``."""
     results: tuple[tuple[int, int], ...]
-    """(array, the value that it gets) of every array that is written."""
+    """(array, number of its new value) of every array that is written."""
 
 
 class _CannotRecord(Exception):
-    """A kernel asks for something that is not known to have the same bits elsewhere."""
+    """The error of a kernel whose operations cannot be recorded."""
 
 
 class Number:
-    """A parameter whose value only the run knows; a kernel may compute with it, but not branch on it.
+    """A parameter whose value is set for each run; a kernel may compute with it, but not branch on it.
 
     >>> (1.0 - Number("lr") * 0.5).at({"lr": 0.25})
     0.875
@@ -67,7 +69,7 @@ class Number:
 
     def __init__(self, name: str = "", at: Callable[[Mapping[str, float]], float] | None = None) -> None:
         self.at = at or itemgetter(name)
-        """Return the expression's result for values of the parameters."""
+        """Function from the values of the parameters to the value of this expression."""
 
     def __neg__(self) -> Number:
         return Number(at=lambda values: -self.at(values))
@@ -96,13 +98,13 @@ class Recorded:
     constants: tuple[float | Number, ...]
 
     def at(self, values: Mapping[str, float]) -> Recorded:
-        """Return the same formula with the values of all parameters."""
+        """Return the same formula with every :class:`Number` replaced by its value for ``values``."""
         numbers = [one.at(values) if isinstance(one, Number) else one for one in self.constants]
         return Recorded(self.formula, tuple(numbers))
 
 
 class Value:
-    """A value of a formula that is written as an expression; its methods are those of an NDArray."""
+    """A value in an expression that is recorded; it has a few of an NDArray's operators and methods."""
 
     __slots__ = ("_tape", "number")
 
@@ -122,20 +124,20 @@ class Value:
         return self._tape.expression("divide", self, other)
 
     def square(self) -> Value:
-        """Return the square."""
+        """Return the square of this value."""
         return self * self
 
     def sqrt(self) -> Value:
-        """Return the root."""
+        """Return the square root of this value."""
         return self._tape.expression("sqrt", self)
 
     def clip(self, low: float, high: float) -> Value:
-        """Return the value within these limits."""
+        """Return this value limited to [low, high]."""
         return self._tape.expression("at_most", self._tape.expression("at_least", self, low), high)
 
 
 class _Array:
-    """A name for the elements of an array; only its value changes."""
+    """A placeholder for an array; ``value`` is the number of its elements' current value, None before a write."""
 
     __array_ufunc__ = None
     __slots__ = ("_tape", "dtype", "ndim", "shape", "size", "value")
@@ -148,11 +150,11 @@ class _Array:
         self.value = value
 
     def reshape(self, *shape: int) -> _Array:
-        """Return the same elements."""
+        """Return this placeholder, since shapes do not matter to a single element."""
         return self
 
     def fill(self, value: float) -> None:
-        """Every element becomes ``value``."""
+        """Record that every element becomes ``value``."""
         self._tape.copyto(self, value)
 
     def __setitem__(self, key: object, source: RawArray) -> None:
@@ -165,7 +167,7 @@ class _Array:
 
 
 class _Tape:
-    """Stands for NumPy: writes down what is asked of it."""
+    """A substitute for the array module that records the operations of a kernel."""
 
     def __init__(self, dtype: DType, arrays: int, *, functions: bool) -> None:
         self.dtype = dtype
@@ -203,7 +205,7 @@ class _Tape:
         self._keep(out, value, of_truths=self._is_truth(source))
 
     def clip(self, x: RawArray, low: float, high: float, *, out: _Array) -> _Array:
-        """Record NumPy's ``clip``: values between the limits, -0 and NaN stay unchanged."""
+        """Record NumPy's ``clip``; values within the limits, -0 and NaN stay unchanged."""
         value = self._value(x)
         for name, limit in (("at_least", low), ("at_most", high)):
             if isinstance(limit, _Array):
@@ -273,7 +275,7 @@ _OPERANDS = {
 
 
 class _Context(OpContext):
-    """Scratch of a recorded kernel: more names."""
+    """The context of a kernel that is recorded; its scratch arrays are placeholders."""
 
     __slots__ = ()
 
@@ -282,7 +284,7 @@ class _Context(OpContext):
 
 
 Call = tuple[Kernel, Params, Sequence[int | None], Sequence[int | None]]
-"""A kernel, its parameters, and the numbers of the arrays that it reads and writes; None for an unwanted one."""
+"""A kernel, its parameters, and the numbers of the arrays that it reads and writes; None for an absent array."""
 
 
 def recorded(
@@ -299,10 +301,10 @@ def recorded(
     Args:
         calls: kernels with their parameters and arrays.
         arrays: number of arrays, all of one shape and of ``dtype``.
-        dtype: of all arrays.
-        given: the arrays that are inputs.
-        results: the arrays that are live after the calls; by default the inputs and the last call's results.
-        functions: also record :data:`FUNCTIONS`, ``isnan``, logic and choices.
+        dtype: dtype of all arrays.
+        given: numbers of the arrays that are inputs.
+        results: numbers of the arrays that are live after the calls; None: the inputs and the last call's results.
+        functions: also record :data:`FUNCTIONS`, ``isnan``, logic and copies with a mask.
     """
     if dtype not in DTYPES:
         return None
@@ -323,13 +325,13 @@ def recorded(
 
 
 def expressed(expression: Expression, arrays: int, dtype: DType, numbers: Mapping[str, object]) -> Recorded:
-    """Record an expression, whose results replace a weight and its states. The weight is written last.
+    """Record an expression whose results replace a weight and its states. The weight is written last.
 
     Args:
         expression: see :data:`Expression`.
-        arrays: a weight, its gradient, and its states.
-        dtype: of all arrays.
-        numbers: parameters: numbers, None, or a :class:`Number` for each that may change.
+        arrays: number of arrays: a weight, its gradient, and its states.
+        dtype: dtype of all arrays.
+        numbers: parameters: numbers, None, or a :class:`Number` for each parameter that may change.
     """
     tape = _Tape(dtype, arrays, functions=False)
     results = expression(*(Value(tape, number) for number in range(arrays)), **numbers)

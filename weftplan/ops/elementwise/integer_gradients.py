@@ -1,7 +1,7 @@
-"""Gradients of elementwise operators through integers: MXNet 1.9.1's rule, for all of them.
+"""Gradients of elementwise operators for integer arrays, by the rule of MXNet 1.9.1.
 
-The slope is computed in float64, loses its fraction when it is cast to the integer dtype, and is multiplied by the
-incoming gradient there, wrapping around. The formula for floats serves, called with an incoming gradient of 1.
+The slope is computed in float64 by the formula for floats, with an output gradient of 1. It is truncated to the integer
+dtype and multiplied there by the real output gradient, wrapping around on overflow.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weftplan.support.array_types import ArrayModule, RawArray
 _WIDE = np.dtype(np.float64)
 
 Integers = Literal["slope", "whole", "zero"]
-"""How a formula treats integers: by :func:`apply_slope`; unchanged, because its results are integers anyway; or not at
-all, because the gradient is zero."""
+"""How a formula treats integers. ``slope``: it computes a slope in float64, which is truncated; ``whole``: it runs on
+the integers, because its results are integers anyway; ``zero``: it is not called, and the gradient is 0."""
 
 
 def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers: Integers = "slope") -> list[DType]:
@@ -41,9 +41,9 @@ def apply_slope(
     room: Sequence[RawArray],
     integers: Integers = "slope",
 ) -> None:
-    """Compute ``formula(g, *operands, out, *scratch)`` on floats, or its integer form.
+    """Compute ``formula(g, *operands, out, *scratch)``; for integer arrays, as ``integers`` says.
 
-    ``room``: the scratch of :func:`slope_scratch`. ``out`` may share memory with ``g`` or an operand if the formula
+    ``room`` is the scratch of :func:`slope_scratch`. ``out`` may share memory with ``g`` or an operand if the formula
     allows it.
     """
     if is_float(out.dtype) or integers == "whole":

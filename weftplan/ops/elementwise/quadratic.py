@@ -1,6 +1,6 @@
 """_contrib_quadratic, a quadratic polynomial, and _contrib_gradientmultiplier (scaled gradients).
 
-Kernels keep nothing, so any worker may run them; importing the module registers both operators.
+The kernels have no state, so any worker thread may run them. Importing the module registers both operators.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ SCALAR = (
 )
 
 Derivative = Callable[..., None]
-"""``derivative(xp, scalar, ograd, x_or_y, out, *scratch)`` on one block; ``out`` may be either input."""
+"""``derivative(xp, scalar, ograd, x_or_y, out, *scratch)`` computes a block's gradient; ``out`` may be either input."""
 
 
 def converted(value: float, dtype: DType) -> Any:
@@ -66,8 +66,11 @@ def converted(value: float, dtype: DType) -> Any:
 
 
 class _ScalarKernel:
-    """``ufunc(x, scalar)``, or ``ufunc(scalar, x)`` when ``reverse``; ``as_float``: integers are computed as float64
-    and truncated. Prepared as :class:`~weftplan.ops.core.kernels.UfuncKernel` is."""
+    """The kernel of ``ufunc(x, scalar)``, or of ``ufunc(scalar, x)`` if ``reverse``.
+
+    ``as_float``: integers are computed as float64 and truncated. Like
+    :class:`~weftplan.ops.core.kernels.UfuncKernel`, it can be prepared for repeated calls.
+    """
 
     __slots__ = ("as_float", "reverse", "ufunc")
     elementwise = True
@@ -92,19 +95,19 @@ class _ScalarKernel:
             function(*pair, out=out, casting="unsafe")
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call of the bare ufunc with the number in the tensor's dtype; for integers, of the whole kernel."""
+        """Return a call of the bare ufunc; for integers or unequal dtypes, of the whole kernel."""
         out, xp = outputs[0], ctx.xp
         if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         value: Any = np.asarray(params["scalar"], dtype=out.dtype)
-        if xp is not np:  # an array would be on whatever device and stream are current now
+        if xp is not np:  # an array would belong to the device and stream that are current now
             value = value[()]
         pair = (value, inputs[0]) if self.reverse else (inputs[0], value)
         return partial(getattr(xp, self.ufunc), *pair, out=out)
 
 
 class _DivisionKernel(_ScalarKernel):
-    """``x / scalar`` or ``scalar / x``; integers exactly, towards zero as in C."""
+    """The kernel of ``x / scalar`` or ``scalar / x``; integer quotients are exact and rounded towards zero, as in C."""
 
     __slots__ = ()
 
@@ -136,7 +139,7 @@ def _square(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
 
 
 def _square_or_power(params: Params) -> tuple[Kernel, Params]:
-    """A square is the usual power, and twenty times cheaper by itself."""
+    """Return the kernel for the exponent: for 2, the most common one, a product, which is twenty times cheaper."""
     return _square if params["scalar"] == 2.0 else _any_power, params
 
 
@@ -168,7 +171,7 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
 
 @kernel
 def _backward_mod(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
-    """The incoming gradient; of integers none, as of every remainder of integers."""
+    """Copy the output gradient; the gradient of integers is 0, as for every remainder of integers."""
     if not is_float(out.dtype):
         out.fill(0)
     elif out is not ograd:

@@ -1,10 +1,10 @@
 """gamma, gammaln, digamma and erfinv, with derivatives, for array modules without them.
 
-The gamma functions shift their argument up to at least 8 by the recurrence and use Stirling's series there; arguments
-below 1/2 are reflected to above it. The inverse error function is two Chebyshev series, fitted when this module is
-imported to the inverse of :func:`math.erf` and :func:`math.erfc`: ``erfinv(x) / x`` in x² for ``|x| <= 0.9``, and
-``erfinv(x) / w`` in ``w = sqrt(-log(1 - |x|))`` beyond. All of it is computed in float64, to about 1e-13 of the result
-(gammaln: also 1e-14 absolutely, near its zeros).
+The gamma functions reflect arguments below 1/2, shift the argument by the recurrence to at least 8, and use Stirling's
+series there. The inverse error function is two Chebyshev series, which importing this module fits to the inverses of
+:func:`math.erf` and :func:`math.erfc`: ``erfinv(x) / x`` in x² for ``|x| < 0.9``, and ``erfinv(x) / w`` in
+``w = sqrt(-log(1 - |x|))`` beyond. All results are computed in float64, with a relative error of about 1e-13 (gammaln
+near its zeros: an absolute error of about 1e-14).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from weftplan.support.array_types import ArrayModule, RawArray
 _DOUBLE = np.dtype(np.float64)
 _STEPS = 8
 _LOG = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
-"""Stirling's series of the logarithm of gamma, in odd powers of 1/z."""
+"""Coefficients of Stirling's series of the logarithm of gamma, in odd powers of 1/z."""
 _PSI = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
-"""The asymptotic series of its derivative, in even powers of 1/z."""
+"""Coefficients of the asymptotic series of digamma, in even powers of 1/z."""
 
 _PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
-"""The asymptotic series of the second derivative times z, without 1 and 1 / 2z, in even powers of 1/z."""
+"""Coefficients of the series of z times digamma's derivative, without 1 and 1 / 2z, in even powers of 1/z."""
 
 
 def _reflected(xp: ArrayModule, x: RawArray, z: RawArray, m: RawArray) -> None:
-    """Compute z = x, or 1 - x where x < 1/2."""
+    """Set ``z`` to x, or to 1 - x if x < 1/2; ``m`` becomes x >= 1/2."""
     xp.subtract(1.0, x, out=z, casting="unsafe")
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, x, where=m)
 
 
 def _series(xp: ArrayModule, coefficients: tuple[float, ...], z: RawArray, s: RawArray, t: RawArray) -> None:
-    """Compute s = the polynomial of 1/z² with these coefficients (constant first)."""
+    """Set ``s`` to the polynomial of 1/z² with these coefficients, constant first; ``t`` is scratch."""
     xp.multiply(z, z, out=t)
     xp.divide(1.0, t, out=t)
     s.fill(coefficients[-1])
@@ -48,7 +48,10 @@ def _series(xp: ArrayModule, coefficients: tuple[float, ...], z: RawArray, s: Ra
 
 
 def _stirling(xp: ArrayModule, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """Compute s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
+    """Set ``s`` and ``p`` so that gamma(z) = exp(s) / p, for z >= 1/2; ``z`` is overwritten.
+
+    ``s`` is the logarithm of gamma at z + n >= 8, after n steps of 1; ``p`` is z (z + 1) … (z + n - 1).
+    """
     p.fill(1.0)
     for _ in range(_STEPS):
         xp.less(z, _STEPS, out=m)
@@ -67,7 +70,7 @@ def _stirling(xp: ArrayModule, z: RawArray, p: RawArray, s: RawArray, t: RawArra
 
 
 def _turn(xp: ArrayModule, x: RawArray, z: RawArray, t: RawArray) -> None:
-    """Set t to the integer nearest to ``x`` and z to pi (x - t), the argument of the reflection's sine or tangent."""
+    """Set ``t`` to the integer nearest to x, and ``z`` to pi (x - t), whose sine or tangent a reflection needs."""
     xp.copyto(z, x)
     xp.rint(z, out=t)
     xp.subtract(z, t, out=z)
@@ -75,13 +78,13 @@ def _turn(xp: ArrayModule, x: RawArray, z: RawArray, t: RawArray) -> None:
 
 
 def _unreflected(xp: ArrayModule, x: RawArray, z: RawArray, s: RawArray, m: RawArray) -> None:
-    """Put ``s`` into z where ``x`` needed no reflection."""
+    """Set ``z`` to ``s`` if x >= 1/2, that is, without reflection."""
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, s, where=m)
 
 
 def _climb(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m: RawArray, *, power: int) -> None:
-    """Compute z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
+    """Set ``z`` to x, reflected and raised in steps of 1 to at least 8; ``p`` sums 1 / z^power over the steps."""
     _reflected(xp, x, z, m)
     p.fill(0.0)
     for _ in range(_STEPS):
@@ -96,7 +99,7 @@ def _climb(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, t: RawArray, 
 def _gamma(
     xp: ArrayModule, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
 ) -> None:
-    """Write gamma of ``x`` into ``out``, which may be ``x``."""
+    """Write gamma of ``x`` to ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
     _stirling(xp, z, p, s, t, m)
     xp.exp(s, out=s)
@@ -123,7 +126,7 @@ def _gamma(
 def _gammaln(
     xp: ArrayModule, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
 ) -> None:
-    """Write the logarithm of the absolute value of gamma of ``x`` into ``out``, which may be ``x``."""
+    """Write the logarithm of the absolute value of gamma of ``x`` to ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
     _stirling(xp, z, p, s, t, m)
     xp.log(p, out=p)
@@ -141,7 +144,7 @@ def _gammaln(
 
 
 def _psi(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """Compute z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
+    """Set ``z`` to digamma of ``x``, infinite at its poles, as in MXNet 1.9.1."""
     _climb(xp, x, z, p, t, m, power=1)
     _series(xp, (0.0, *_PSI), z, s, t)
     xp.subtract(s, p, out=s)
@@ -228,7 +231,7 @@ def _gamma_backward(
 
 
 def _psi1(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """Compute z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
+    """Set ``z`` to the derivative of digamma at ``x``, infinite at the poles."""
     _climb(xp, x, z, p, t, m, power=2)
     _series(xp, (0.0, *_PSI1), z, s, t)
     xp.add(s, 1.0, out=s)
@@ -247,19 +250,19 @@ def _psi1(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t
 
 
 def _room(xp: ArrayModule, x: RawArray) -> tuple[RawArray, ...]:
-    """Return the scratch of the functions above for a few numbers."""
+    """Return the scratch arrays (z, p, s, t, m) of the functions above, newly allocated in the shape of ``x``."""
     return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
 
 
 def gammaln_of(xp: ArrayModule, x: RawArray) -> RawArray:
-    """Return the logarithms of gamma of a few float64 numbers, as a new array."""
+    """Return a new array of log |gamma(x)|, for small float64 arrays: it also allocates all scratch."""
     out: RawArray = xp.empty(x.shape, _DOUBLE)
     _gammaln(xp, x, out, *_room(xp, x))
     return out
 
 
 def digamma_of(xp: ArrayModule, x: RawArray) -> RawArray:
-    """Return the derivatives of :func:`gammaln_of`, as a new array."""
+    """Return a new array of digamma(x), the derivative of :func:`gammaln_of`, for small float64 arrays."""
     z, *others = _room(xp, x)
     _psi(xp, x, z, *others)
     return z
@@ -270,11 +273,11 @@ def digamma_of(xp: ArrayModule, x: RawArray) -> RawArray:
 _CENTRE = 0.9
 _FIRST = math.sqrt(-math.log(1.0 - _CENTRE))
 _LAST = math.sqrt(53.0 * math.log(2.0))
-"""w of the largest float64 below 1, about."""
+"""Approximately w of the largest float64 below 1."""
 
 
 def _near(square: float) -> float:
-    """erfinv(x) / x at x², by Newton's method on erf."""
+    """Return erfinv(x) / x for x² = ``square``, by Newton's method on erf."""
     x = math.sqrt(square)
     if x < 1e-8:
         return math.sqrt(math.pi) / 2.0
@@ -285,7 +288,7 @@ def _near(square: float) -> float:
 
 
 def _far(w: float) -> float:
-    """erfinv(x) / w where 1 - x = exp(-w²), by Newton's method on the logarithm of erfc."""
+    """Return erfinv(x) / w for 1 - x = exp(-w²), by Newton's method on the logarithm of erfc."""
     y = w
     for _ in range(60):
         tail = math.erfc(y)
@@ -310,7 +313,7 @@ def _erfinv(
     c: RawArray,
     m: RawArray,
 ) -> None:
-    """±infinity at ±1, no number beyond."""
+    """Write erfinv of ``x`` to ``out``: ±infinity at ±1, NaN beyond."""
     xp.copyto(u, x)
     xp.absolute(u, out=w)
     xp.subtract(1.0, w, out=w)
@@ -336,7 +339,7 @@ def _erfinv(
 
 
 def _erfinv_backward(xp: ArrayModule, params: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
-    """sqrt(pi) / 2 · exp(y²) with y the output."""
+    """Compute g · sqrt(pi) / 2 · exp(y²) from the output y of erfinv."""
     xp.multiply(y, y, out=t, casting="unsafe")
     xp.exp(t, out=t)
     xp.multiply(t, math.sqrt(math.pi) / 2.0, out=t)

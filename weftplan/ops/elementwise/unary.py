@@ -1,6 +1,6 @@
 """Unary elementwise operators: exp, sqrt, tanh, relu, rounding, … with their gradients.
 
-A gradient keeps the forward output alive if the formula allows it (``sqrt``, ``tanh``, …), and the input otherwise.
+A gradient reads the forward output if its formula allows that (``sqrt``, ``tanh``, …), and the input otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.ops.elementwise.integer_gradients import apply_slope, slope_scratc
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Step = Callable[..., None]
-"""``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
+"""``step(xp, params, x, out, *scratch)`` computes one block; ``out`` may be ``x``."""
 
 
 def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
@@ -31,7 +31,7 @@ def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
 
 
 def _derivative(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
-    """Return the kernel of a derivative of (incoming gradient, data or output)."""
+    """Return the kernel (output gradient, data or output) -> data's gradient that runs ``step`` on blocks."""
 
     def on_slopes(xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
         apply_slope(xp, partial(step, xp, params), g, (x,), out, room)
@@ -60,10 +60,11 @@ def unary(
     Args:
         forward: name of a ufunc, or a :data:`Step`.
         derivative: ``derivative(xp, params, ograd, x_or_y, out, *scratch)``; ``out`` may be either of the two inputs.
-            It is written for floats; :mod:`weftplan.ops.elementwise.integer_gradients` makes it serve integers.
+            It is written for floats; :mod:`weftplan.ops.elementwise.integer_gradients` applies it to integers.
         uses: the array that the derivative reads: the input ``"x0"`` or the output ``"y0"``.
         scratch: dtypes of the derivative's scratch blocks (None: the array's).
-        gradient: used when there is no ``derivative``.
+        forward_scratch: dtypes of the scratch blocks of ``forward``.
+        gradient: the gradient rule, if there is no ``derivative``.
     """
     if derivative is not None:
         gradient = grad(f"_backward_{name}", "g0", uses)
@@ -185,7 +186,10 @@ def _cosh(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t
 
 
 def _inverse(sign: int, shift: float, root: bool, negate: bool = False) -> Step:
-    """``g / (sign·x² + shift)``, or divided by its square root: the inverse trigonometric functions."""
+    """Return the derivative of an inverse trigonometric or hyperbolic function.
+
+    It computes g / (sign·x² + shift), or g / sqrt(sign·x² + shift) if ``root``, with the opposite sign if ``negate``.
+    """
 
     def step(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
         xp.multiply(x, x, out=t)
@@ -228,7 +232,7 @@ def _sigmoid_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> 
         xp.copyto(out, 1.0 / (1.0 + xp.exp(-x.astype(float))), casting="unsafe")
         return
     xp.negative(x, out=out)
-    xp.exp(out, out=out)  # may overflow to infinity, whose reciprocal is the right 0
+    xp.exp(out, out=out)  # may overflow to infinity, whose reciprocal is 0, as it should be
     xp.add(out, 1.0, out=out)
     xp.reciprocal(out, out=out)
 
@@ -242,8 +246,8 @@ def _sigmoid(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray
 def relu_step(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     """Compute ``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
     if xp is np and x.size > 4096 and is_float(out.dtype):
-        xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
-        xp.add(out, 0.0, out=out)  # -0 passed
+        xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises clip, but not maximum with a scalar
+        xp.add(out, 0.0, out=out)  # clip leaves -0 unchanged
     else:
         xp.maximum(x, 0, out=out)
 
@@ -304,7 +308,7 @@ def _away_from_zero(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: R
 
 
 def _half_down(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
-    """Round half down: ``ceil(x - 0.5)``, MXNet's ``rint``."""
+    """Round half down, ``ceil(x - 0.5)``, as MXNet's ``rint`` does."""
     xp.subtract(x, 0.5, out=t)
     xp.ceil(t, out=out, casting="unsafe")
 

@@ -1,6 +1,6 @@
 """where: an elementwise or rowwise choice between two tensors.
 
-The choice is made on bits, in declared scratch, so that it treats NaN and every dtype alike.
+The kernels select by bit operations, which treat NaN and all dtypes alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _where_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [ins[0], dtype, dtype], [dtype]
 
 
-# A selection by mask is done on the bits, y ^ ((x ^ y) & -condition): several times faster than copyto(where=…) when
-# the mask has no pattern, and it keeps NaN and -0.0.
+# The selection y ^ ((x ^ y) & -condition) preserves NaN and -0.0. It is several times faster than copyto(where=…) if
+# the mask has no pattern.
 
 
 def _integer(dtype: DType) -> DType:
@@ -45,13 +45,13 @@ def _integer(dtype: DType) -> DType:
 
 
 def _bits(xp: ArrayModule, condition: RawArray, mask: RawArray, out: RawArray) -> None:
-    """``out`` (integers) = all bits where ``condition`` is not 0, else none."""
+    """Set all bits of the integers ``out`` where ``condition`` is not 0, and none elsewhere; ``mask`` is scratch."""
     xp.not_equal(condition, 0, out=mask)
     xp.negative(mask.view("int8"), out=out)
 
 
 def _by_row(ctx: Workspace, condition: RawArray, like: RawArray) -> RawArray:
-    """Return the bits of a condition that has one value for each row of ``like``."""
+    """Return the bit masks of a condition with one value for each row of ``like``, shaped to broadcast."""
     bits = ctx.take(condition.shape, _integer(like.dtype))
     _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
     return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))
@@ -88,7 +88,7 @@ def _backward_where(
 
 
 def _share_out(xp: ArrayModule, bits: RawArray, g: RawArray, x: RawArray | None, y: RawArray | None) -> None:
-    """Route the gradient to x at set bits, and to y at the others."""
+    """Copy the gradient to ``x`` where ``bits`` are set and to ``y`` elsewhere, with zeros at the other elements."""
     g = g.view(bits.dtype)
     if x is not None:
         xp.bitwise_and(g, bits, out=x.view(bits.dtype))

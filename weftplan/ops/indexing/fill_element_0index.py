@@ -1,6 +1,6 @@
 """fill_element_0index: replacement of an element in each row, the counterpart of ``pick``.
 
-The elements are found by comparing every column with the index, in declared scratch; an index outside marks none.
+A mask in scratch selects the elements: each column is compared with the index, so an index out of range selects none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _marked(ctx: Workspace, columns: int, index: RawArray) -> RawArray:
-    """For each column and row: whether this is the row's element; an index that names no column marks none."""
+    """Return a mask (rows, columns) of the element that ``index`` selects in each row; none if out of range."""
     xp = ctx.xp
     positions = ctx.take(index.shape, INDEX)
     xp.copyto(positions, index, casting="unsafe")

@@ -1,10 +1,10 @@
 """gather_nd, scatter_nd and batch_take: elements or slices of a tensor by coordinates.
 
-``indices`` of shape (m, *places) holds m coordinates for each place; the remaining axes of the tensor come along.
-Indices may have any dtype; their fraction is dropped. No gradient flows to them.
+``indices`` of shape (m, *places) has m coordinates for each place. They select an element of a tensor of m axes, or a
+slice of a tensor of more axes. Indices may have any dtype; their fraction is dropped. They have no gradient.
 
-MXNet 1.9.1 has three faults that are not repeated: its gradient of gather_nd with negative indices goes to other
-elements than were read, scatter_nd writes beyond the tensor for an index out of range, and batch_take has no gradient.
+Three faults of MXNet 1.9.1 are not reproduced: its gradient of gather_nd with negative indices goes to other elements
+than were read, scatter_nd writes beyond the tensor for an index out of range, and batch_take has no gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.support.array_types import RawArray
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
-    """Return how many axes of ``tensor`` the coordinates name."""
+    """Return the number of axes of ``tensor`` that the coordinates index; raise ShapeError if it has fewer."""
     if len(index) < 2:
         raise ShapeError(f"{name}: indices have shape {index}, expected (coordinates, places, …)")
     if index[0] > len(tensor):
@@ -37,9 +37,12 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
 
 
 def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wrap: bool) -> RawArray:
-    """Return the number of the slice of ``tensor`` that each place names, int64 (places,).
+    """Return the number of the slice of ``tensor`` that each place selects, int64 (places,).
 
-    Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
+    With ``wrap``, negative coordinates count from the end.
+
+    Raises:
+        IndexRangeError: a coordinate is out of range.
     """
     xp = ctx.xp
     rows = index.reshape(index.shape[0], -1)
@@ -50,7 +53,7 @@ def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wr
     if places:
         xp.min(parts, axis=1, out=limits[0])
         xp.max(parts, axis=1, out=limits[1])
-        lows, highs = limits.tolist()  # the host waits here, once
+        lows, highs = limits.tolist()  # the host waits for the device here, once
         for axis, (low, high, size) in enumerate(zip(lows, highs, tensor, strict=False)):
             if high >= size or low < (-size if wrap else 0):
                 raise IndexRangeError(
@@ -66,13 +69,13 @@ def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wr
 
 
 def flat_bytes(index: Shape) -> int:
-    """Workspace of :func:`flat_places`."""
+    """Return the workspace bytes of :func:`flat_places`."""
     places = math.prod(index[1:])
     return take_bytes(((places,), INDEX), ((index[0], places), INDEX), ((2, index[0]), INDEX))
 
 
 def _slices(array: RawArray, axes: int) -> RawArray:
-    """Return a view of ``array`` as (slices, elements of one)."""
+    """Return ``array`` reshaped to (slices, elements of a slice); the first ``axes`` axes index the slices."""
     return array.reshape(math.prod(array.shape[:axes]), math.prod(array.shape[axes:]))
 
 
@@ -99,7 +102,7 @@ def _gather(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: Raw
 
 @workspace_kernel
 def _gather_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
-    """Sums, in the order of the places, where several of them name one slice."""
+    """Add the gradient of each place to its slice, in the order of the places."""
     flat = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
     source = g.reshape(flat.size, target.shape[1])
@@ -196,7 +199,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
-    """Return the flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
+    """Return the flat position of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     flat, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
     rows.fill(shape[1])

@@ -1,6 +1,6 @@
 """_contrib_index_array: the coordinates of each element of a tensor.
 
-The kernel writes ranges into views of its output and keeps nothing; importing the module registers the operator.
+The kernel writes ranges to views of its output and has no state. Importing the module registers the operator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _axes(params: Params, ndim: int) -> list[int]:
-    """The axes whose positions are listed, from 0 on."""
+    """Return the axes whose positions are listed, as numbers of at least 0."""
     axes = range(ndim) if params["axes"] is None else params["axes"]
     return [normalize_axis(axis, ndim, "axes of index_array") for axis in axes]
 
@@ -39,7 +39,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 def _index_array(xp: ArrayModule, p: Params, data: RawArray | None, out: RawArray) -> None:
     shape = out.shape[:-1]
     for place, axis in enumerate(_axes(p, len(shape))):
-        positions = xp.arange(shape[axis], dtype=INDEX)  # one number a row, not an activation
+        positions = xp.arange(shape[axis], dtype=INDEX)  # small: one number for each position along the axis
         out[..., place] = positions.reshape(-1, *[1] * (len(shape) - 1 - axis))
 
 

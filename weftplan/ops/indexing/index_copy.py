@@ -1,7 +1,7 @@
 """_contrib_index_copy: a tensor with some rows replaced by those of another tensor.
 
-Indices may have any dtype; their fraction is dropped. Of several that are alike the last wins, and the gradient goes to
-all of the new rows, as in MXNet 1.9.1; one outside of the tensor is an error, where MXNet writes beyond it.
+Indices may have any dtype; their fraction is dropped. If an index occurs several times, the last new row wins, but all
+of these rows get the gradient, as in MXNet 1.9.1. An index out of range is an error; MXNet writes beyond the tensor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _forward(ctx: Workspace, p: Params, old: RawArray, index: RawArray, new: Raw
 def _backward(
     ctx: Workspace, p: Params, g: RawArray, index: RawArray, old: RawArray | None, new: RawArray | None
 ) -> None:
-    """The rows that were kept, and those that were replaced."""
+    """Copy the gradient of the replaced rows to ``new``, and of the other rows to ``old``, with zeros elsewhere."""
     positions = _places(ctx, index, g)
     if new is not None:
         gather(ctx.xp, g, positions, 0, new)

@@ -1,6 +1,6 @@
-"""Operators that select or mark single elements by index: take, pick, one_hot.
+"""Operators that select or mark elements by index: take, pick, one_hot.
 
-Indices may have any dtype (MXNet's are often floats); their fraction is dropped. No gradient flows to them.
+Indices may have any dtype (MXNet's are often floats); their fraction is dropped. They have no gradient.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _count_up(xp: ArrayModule, out: RawArray) -> RawArray:
-    """Fill ``out`` (int64) with 0, 1, 2, … without a temporary."""
+    """Fill ``out`` (int64) with 0, 1, 2, … without a temporary, and return it."""
     out.fill(1)
     xp.cumsum(out, out=out)
     xp.subtract(out, 1, out=out)
@@ -63,7 +63,7 @@ def _positions(ctx: Workspace, params: Params, index: RawArray, size: int) -> Ra
     if positions.size:
         xp.min(positions, out=limits[:1].reshape(()))
         xp.max(positions, out=limits[1:].reshape(()))
-        low, high = limits.tolist()  # the host waits here, once
+        low, high = limits.tolist()  # the host waits for the device here, once
         if low < 0 or high >= size:
             raise IndexRangeError(f"take: indices from {low} to {high} exceed the {size} rows (mode=raise)")
     return positions
@@ -126,7 +126,7 @@ backward("take", _backward_take, ("ograd", "indices"), params=_TAKE, workspace=_
 
 
 def _pick_axis(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """Return (outer, size, inner) extents round the picked axis."""
+    """Return the extents (outer, size, inner) before, of and after the picked axis."""
     if params["axis"] is None:
         return 1, math.prod(shape), 1
     axis = params["axis"] % len(shape)
@@ -240,7 +240,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> Room:
-    """Return the classes, and of the indices of one block: whole numbers, and where each is on."""
+    """Return the scratch: all class numbers; for a block, its indices as integers and a mask of their classes."""
     depth = params["depth"]
     rows = rows_per_block((math.prod(indices.shape), depth))
     return [((depth,), INDEX), ((rows, 1), INDEX), ((rows, depth), BOOL)]

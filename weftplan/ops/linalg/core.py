@@ -1,8 +1,8 @@
-"""Batched triangular algorithms on views, without scratch: the basis of the linalg operators.
+"""Batched triangular algorithms on views, the basis of the linalg operators.
 
 All arrays have shape (batch, rows, columns) and may be any views; a transposed problem is the same call on transposed
-views. Work goes in panels of :data:`PANEL` rows, so that nearly all of it is matrix products. Scratch is given by the
-caller, as a flat array of at least the elements that the ``*_scratch`` functions say.
+views. The algorithms process panels of :data:`PANEL` rows, so that matrix products do nearly all of the arithmetic. The
+caller provides scratch: a flat array of at least the number of elements that the ``*_scratch`` functions return.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PANEL = 32
 
 
 def batched(x: RawArray) -> RawArray:
-    """Return (…, m, n) as (batch, m, n), a view."""
+    """Return ``x`` of shape (…, m, n) reshaped to (batch, m, n)."""
     return x.reshape(-1, *x.shape[-2:])
 
 
 def batch_of(shape: Shape) -> int:
-    """Return how many matrices a shape (…, m, n) holds."""
+    """Return the number of matrices in an array of ``shape`` (…, m, n)."""
     return math.prod(shape[:-2])
 
 
 def flip(x: RawArray, transpose: bool = True) -> RawArray:
-    """Return every matrix transposed (a view), or ``x`` itself."""
+    """Return a view with every matrix transposed; ``x`` itself without ``transpose``."""
     return x.swapaxes(-1, -2) if transpose else x
 
 
@@ -42,7 +42,7 @@ def _cut(scratch: RawArray, shape: Shape) -> RawArray:
 
 
 def triangle(xp: ArrayModule, source: RawArray, out: RawArray, lower: bool = True) -> None:
-    """Compute ``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
+    """Copy the lower (or upper) triangle of ``source`` to ``out``, zeros elsewhere; ``out`` may be ``source``."""
     source, out = flip(source, not lower), flip(out, not lower)
     for row in range(source.shape[-1]):
         if out is not source:
@@ -51,19 +51,19 @@ def triangle(xp: ArrayModule, source: RawArray, out: RawArray, lower: bool = Tru
 
 
 def mirror(xp: ArrayModule, x: RawArray) -> None:
-    """Copies the lower triangle over the upper one, in place."""
+    """Copy the lower triangle of every matrix to the upper one, in place."""
     for row in range(x.shape[-1] - 1):
         xp.copyto(x[:, row, row + 1 :], x[:, row + 1 :, row])
 
 
 def identity(xp: ArrayModule, out: RawArray) -> None:
-    """Every matrix of ``out`` becomes the identity."""
+    """Set every matrix of ``out`` to the identity."""
     out.fill(0)
     diagonal(out)[...] = 1
 
 
 def diagonal(x: RawArray, offset: int = 0) -> RawArray:
-    """Return the diagonals of contiguous matrices (batch, n, n), a view that can be written to."""
+    """Return a writable view of the diagonals of contiguous matrices (batch, n, n); ``offset`` > 0 is above."""
     n = x.shape[-1]
     start = offset if offset >= 0 else -offset * n
     count = n - abs(offset)
@@ -71,14 +71,14 @@ def diagonal(x: RawArray, offset: int = 0) -> RawArray:
 
 
 def solve_scratch(batch: int, rows: int, columns: int) -> int:
-    """Return the elements that :func:`solve` needs."""
+    """Return the number of scratch elements that :func:`solve` needs."""
     return batch * min(PANEL, rows) * columns
 
 
 def solve(xp: ArrayModule, a: RawArray, b: RawArray, scratch: RawArray, *, lower: bool, unit: bool = False) -> None:
-    """``b`` becomes a⁻¹ b, where ``a`` (batch, n, n) counts as triangular: its other triangle is not read.
+    """Replace ``b`` by a⁻¹ b, where ``a`` (batch, n, n) is triangular.
 
-    ``unit``: the diagonal counts as 1, and is not read either.
+    The other triangle of ``a`` is not read. ``unit``: the diagonal counts as 1 and is not read either.
     """
     n = a.shape[-1]
     starts = range(0, n, PANEL)
@@ -102,12 +102,12 @@ def solve(xp: ArrayModule, a: RawArray, b: RawArray, scratch: RawArray, *, lower
 
 
 def cholesky_scratch(batch: int, rows: int) -> int:
-    """Return the elements that :func:`cholesky` needs."""
+    """Return the number of scratch elements that :func:`cholesky` needs."""
     return batch * rows * min(PANEL, rows)
 
 
 def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
-    """The lower triangle of ``a`` becomes the factor L of a = L Lᵀ, the upper one zeros.
+    """Replace ``a`` by its lower triangular factor L, a = L Lᵀ; only the lower triangle is read.
 
     Raises:
         MXNetError: a matrix is not positive definite.
@@ -132,7 +132,7 @@ def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
             below = below[:, 1:]
             xp.divide(below, corner, out=below)
     triangle(xp, a, a)
-    if not bool(xp.min(diagonal(a if a.flags.c_contiguous else flip(a))) > 0):  # NaN: the root of a negative number
+    if not bool(xp.min(diagonal(a if a.flags.c_contiguous else flip(a))) > 0):  # or NaN: the root of a negative number
         raise MXNetError(
             "potrf expects symmetric positive definite matrices, but a pivot was not positive: add a multiple of the "
             "identity, or check the input for NaN"
@@ -140,14 +140,14 @@ def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
 
 
 def lu_scratch(batch: int, rows: int) -> int:
-    """Return the elements that :func:`lu` needs."""
+    """Return the number of scratch elements that :func:`lu` needs."""
     return (batch + 1) * rows
 
 
 def lu(xp: ArrayModule, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
-    """Replace ``a`` by its factors L (unit, below) and U, with rows swapped after ``pivots`` (batch, n).
+    """Replace ``a`` by its factors: U and, below the diagonal, L with a diagonal of 1. Fill ``pivots`` (batch, n).
 
-    Step k exchanges row k with row ``pivots[:, k]`` (at least k), which holds the largest element of the column.
+    Step k exchanges row k with row ``pivots[:, k]`` >= k, which has the column's element of largest magnitude.
     """
     count, n = a.shape[:2]
     for k in range(n):
@@ -179,7 +179,10 @@ def lu(xp: ArrayModule, a: RawArray, pivots: RawArray, scratch: RawArray) -> Non
 
 
 def square_shape(name: str, outputs: Sequence[str] = ("same",)) -> ShapeRule:
-    """Square matrices in, outputs of these kinds: "same" shape, one number a matrix ("one"), or a "row" each."""
+    """Return the shape rule of an operator on square matrices.
+
+    ``outputs`` has the kind of each output: the "same" shape, "one" number for each matrix, or a "row" for each.
+    """
 
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         a = ins[0]
@@ -200,7 +203,7 @@ def square_shape(name: str, outputs: Sequence[str] = ("same",)) -> ShapeRule:
 
 
 def wide_floats(name: str) -> DTypeRule:
-    """Everything is float32, or everything is float64."""
+    """Return the dtype rule of an operator whose arrays are all float32 or all float64."""
 
     def rule(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         new_ins, new_outs = same_dtype(params, ins, outs)

@@ -1,6 +1,6 @@
 """Matrix diagonals and triangles as vectors, and back: extractdiag, maketrian and others.
 
-A packed triangle holds its rows one after the other when it lies below the diagonal, its columns when above.
+A packed lower triangle consists of its rows one after the other, a packed upper triangle of its columns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TRIANGLE = (_OFFSET, Param("lower", p_bool, True, "for offset 0: the lower tria
 
 
 def _length(params: Params, side: int, packed: bool, name: str) -> int:
-    """Return the elements of the diagonal or triangle of a matrix of ``side`` rows."""
+    """Return the number of elements of the diagonal, or triangle if ``packed``, of a matrix of ``side`` rows."""
     rows: int = side - abs(params["offset"])
     if rows < 1:
         raise ShapeError(f"{name}: matrices of {side} rows have no diagonal {params['offset']}")
@@ -62,7 +62,7 @@ def _length(params: Params, side: int, packed: bool, name: str) -> int:
 
 
 def _side(params: Params, length: int, packed: bool, name: str) -> int:
-    """Return the rows of the matrix that has a diagonal or triangle of ``length`` elements."""
+    """Return the number of rows of the matrix whose diagonal, or triangle if ``packed``, has ``length`` elements."""
     rows = (math.isqrt(8 * length + 1) - 1) // 2 if packed else length
     side: int = rows + abs(params["offset"])
     if _length(params, side, packed, name) != length:
@@ -73,7 +73,7 @@ def _side(params: Params, length: int, packed: bool, name: str) -> int:
 def _relate(
     name: str, packed: bool, params: Params, matrix: Shape | None, vector: Shape | None
 ) -> tuple[Shape | None, Shape | None]:
-    """Return the shapes of matrix and vector from each other."""
+    """Return the shapes of matrix and vector, each completed from the other; None if both are unknown."""
     if matrix is not None:
         if len(matrix) < 2:
             raise ShapeError(f"{name} expects matrices in the last two of at least 2 dimensions, got shape {matrix}")
@@ -90,7 +90,7 @@ def _relate(
 
 
 def _cells(params: Params, packed: bool, matrix: RawArray) -> Iterator[tuple[slice, RawArray]]:
-    """Yield (place in the vector, view of the matrix) of each piece: the diagonal, or each row of the triangle."""
+    """Yield (slice of the vector, view of the matrices) of the diagonal, or of each row or column of the triangle."""
     offset = params["offset"]
     if not packed:
         yield slice(None), diagonal(matrix, offset)

@@ -1,6 +1,6 @@
 """khatri_rao: columnwise Kronecker products of matrices.
 
-Every matrix is seen with its rows along an axis of its own; the output is their broadcast product.
+Each matrix is viewed with its rows along a separate axis; the output is the broadcast product of these views.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _factor(matrix: RawArray, axis: int, rank: int) -> RawArray:
-    """A matrix with its rows along ``axis`` of as many axes as there are matrices, and one for the columns."""
+    """Return a matrix with its rows along ``axis`` of ``rank`` axes, and its columns along one more axis."""
     return matrix.reshape(*(matrix.shape[0] if a == axis else 1 for a in range(rank)), matrix.shape[1])
 
 
@@ -51,7 +51,7 @@ def _khatri_rao(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
 
 @kernel(scratch=lambda p, g, *arrays: [(g.shape, g.dtype)])
 def _backward(xp: ArrayModule, p: Params, g: RawArray, *arrays: Any) -> None:
-    """Of each matrix: the sum of the gradient times all others, over the rows of the others."""
+    """Compute the gradient of each matrix: g times all other matrices, summed over the rows of the others."""
     rank = len(arrays) // 2
     matrices, outputs = arrays[:rank], arrays[rank:-1]
     g, room = (_apart(array, matrices) for array in (g, arrays[-1]))

@@ -1,11 +1,11 @@
 """linalg_gelqf (A = L · Q, orthonormal rows of Q) and linalg_syevd (symmetric A = Uᵀ · diag(Λ) · U).
 
-Q comes from Householder's reflections with LAPACK's signs, batched over the matrices. Eigenvectors come from the array
-module's ``eigh``, matrix by matrix: its temporaries, a few times one matrix, are in no plan. The sign of each makes its
-element of greatest magnitude positive, as in MXNet.
+Householder reflections compute Q with LAPACK's signs, batched over the matrices. The array module's ``eigh`` computes
+eigenvectors, matrix by matrix; no memory plan counts its temporaries, which are a few times as large as one matrix. The
+sign of an eigenvector makes its element of largest magnitude positive, as in MXNet.
 
-Gradients: of LQ as Seeger et al. 2017, "Auto-Differentiating Linear Algebra", have it, which MXNet follows; of the
-eigenvectors by first-order perturbation, where pairs of equal eigenvalues count as not coupled.
+The gradient of LQ is that of Seeger et al. 2017, "Auto-Differentiating Linear Algebra", as in MXNet. The gradient of
+eigenvectors is a first-order perturbation; pairs of equal eigenvalues contribute nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike | None) -> Room:
-    """Return the reflections (their heads stand in ``work``), products with rows, what each head is scaled by,
-    diagonals."""
+    """Return the scratch (work, outer, product, scales, norm, beta, diagonals); ``work`` has the reflection vectors."""
     batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
     whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
     return [(shape, A.dtype) for shape in (whole, whole, column, column, one, one, column)]
@@ -64,7 +63,10 @@ def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike 
 def _reflect(
     xp: ArrayModule, rows: RawArray, head: RawArray, scale: RawArray, product: RawArray, outer: RawArray
 ) -> None:
-    """``rows`` (batch, m, k) -= scale · (rows · head) headᵀ, where ``head`` is (batch, 1, k)."""
+    """Subtract scale · (rows · headᵀ) · head from ``rows`` (batch, m, k), where ``head`` is (batch, 1, k).
+
+    ``product`` and ``outer`` are scratch.
+    """
     if rows.shape[1] == 0:
         return
     dots = product[:, : rows.shape[1]]
@@ -133,7 +135,7 @@ def _backward_gelqf(
     term: RawArray,
     scratch: RawArray,
 ) -> None:
-    """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
+    """Compute L⁻ᵀ (dQ + S Q); S is symmetric and has the lower triangle of Lᵀ dL - dQ Qᵀ."""
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
     out = batched(out)
     multiply(xp, flip(factor), dl, both)
@@ -212,7 +214,10 @@ def _backward_syevd(
     gaps: RawArray,
     equal: RawArray,
 ) -> None:
-    """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
+    """Compute Uᵀ (diag(dΛ) + S) U.
+
+    The symmetric S is half of (dU Uᵀ - U dUᵀ), divided by the differences of eigenvalues; 0 for equal eigenvalues.
+    """
     du, u, out = batched(du), batched(u), batched(out)
     n = u.shape[-1]
     rows = values.reshape(-1, n)

@@ -1,6 +1,6 @@
 """Inverses and determinants by LU with pivoting: linalg_inverse, linalg_det, linalg_slogdet.
 
-Where a determinant is 0, its gradients are 0, as MXNet 1.9.1 defines them.
+If a determinant is 0, its gradient is 0, as in MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Spec = tuple[Shape, Any]
 
 
 def _factor_room(a: SpecLike) -> list[Spec]:
-    """Return the scratch for the factors, for the pivots, and for the work on them."""
+    """Return the scratch for the factors, for the pivots, and for :func:`lu`."""
     shape, dtype = a.shape, a.dtype
     batch, n = batch_of(shape), shape[-1]
     return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
@@ -81,7 +81,7 @@ def _inverse(
 def _backward_inverse(
     xp: ArrayModule, p: Params, ograd: RawArray, output: RawArray, out: RawArray, product: RawArray
 ) -> None:
-    """-Y^T G Y^T, where Y is the inverse."""
+    """Compute -Yᵀ G Yᵀ, where Y is the inverse and G its gradient."""
     g, y, product = (batched(x) for x in (ograd, output, product))
     multiply(xp, flip(y), g, product)
     xp.negative(product, out=product)
@@ -106,7 +106,7 @@ backward("_linalg_inverse", _backward_inverse, ("ograd", "output"))
 
 
 def _with_pivots(name: str, kept: int) -> DTypeRule:
-    """Everything has the input's dtype but the last output, the pivots."""
+    """Return a dtype rule: all arrays have the input's dtype, except for output ``kept``, the int64 pivots."""
     common = wide_floats(name)
 
     def rule(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -119,7 +119,7 @@ def _with_pivots(name: str, kept: int) -> DTypeRule:
 def _factors(
     xp: ArrayModule, a: RawArray, kept: Sequence[RawArray | None], room: RawArray, places: RawArray, spare: RawArray
 ) -> tuple[RawArray, RawArray]:
-    """Return (factors, pivots), in the outputs ``kept`` where those are wanted."""
+    """Return (factors, pivots) of ``a``, in the outputs ``kept``; ``room`` and ``places`` replace outputs of None."""
     factors = room if kept[0] is None else batched(kept[0])
     pivots = places if kept[1] is None else kept[1].reshape(places.shape)
     xp.copyto(factors, batched(a))
@@ -128,7 +128,7 @@ def _factors(
 
 
 def _apply_parity(xp: ArrayModule, pivots: RawArray, out: RawArray) -> None:
-    """Negate the elements of ``out`` (batch,) whose rows were swapped an odd number of times."""
+    """Negate the elements of ``out`` (batch,) whose matrices had an odd number of row exchanges."""
     for item in range(pivots.shape[0]):
         if sum(int(pivots[item, k]) != k for k in range(pivots.shape[1])) % 2:
             xp.negative(out[item : item + 1], out=out[item : item + 1])

@@ -1,6 +1,6 @@
 """Axis permutations and matrix products: transpose, SwapAxis, dot, batch_dot.
 
-Products run in the BLAS of the array module, whose number of threads the engine fixes.
+The array module's BLAS computes the products; the engine sets its number of threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _permutation(axes: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def _permuted_shape(order: tuple[int, ...], ins: Shapes, outs: Shapes, what: str) -> tuple[Shapes, Shapes]:
-    """Return the shape inference of out[k] = in[order[k]], both ways."""
+    """Infer the shapes of input and output from each other, given out.shape[k] = in.shape[order[k]]."""
     source, out = ins[0], outs[0]
     if source is not None:
         out = merge_shape(out, tuple(source[axis] for axis in order), f"output of {what} of {source}")
@@ -123,7 +123,7 @@ _PRODUCT = (
 
 
 def _contract(shape: Shape, first: bool) -> tuple[int, Shape]:
-    """Return (size of the summed axis, other axes): the first axis is summed when ``first``, else the last."""
+    """Return (size of the summed axis, other sizes); the summed axis is the first if ``first``, else the last."""
     return (shape[0], shape[1:]) if first else (shape[-1], shape[:-1])
 
 
@@ -205,7 +205,7 @@ backward("dot", _backward_dot, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), para
 
 
 def batch_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Two stacks of matrices, each to be transposed or not, and their products."""
+    """Infer the shapes of two stacks of matrices, either of which may be transposed, and of their products."""
     lhs, rhs = ins
     if lhs is None or rhs is None:
         return ins, outs

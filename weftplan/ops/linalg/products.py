@@ -1,7 +1,7 @@
 """Products of stacks of matrices: linalg_gemm, linalg_gemm2, linalg_syrk, linalg_trmm.
 
-All of them and their gradients are products of matrices with the last two axes; what is added to or scaled needs the
-scratch that is declared here.
+The last two axes are the matrices; ``linalg_gemm`` and ``linalg_gemm2`` can take the rows from another axis. The
+gradients are products of matrices, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GEMM = (*_GEMM2[:3], Param("beta", p_float, 1.0, "factor of C"), _GEMM2[3])
 
 
 def _rows_last(shape: Shape | None, params: Params) -> Shape | None:
-    """Return ``shape`` with the axis of the rows exchanged with the last but one: its own inverse."""
+    """Return ``shape`` with the row axis and the last axis but one exchanged; a second call restores it."""
     if shape is None:
         return None
     if len(shape) < 2:
@@ -159,7 +159,7 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 @kernel
 def _syrk(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
     a = flip(A, p["transpose"])
-    xp.matmul(a, flip(a), out=out)  # not multiply: both are one array always, and NumPy computes one triangle
+    xp.matmul(a, flip(a), out=out)  # not multiply(): of equal factors, matmul computes one triangle
     xp.multiply(out, p["alpha"], out=out)
 
 
@@ -201,7 +201,7 @@ TRIANGULAR = (
 
 
 def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer shapes: A is square and as wide or as high as B; the output has B's shape."""
+    """Infer shapes: A is square with B's number of rows (``rightside``: columns); the output has B's shape."""
     a, b = ins[0], merge_shape(ins[1], outs[0], "B and output beside a triangular matrix")
     for shape in (a, b):
         if shape is not None and len(shape) < 2:

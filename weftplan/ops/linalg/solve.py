@@ -1,7 +1,7 @@
 """Triangular systems and Cholesky factors (linalg_trsm, linalg_potrf, linalg_potri).
 
-The other triangle of a matrix is never read. The gradient of the factor is Murray's (2016); the gradients of the other
-operators follow from d(A⁻¹) = -A⁻¹ dA A⁻¹.
+Only one triangle of a triangular or symmetric matrix is read. The gradient of the Cholesky factor is that of Murray
+(2016); the gradients of the other operators follow from d(A⁻¹) = -A⁻¹ dA A⁻¹.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def _one_solve(x: SpecLike, rows: int, columns: int) -> tuple[Shape, DType]:
 def _solved(
     xp: ArrayModule, params: Params, a: RawArray, b: RawArray, scratch: RawArray, adjoint: bool = False
 ) -> None:
-    """``b`` becomes the solution; ``adjoint``: of the transposed system. A right side is a left one, transposed."""
+    """Replace ``b`` by the solution of the system, or of its transpose if ``adjoint``.
+
+    A system with ``a`` on the right side is solved as the transposed system.
+    """
     transpose = params["transpose"] != adjoint
     right = params["rightside"]
     a = flip(a, transpose != right)
@@ -125,7 +128,7 @@ def _backward_potrf(
     xp: ArrayModule, p: Params, ograd: RawArray, output: RawArray, out: RawArray, scratch: RawArray
 ) -> None:
     g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
-    out = batched(out)  # symmetric, so either way up
+    out = batched(out)  # symmetric, so it needs no flip
     multiply(xp, flip(factor), g, out)
     mirror(xp, out)
     solve(xp, flip(factor), out, scratch, lower=False)
@@ -152,7 +155,10 @@ def _backward_potri(
     both: RawArray,
     scratch: RawArray,
 ) -> None:
-    """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
+    """Compute the lower triangle of -(B (G + Gᵀ) L⁻ᵀ), where B is the output.
+
+    An upper triangular factor is the same problem, transposed.
+    """
     g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
     factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
     xp.add(g, flip(g), out=both)

@@ -1,8 +1,8 @@
 """MXNet's NumPy operators in exported Gluon networks: ``_np_*``, ``_npi_*`` and ``_npx_*``.
 
-Most are operators of this package under other names, with other parameters or other rules for dtypes; importing this
+Most are operators of :mod:`weftplan.ops` under other names, with other parameters or other dtype rules. Importing this
 package registers them. Behaviour that Gluon networks do not use (integers that become floats, shapes of size 0,
-extensions of mx.np) is refused by name.
+extensions of mx.np) raises an error that names it.
 """
 
 import weftplan.ops.numpy.arithmetic

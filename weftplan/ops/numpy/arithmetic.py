@@ -1,7 +1,7 @@
 """Elementwise operators of MXNet's NumPy interface.
 
-Of floats they are the operators of this package. Comparisons give booleans. Where NumPy would make floats of integers
-(division, means) integers are refused.
+Most are other operators of :mod:`weftplan.ops` under a new name. Comparisons return booleans. Division, whose result
+would be float in NumPy, refuses integers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Derivation of operators from others: a new name, other parameters or other rules.
 
-Kernel, gradient and planner facts are those of the base, which sees its own parameters: ``translate`` makes them from
-the derived operator's.
+A derived operator has the kernel, the gradient and the planner facts of its base. They read the base's parameters,
+which ``translate`` computes from the derived operator's parameters.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def derive(
     aliases: tuple[str, ...] = (),
     doc: str = "",
 ) -> Op:
-    """Register ``name``: the operator ``base`` with the fields passed here in place of its own.
+    """Register the operator ``name``: a copy of ``base`` with the fields passed here in place of its own.
 
     Args:
-        params: needs ``translate``. Rules passed here get these parameters, the base's own rules the translated
-            parameters.
+        params: parameters of the new operator; they need ``translate``.
+        translate: computes the base's parameters from ``params``. The base's rules get the translated parameters, the
+            rules passed here get ``params``.
     """
     op = registry.get(base)
     changed = replace(op, name=name, aliases=aliases, doc=doc or f"{op.doc} As {base}.")
@@ -88,7 +89,7 @@ def derive(
 
 
 def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) -> Op:
-    """Return ``op`` declaring ``params``; each of its functions gets the translated parameters."""
+    """Return ``op`` with ``params`` in place of its own; its functions get the translated parameters."""
 
     def first(function: Callable[..., object]) -> Callable[..., object]:
         return lambda values, *rest: function(translate(values), *rest)

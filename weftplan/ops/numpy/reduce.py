@@ -1,4 +1,4 @@
-"""Reductions of MXNet's NumPy interface: a full reduction has no dimensions."""
+"""Reductions of MXNet's NumPy interface; the output of a full reduction has no dimensions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INITIAL = Param("initial", _p_nothing, None, "accepted when None")
 
 
 def _reduced(source: Shape, params: Params, what: str) -> Shape:
-    """Return the shape of the output."""
+    """Return the shape of the output of a reduction of ``source``; ``what`` is its name in errors."""
     axes = reduced_axes({"axis": params["axis"]}, len(source), what)
     if params["keepdims"]:
         return kept_shape(source, axes)
@@ -57,7 +57,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _own_dtype(name: str, rule: DTypeRule) -> DTypeRule:
-    """``rule``, and the parameter dtype must be that of the tensor."""
+    """Return ``rule`` with a check that the parameter dtype is None or the tensor's dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         new_ins, new_outs = rule(params, ins, outs)
@@ -115,13 +115,13 @@ _SPREAD = (_AXIS, _DTYPE, Param("ddof", p_int, 0, "taken from the number of elem
 
 
 def _moments(params: Params, rank: int) -> Params:
-    """Return the parameters of moments."""
+    """Return the parameters of ``moments`` for a var or std of a tensor of ``rank`` dimensions."""
     axes = reduced_axes({"axis": params["axis"]}, rank, "var or std")
     return {"axes": axes, "keepdims": params["keepdims"]}
 
 
 def _correction(params: Params, source: Shape) -> float:
-    """By how much a variance over N elements grows for ``ddof``."""
+    """Return N / (N - ddof), the factor that corrects a variance over N elements."""
     count = math.prod(source[axis] for axis in reduced_axes({"axis": params["axis"]}, len(source), "var or std"))
     if count <= params["ddof"]:
         raise ParameterError(f"var or std of {count} elements with ddof={params['ddof']}: expected a smaller ddof")
@@ -131,7 +131,7 @@ def _correction(params: Params, source: Shape) -> float:
 def _spread(root: bool) -> WorkspaceKernel:
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, a: RawArray, out: RawArray | None, mean: RawArray | None) -> None:
-        """Output 1: the mean, which the gradient needs."""
+        """Compute the variance, or its root, and the mean, which the gradient needs."""
         source = a.shape
         moments_forward(ctx, _moments(p, len(source)), (a,), [mean, out])
         if out is not None:

@@ -63,7 +63,7 @@ derive(
 
 _ORDER = Param("order", p_enum("C"), "C", "order of the elements")
 _CODES = {-1: (-1,), -2: (0,), -4: (-2,), -5: (-3,)}
-"""Codes of npx.reshape, as those of Reshape."""
+"""Codes of npx.reshape, with the equivalent codes of Reshape."""
 
 
 def _plain(params: Params) -> Params:
@@ -116,7 +116,7 @@ derive(
 
 
 def _product_shape(name: str, base: str, ranks: Sequence[int], options: Params) -> ShapeRule:
-    """Apply the base's rule to tensors of these ranks; refuse other ranks."""
+    """Return a rule that applies the shape rule of ``base`` to tensors of ``ranks`` and refuses other ranks."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         for shape in ins:

@@ -1,12 +1,12 @@
 """random_pdf_*: densities of samples, or their logarithms, with gradients for samples and parameters.
 
-Each element of the parameters belongs to a block of samples, as ``_sample_*`` draws them: the shape of the parameters
-is that of the samples without its last dimensions. For a Dirichlet distribution the last dimension of both is the
-vector. As in MXNet 1.9.1, samples outside the support are not detected (a uniform density ignores the sample), and
-samples of discrete distributions have no gradient.
+Each element of the parameters belongs to a block of samples, as drawn by ``_sample_*``: the samples' shape begins with
+the parameters' shape. For a Dirichlet distribution the last axis of both is the vector. As in MXNet 1.9.1, samples
+outside the support are not detected (a uniform density ignores the sample), and samples of discrete distributions have
+a gradient of 0.
 
-Everything is computed in float64, a few thousand elements at a time, so that no temporary grows with the samples; sums
-run in one fixed order.
+All values are computed in float64, a few thousand elements at a time, so that no temporary grows with the samples. Sums
+have a fixed order.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from weftplan.ops.elementwise.special import digamma_of, gammaln_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _AT_ONCE = 4096
-"""Elements computed at a time."""
+"""Number of elements computed at a time."""
 _DOUBLE = np.dtype(np.float64)
 _IS_LOG = Param("is_log", p_bool, False, "the logarithms of the densities")
 
 
 @dataclass(frozen=True, slots=True)
 class _Density:
-    """One distribution, on float64 arrays that broadcast: samples and parameters."""
+    """The formulas of one distribution, for float64 arrays of samples and parameters that broadcast."""
 
     parameters: tuple[str, ...]
     log: Callable[..., Any]
@@ -65,7 +65,7 @@ def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) 
 
 
 def _gamma_log(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> RawArray:
-    """``beta`` is the rate here, though ``_sample_gamma`` multiplies by it: as in MXNet."""
+    """Return the logarithms; ``beta`` is a rate, although it is a scale in ``_sample_gamma``, as in MXNet."""
     density: RawArray = alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
     return density
 
@@ -126,7 +126,7 @@ _DENSITIES = {
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of a matrix, row by row: of some rows, or of a part of one."""
+    """Yield (rows, columns) of the blocks of a matrix: several whole rows, or a part of one row."""
     together = max(1, _AT_ONCE // columns)
     for row in range(0, rows, together):
         for column in range(0, columns, _AT_ONCE):
@@ -152,7 +152,7 @@ def _forward(density: _Density) -> Callable[..., None]:
 
 
 def _sums(parameters: Sequence[SpecLike]) -> Room:
-    """Return one float64 for each element of each parameter."""
+    """Return the scratch for the parameters' gradients: a float64 array of each parameter's shape."""
     return [(one.shape, _DOUBLE) for one in parameters]
 
 
@@ -185,7 +185,7 @@ def _backward(density: _Density) -> Callable[..., None]:
 
 
 def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Shapes, Shapes]]:
-    """Infer shapes: the samples' shape begins with that of the parameters, and each sample has one density."""
+    """Return a shape rule: samples and output have one shape, which begins with that of the ``count`` parameters."""
 
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         samples = merge_shape(ins[0], outs[0], f"{name}: samples and output")
@@ -221,13 +221,13 @@ def _dirichlet_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def _dirichlet_parts(samples: RawArray, alpha: RawArray) -> tuple[RawArray, RawArray]:
-    """Samples (rows, columns, k) and alpha (rows, 1, k)."""
+    """Return ``samples`` reshaped to (rows, columns, k) and ``alpha`` to (rows, 1, k)."""
     length = alpha.shape[-1]
     return samples.reshape(alpha.size // length, -1, length), alpha.reshape(-1, 1, length)
 
 
 def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
-    """As :func:`_tiles`, of vectors: a block has fewer the longer they are."""
+    """Yield (row, columns) of blocks of vectors in an array of ``shape`` (rows, columns, length)."""
     rows, columns, length = shape
     together = max(1, _AT_ONCE // length)
     for row in range(rows):

@@ -1,8 +1,9 @@
-"""Random tensors of distributions without in-place generators, with scalar or array parameters.
+"""Random operators whose generators do not write in place: distributions, integers, shuffles and classes.
 
-``_random_*`` take numbers; ``_random_*_like`` have the shape of their input; ``_sample_*`` take arrays, each element of
-which gives a block. Numbers are drawn a few thousand at a time, so that no temporary grows with the output. As in
-MXNet, impossible parameters are reported when the kernel runs.
+The parameters of ``_random_*`` and ``_random_*_like`` are numbers; the output of the latter has its input's shape. The
+parameters of ``_sample_*`` are arrays, and a block of the output is drawn for each of their elements. Numbers are drawn
+a few thousand at a time, so that no temporary grows with the output. As in MXNet, invalid parameters are reported when
+the kernel runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
 from weftplan.support.array_types import ArrayModule, DType, Generator, RawArray
 
 _AT_ONCE = 4096
-"""Elements drawn at a time."""
+"""Number of elements drawn at a time."""
 
 Draw = Callable[..., Any]
 """``draw(generator, xp, count, *parameters)``: ``count`` numbers; parameters are numbers or arrays of ``count``."""
@@ -59,12 +60,12 @@ def _poisson(g: Generator, xp: ArrayModule, n: int, lam: RawArray | float) -> Ra
 
 
 def _negative_binomial(g: Generator, xp: ArrayModule, n: int, k: RawArray | float, p: RawArray | float) -> RawArray:
-    """A Poisson number whose mean is gamma distributed."""
+    """Draw Poisson numbers whose means are gamma distributed."""
     return g.poisson(g.standard_gamma(k, n) * ((1 - p) / p))
 
 
 def _generalized(g: Generator, xp: ArrayModule, n: int, mu: RawArray | float, alpha: RawArray | float) -> RawArray:
-    """The same by mean and dispersion; plain Poisson where alpha is 0."""
+    """Draw negative binomial numbers of mean ``mu`` and dispersion ``alpha``; Poisson numbers if ``alpha`` is 0."""
     spread = xp.maximum(alpha, 1e-300)
     means = g.standard_gamma(1 / spread, n) * (mu * alpha)
     numbers: RawArray = g.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))
@@ -72,7 +73,7 @@ def _generalized(g: Generator, xp: ArrayModule, n: int, mu: RawArray | float, al
 
 
 class _Kind:
-    """One distribution: how it is drawn, its parameters with their defaults and bounds, and other spellings."""
+    """One distribution: its draw function, the bounds of the array parameters, the defaults of the scalar ones."""
 
     def __init__(self, draw: Draw, bounds: Mapping[str, str], defaults: Mapping[str, float]) -> None:
         self.draw = draw
@@ -100,7 +101,7 @@ _KINDS = {
 
 
 def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
-    """Raise ParameterError for parameters that define no distribution."""
+    """Raise ParameterError if a parameter, or an element of it, is out of bounds."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]
         if not bool(np.all(np.asarray(fits(value).get() if hasattr(value, "get") else fits(value)))):
@@ -176,7 +177,7 @@ _SHAPE = Param("shape", p_optional(p_shape), None, "shape; None: as the users of
 
 for _name, _kind in _KINDS.items():
     _numbers = tuple(Param(key, p_float, default, "parameter") for key, default in _kind.defaults.items())
-    if _name not in ("uniform", "normal"):  # those are written in place: weftplan.ops.random.draws
+    if _name not in ("uniform", "normal"):  # weftplan.ops.random.draws registers these two
         register(
             Op(
                 name=f"_random_{_name}",
@@ -265,7 +266,7 @@ register(
 
 @context_kernel
 def _shuffle(ctx: OpContext, p: Params, data: RawArray, out: RawArray) -> None:
-    # Drawn on the host, so that the order is the same on every device.
+    # The order is drawn on the host, so that it is the same on every device.
     order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
     for row, source in enumerate(order.tolist()):
         out[row] = data[source]
@@ -316,7 +317,7 @@ def _classes(ctx: OpContext, p: Params, data: RawArray, *outputs: RawArray | Non
 
 
 def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    """Of the logarithms: 1 / probability at what was drawn."""
+    """Return the gradient of the logarithms, 1 / probability of the drawn class; None without ``get_prob``."""
     if not builder.params["get_prob"]:
         return [None]
     drawn = [builder.ograd(1), builder.input(0), builder.output(0)]

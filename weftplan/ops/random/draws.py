@@ -1,6 +1,6 @@
-"""Random tensors, which depend on the call's random key alone.
+"""Uniform and normal random tensors, which depend on the call's random key alone.
 
-Whether the parameters make a distribution is judged when the kernel runs, as in MXNet: the error comes at the wait.
+As in MXNet, the kernel checks the parameters when it runs, so a wait for the output raises the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _drawn_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _scratch(dtype: DType) -> list[DType]:
-    """Generators draw float32 and float64; float16 is converted block by block."""
+    """Return the scratch dtypes: half-precision numbers are drawn in float32, because generators cannot draw them."""
     return [FLOAT32] if is_half(dtype) else []
 
 
@@ -50,7 +50,7 @@ def _check_normal(params: Params) -> None:
 
 
 def _drawing(method: str, shift: str, scale: Callable[[Params], float], check: Callable[[Params], None]) -> Kernel:
-    """``generator.<method>() * scale(params) + params[shift]``; ``check`` raises what no distribution has."""
+    """Return a kernel that draws ``generator.<method>() * scale(params) + params[shift]``, after ``check(params)``."""
 
     @context_kernel
     def compute(ctx: OpContext, p: Params, out: RawArray) -> None:

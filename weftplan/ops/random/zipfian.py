@@ -1,7 +1,7 @@
 """_sample_unique_zipfian: classes drawn without replacement from a Zipfian distribution.
 
-One draw is the integer part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); duplicates are rejected. This runs
-on the host, a few thousand draws at a time.
+One draw is the integer part of exp(u · log(range_max + 1)) - 1, with u uniform on [0, 1); duplicates are rejected. The
+host computes a few thousand draws at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weftplan.ops.core.schema import Op, OpContext, Param, Params
 from weftplan.support.array_types import Generator, RawArray
 
 _AT_ONCE = 4096
-"""Draws made at a time."""
+"""Number of draws made at a time."""
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -41,7 +41,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _draw(generator: Generator, count: int, range_max: int) -> tuple[RawArray, int]:
-    """Return ``count`` distinct classes in order of their draws, and the number of draws."""
+    """Return ``count`` distinct classes in the order of their draws, and the number of draws that this took."""
     distinct, tries = np.empty(0, np.int64), 0
     while True:
         u = generator.random(_AT_ONCE)

@@ -31,7 +31,7 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
-    """Return the scratch: positions, and one outer slice with the axis last if it is not last already."""
+    """Return the scratch: positions and, unless the axis is the last, one outer slice with the axis last."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
     slab = (inner, size) if inner != 1 else (0,)
     return [((outer * inner,), INDEX), (slab, data.dtype)]
@@ -45,7 +45,7 @@ def _arg(function: str) -> Kernel:
         positions = places.reshape(outer, inner)
         if inner == 1:
             getattr(xp, function)(x.reshape(outer, size), axis=1, out=positions.reshape(outer))
-        else:  # NumPy would copy all of x to bring the axis to the end: one outer slice at a time instead
+        else:  # NumPy would copy all of x to move the axis last; copy one outer slice at a time instead
             for k in range(outer):
                 xp.copyto(slab, x[k].T)
                 getattr(xp, function)(slab, axis=1, out=positions[k])

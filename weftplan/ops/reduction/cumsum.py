@@ -1,6 +1,7 @@
 """cumsum: running sums along an axis.
 
-float16 is summed in float32, in blocks of scratch that the plan counts: NumPy would convert whole arrays at once.
+Half-precision floats are summed in float32, in blocks of scratch that the memory plan counts; NumPy would convert whole
+arrays.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _sums(ctx: Workspace, params: Params, source: RawArray, target: RawArray, step: int) -> None:
-    """Running sums along the axis, from its start (``step`` 1) or its end (-1)."""
+    """Write running sums along the axis to ``target``, from the axis' start (``step`` 1) or its end (-1)."""
     axis = params["axis"]
     if axis is None:
         source, target, axis = source.reshape(-1), target.reshape(-1), 0
@@ -55,13 +56,13 @@ def _sums(ctx: Workspace, params: Params, source: RawArray, target: RawArray, st
 
 
 def _around(array: RawArray, axis: int) -> RawArray:
-    """Return the view (outer, size, inner): the axes before and after ``axis`` are merged."""
+    """Return ``array`` reshaped to (outer, size, inner): the axes before and after ``axis`` are merged."""
     axis %= array.ndim
     return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], math.prod(array.shape[axis + 1 :]))
 
 
 def _wide_block(shape: Shape) -> tuple[int, int, int]:
-    """Return the shape of the scratch block: whole rows of the axis if they are short, else a piece of a row."""
+    """Return the shape (rows, length, width) of a block of data (outer, size, inner) that fits the tile size."""
     outer, size, inner = shape
     width = min(inner, tiling.block())
     length = min(size, max(1, tiling.block() // max(1, width)))

@@ -1,6 +1,6 @@
 """The operator ``_histogram``: counts of values between uniform or explicit bin edges.
 
-Counting is that of NumPy or CuPy, whose rule for a number on an edge it has. It keeps nothing between calls.
+NumPy or CuPy counts, so their rule for a number on an edge applies. The kernel has no state.
 """
 
 from __future__ import annotations

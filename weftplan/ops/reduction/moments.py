@@ -1,6 +1,6 @@
 """moments: mean and variance over some axes, in one operator.
 
-Sums are taken block by block in a fixed order, so that the scratch is bounded and the bits are those of every run.
+Sums run block by block in a fixed order, so that the scratch is bounded and every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
-    """Return (joined axes of the data, the same with 1 for those taken, how many elements one mean has)."""
+    """Return (collapsed shape of the data, the same with 1 for reduced axes, number of elements of one mean)."""
     axes = _axes(params, len(source))
     shape, small = collapse(source, kept_shape(source, axes))
     return shape, small, math.prod(source[axis] for axis in axes)
 
 
 def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
-    """Return a block of the data, the means, the variances, and one block's share of a sum."""
+    """Return the scratch: a block of the data, the means, the variances, and the sums of one block."""
     shape, small, _ = _view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     part = (min(small[0], step), *small[1:])
@@ -56,7 +56,10 @@ def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
 
 
 def _sums(xp: ArrayModule, block: RawArray, total: RawArray, here: slice, part: RawArray) -> None:
-    """Add the sums of ``block``, rows ``here`` of the data, to ``total``, or put them where its rows are kept."""
+    """Add the sums of ``block``, rows ``here`` of the data, to ``total``; ``part`` is scratch.
+
+    If the first axis is not reduced, write them to the rows ``here`` of ``total``.
+    """
     axes = tuple(axis for axis in range(total.ndim) if total.shape[axis] == 1)
     if total.shape[0] == 1:
         xp.sum(block, axis=axes, dtype=total.dtype, out=part, keepdims=True)
@@ -98,7 +101,7 @@ def moments_forward(
 def _backward_scratch(
     params: Params, d_mean: SpecLike, d_var: SpecLike, data: SpecLike, mean: SpecLike, out: SpecLike
 ) -> Room:
-    """Return a block of the data."""
+    """Return the scratch: a block of the data."""
     return _scratch(params, data)[:1]
 
 
@@ -113,7 +116,7 @@ def moments_backward(
     out: RawArray,
     room: RawArray,
 ) -> None:
-    """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
+    """Compute (gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     shape, small, count = _view(p, out.shape)
     data, out = data.reshape(shape), out.reshape(shape)
     of_mean, of_var, mean = (array.reshape(small) for array in (d_mean, d_var, mean))

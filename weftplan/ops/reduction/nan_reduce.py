@@ -13,7 +13,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _scratch(params: Params, x: SpecLike, out: SpecLike) -> Room:
-    """Return where numbers may be NaN: a mask, and the data without them."""
+    """Return the scratch of float data: a mask of its NaN, and a copy without them. Other dtypes need none."""
     return [(x.shape, BOOL), (x.shape, x.dtype)] if is_float(x.dtype) else []
 
 

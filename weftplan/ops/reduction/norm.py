@@ -44,14 +44,17 @@ def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
 
 
 def _working(params: Params, data: DType, out: DType) -> DType:
-    """Return the accumulator dtype: squares overflow float32 and integers long before their root does."""
+    """Return the dtype of the sums; squares are summed in float64, as they overflow long before their root does.
+
+    For the 1-norm and half-precision data it is the wider of the accumulators of data and output.
+    """
     if params["ord"] == 1 or is_half(data):
         return np.result_type(accumulator(data), accumulator(out))
     return np.dtype(np.float64)
 
 
 def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
-    """Return the scratch: a block of powers, the sums, and a block's partial sums if they run over blocks."""
+    """Return the scratch: a block of powers, the sums, and one block's sums if several blocks are added up."""
     shape, small, rows = _norm_plan(data.shape, params)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
     return [(one, _working(params, data.dtype, out.dtype)) for one in ((rows, *shape[1:]), small, part)]

@@ -1,8 +1,8 @@
 """Sorting operators: topk, sort, argsort.
 
-Equal elements keep their order, upwards and downwards. NaN counts as greater than all numbers. NumPy sorts through
-temporaries of its own, which no plan counts. They are those of one block of rows, whose size is :data:`_SORTED`, and
-more where a single row is longer.
+Equal elements keep their order, ascending or descending. NaN counts as greater than all numbers. NumPy allocates
+temporaries, which no memory plan counts. To limit them, rows are sorted in blocks of at most :data:`_SORTED` elements,
+or of one row if it is longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 _INT32 = np.dtype(np.int32)
 _SORTED = 1 << 12
-"""Elements that are sorted at once, unless a single row has more."""
+"""Greatest number of elements that one call sorts, unless a single row has more."""
 
 
 def _rows_at_once(rows: int, size: int) -> int:
@@ -42,7 +42,7 @@ def _rows_at_once(rows: int, size: int) -> int:
 
 
 def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
-    """Return (outer, size, inner) extents round the sorted axis; None: of the flattened tensor."""
+    """Return the extents (outer, size, inner) before, of and after the sorted axis; None: the flattened tensor."""
     if axis is None:
         return 1, math.prod(shape), 1
     axis = normalize_axis(axis, len(shape), "axis to sort along")
@@ -50,7 +50,10 @@ def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
 
 
 def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
-    """Return a view (groups, rows of a group, elements of a row) of a tensor whose sorted axis may have any size."""
+    """Return ``array`` as (groups, rows of a group, elements of a row); rows run along the sorted axis.
+
+    The length of that axis may differ from ``extents``, as it does in the output of topk.
+    """
     outer, _, inner = extents
     if inner == 1:
         return array.reshape(1, outer, -1)
@@ -86,7 +89,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 def _scatter(
     xp: ArrayModule, target: RawArray, where: tuple[int, slice], order: RawArray, values: RawArray | int
 ) -> None:
-    """``target[where]`` at the positions ``order`` of each row becomes ``values``."""
+    """Set the elements of the rows ``target[where]`` at the positions ``order`` to ``values``."""
     rows = target[where]
     rows[xp.arange(len(order))[:, None], order] = values
 
@@ -99,7 +102,7 @@ def _sized(shape: Shape, axis: int | None, size: int) -> Shape:
 
 
 def _holds(dtype: DType, size: int) -> bool:
-    """Return whether every position below ``size`` is a number of ``dtype``."""
+    """Return whether ``dtype`` represents every position below ``size`` exactly."""
     most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
     return size - 1 <= most
 
@@ -119,7 +122,7 @@ def _gives_values(params: Params) -> bool:
 
 
 def _positions_dtype(params: Params) -> DType:
-    """Return the dtype of positions that only the gradient reads: an exact integer."""
+    """Return the dtype of the positions; int64 if only the gradient reads them."""
     return INDEX if params["ret_typ"] == "value" else params["dtype"]
 
 
@@ -177,7 +180,7 @@ def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray | None) 
 
 @kernel
 def _backward_order(xp: ArrayModule, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
-    """Scatter the incoming gradient to the original positions of the values."""
+    """Scatter the output gradient to the original positions of the values."""
     extents = _extents(out.shape, p["axis"])
     out.fill(0)
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))

@@ -48,7 +48,7 @@ AXES = (
 
 
 def reduced_axes(params: Params, rank: int, what: str) -> tuple[int, ...]:
-    """Return the axes that a reduction removes, in order, under parameters axis and exclude."""
+    """Return the axes that a reduction removes, ascending, for the parameters axis and exclude."""
     listed = params["axis"]
     axes = set(range(rank)) if not listed else {normalize_axis(axis, rank, f"axis of {what}") for axis in listed}
     if listed and len(axes) != len(listed):
@@ -76,7 +76,7 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int, ...], RawArray]:
-    """Return the reduced axes of ``source``, and ``small`` (an output or its gradient) viewed with those axes kept."""
+    """Return the reduced axes, and ``small`` (an output or its gradient) reshaped with size 1 in these axes."""
     axes = reduced_axes(params, source.ndim, "a reduction")
     return axes, small.reshape(kept_shape(source.shape, axes))
 
@@ -106,7 +106,7 @@ def _reduction(function: str) -> KernelWithBare:
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""Ufuncs of NumPy's reductions."""
+"""The ufunc of each reduction in NumPy."""
 
 
 _sum = _reduction("sum")
@@ -115,13 +115,13 @@ _sum = _reduction("sum")
 @workspace_kernel
 def _mean(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     total = out
-    if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
+    if accumulator(out.dtype) != out.dtype:  # the sum may overflow although the mean does not
         total = ctx.take(out.shape, accumulator(out.dtype))
     _sum(ctx, p, (data,), [total])
     count = data.size // max(1, out.size)
     if out.dtype.kind not in "iu":
         ctx.xp.divide(total, count, out=out, casting="unsafe")
-    elif count > np.iinfo(out.dtype).max:  # more elements than any sum of this dtype
+    elif count > np.iinfo(out.dtype).max:  # greater than any sum of this dtype, so the mean is 0
         out.fill(0)
     else:
         for y, scratch in blocks(ctx, (out,), (out.dtype,)):
@@ -138,7 +138,7 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 
 @kernel
 def _spread(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
-    """Compute the gradient of a sum: the incoming one repeated along the reduced axes."""
+    """Compute the gradient of a sum: the output gradient repeated along the reduced axes."""
     xp.copyto(out, _views(p, out, ograd)[1])
 
 
@@ -149,17 +149,20 @@ def _spread_mean(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> 
 
 
 Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
-"""``formula(xp, ograd, x, y, out, mask)``, ograd and y broadcasting to x and out."""
+"""``formula(xp, ograd, x, y, out, mask)`` computes a gradient; ograd and y broadcast to x and out."""
 
 
 def _mask(params: Params, g: SpecLike, x: SpecLike, y: SpecLike, out: SpecLike) -> Room:
-    """Return a mask of the rows that :func:`rowwise` works on together."""
+    """Return the scratch of :func:`rowwise`: a mask for one block of rows."""
     shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
     return [((rows_per_block(shape), *shape[1:]), BOOL)]
 
 
 def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
-    """Return a backward kernel of (ograd, data, output) that works through rows of data."""
+    """Return a backward kernel (ograd, data, output) -> gradient that applies ``formula`` to blocks of rows.
+
+    ``masked``: the formula needs a mask as scratch; else it gets None.
+    """
 
     def compute(
         xp: ArrayModule, p: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None = None

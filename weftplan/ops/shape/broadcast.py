@@ -1,6 +1,6 @@
 """Operators that repeat elements: broadcast_to, broadcast_axis, broadcast_like, repeat, tile, Pad.
 
-Each is a copy between views of equal shape; its gradient sums over what was repeated.
+The kernels copy the input to views of the output; the gradient of an element is the sum over its copies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _backward_broadcast(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArr
 
 
 def _stretched(source: Shape, wanted: Shape, what: str) -> Shape:
-    """Return ``source`` repeated to ``wanted`` (equal ranks; 0 in wanted: as source)."""
+    """Return ``source`` broadcast to the shape ``wanted`` of equal rank; 0 in ``wanted`` keeps the size."""
     if len(source) != len(wanted):
         raise ShapeError(f"{what}: {source} and {wanted} differ in rank")
     for dim, target in zip(source, wanted, strict=True):
@@ -96,7 +96,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer output 0's dtype from input 0 and back; the other inputs have any dtype."""
+    """Infer one dtype for input 0 and the output, from either of them; other inputs may have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
@@ -173,7 +173,7 @@ def _repeat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _repeat_views(params: Params, small: RawArray, large: RawArray) -> tuple[RawArray, RawArray]:
-    """Return the views (outer, size, 1, inner) and (outer, size, repeats, inner) of a tensor and its repetition."""
+    """Return ``small`` as (outer, size, 1, inner) and its repetition ``large`` as (outer, size, repeats, inner)."""
     axis = params["axis"]
     if axis is None:
         outer, size, inner = 1, small.size, 1
@@ -217,7 +217,7 @@ backward("repeat", _backward_repeat, ("ograd",), params=_REPEAT)
 
 
 def _tile_dims(source: Shape, reps: Shape) -> tuple[list[int], list[int]]:
-    """Pad ``source`` and ``reps`` with leading 1s to one rank."""
+    """Return ``source`` and ``reps``, the shorter one padded with leading 1s to the rank of the other."""
     rank = max(len(source), len(reps))
     return [1] * (rank - len(source)) + list(source), [1] * (rank - len(reps)) + list(reps)
 
@@ -309,9 +309,10 @@ def _layer(padded: RawArray, axis: int, index: int) -> RawArray:
 
 
 def _mirrors(params: Params, padded: RawArray) -> Iterator[tuple[RawArray, RawArray]]:
-    """Yield (border, source) views, axis by axis: each border layer and the layer that it repeats.
+    """Yield (border, source) views, axis by axis: each layer of the border and the layer that is copied to it.
 
-    Filling them in this order fills corners from borders that are complete; folding gradients back goes in reverse.
+    Copying in this order fills the corners from borders that are already complete. The gradient adds each border to its
+    source in reverse order.
     """
     edge = params["mode"] == "edge"
     for axis, (before, after) in enumerate(_pairs(params, padded.ndim)):

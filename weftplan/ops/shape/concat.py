@@ -1,6 +1,6 @@
 """Operators that concatenate and split tensors: Concat, stack, SliceChannel.
 
-The gradient of joining is splitting and the other way round, so each pair of kernels stands together.
+The gradient of a concatenation is a split, and the gradient of a split is a concatenation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _pieces(whole: RawArray, axis: int, sizes: Sequence[int]) -> list[RawArray]:
-    """Return the views of ``whole``, of these sizes along ``axis``, one after the other."""
+    """Return consecutive views of ``whole`` that have ``sizes`` along ``axis``."""
     views = []
     start = 0
     before = (slice(None),) * axis
@@ -73,8 +73,10 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer as Concat, but split the remaining size equally over several unknown inputs: they are the weights of the
-    two directions of the first layer, which read the same input."""
+    """Infer as Concat, but split the remaining size equally among several unknown inputs.
+
+    They are the weights of the first layer's two directions, which read the same input and so have equal sizes.
+    """
     ins, outs = _concat_shape(params, ins, outs)
     total = outs[0][0] if outs[0] is not None and len(outs[0]) == 1 else 0
     sizes = [0 if shape is None else shape[0] for shape in ins]
@@ -98,10 +100,13 @@ def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence
 
 
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
-    """Return (start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
+    """Return (start, stop) along ``axis`` of each output.
 
-    Without ``ctx.output_shapes`` the unwanted outputs' sizes are known only together: what lies between two of them
-    cannot be placed.
+    Without ``ctx.output_shapes`` the sizes of outputs that are None are unknown. Their ranges are then (0, 0), and an
+    output between two of them cannot be located.
+
+    Raises:
+        MXNetError: an output cannot be located.
     """
     if ctx.output_shapes:
         sizes = [shape[axis] for shape in ctx.output_shapes]
@@ -254,7 +259,7 @@ def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _slots(params: Params, whole: RawArray) -> list[RawArray]:
-    """Return the views of ``whole`` that correspond to the outputs, or to their gradients."""
+    """Return a view of ``whole``, the input or its gradient, for each output."""
     axis = params["axis"] % whole.ndim
     count = params["num_outputs"]
     if params["squeeze_axis"]:

@@ -1,6 +1,6 @@
 """depth_to_space and space_to_depth: blocks of pixels to channels, and back.
 
-Each is a copy between two views with six axes, and the gradient of the other.
+Each operator copies between two views with six axes. Each is the gradient of the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK = (Param("block_size", _p_block, doc="side of a block"),)
 
 
 def _deep(shape: Shape, block: int, name: str) -> Shape:
-    """Return the shape of the channels' side, from that of the image's side."""
+    """Return the shape that space_to_depth gives to data of ``shape``."""
     batch, channels, height, width = shape
     if height % block or width % block:
         raise ShapeError(f"{name}: height and width of {shape} must be multiples of block_size={block}")
@@ -35,7 +35,7 @@ def _deep(shape: Shape, block: int, name: str) -> Shape:
 
 
 def _wide(shape: Shape, block: int, name: str) -> Shape:
-    """Return the shape of the image's side, from that of the channels' side."""
+    """Return the shape that depth_to_space gives to data of ``shape``."""
     batch, channels, height, width = shape
     if channels % (block * block):
         raise ShapeError(

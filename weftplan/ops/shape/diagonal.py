@@ -1,6 +1,6 @@
 """diag: the diagonal of matrices, or a matrix from its diagonal.
 
-Both directions go through one strided line of the matrix, so that the gradient is the other direction.
+Both directions index the same diagonal, so each is the gradient of the other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _diag_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 def _line(
     xp: ArrayModule, params: Params, matrices: RawArray, rows: int, columns: int
 ) -> tuple[RawArray, tuple[EllipsisType, RawArray, RawArray]]:
-    """Return ``matrices`` with rows and columns as the last axes, and the index of their diagonal."""
+    """Return a view of ``matrices`` with axes ``rows`` and ``columns`` last, and the index of its diagonal k."""
     k = params["k"]
     last = xp.moveaxis(matrices, (rows, columns), (-2, -1))
     size = min(last.shape[-2] + min(k, 0), last.shape[-1] - max(k, 0))

@@ -1,7 +1,7 @@
 """ravel_multi_index and unravel_index: coordinates of elements to flat indices, and back.
 
-Coordinates are whole numbers in any dtype; nothing checks that they lie within the shape, and the first dimension may
-be -1, since it tells nothing. Division goes towards zero, as in MXNet 1.9.1.
+Coordinates are whole numbers of any dtype. No check makes sure that they lie within ``shape``, whose first dimension
+has no effect and may be -1. Division rounds towards zero, as in MXNet 1.9.1.
 """
 
 from __future__ import annotations

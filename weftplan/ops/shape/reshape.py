@@ -1,6 +1,7 @@
 """Operators that reinterpret or copy memory: Reshape, Flatten, expand_dims, squeeze, casts.
 
-Their outputs may *be* their inputs (identity in-place pairs); their gradients need nothing but the incoming one.
+Except for Cast and _CrossDeviceCopy, the output may be the input's memory (an identity in-place pair). The gradients
+need only the output's gradient.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _solve_one(partial: Shape, size: int, what: str) -> Shape:
-    """Return ``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than
-    one)."""
+    """Return ``partial`` with its unknown dimension (0) set so that the shape has ``size`` elements.
+
+    Return it unchanged unless exactly one dimension is unknown.
+    """
     if partial.count(0) != 1:
         return partial
     known = math.prod(dim for dim in partial if dim)
@@ -69,7 +72,7 @@ def _reshape_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
         return [None], [out]
     if codes:
         wanted = reshaped(source, codes, reverse=params["reverse"])
-    else:  # the form before special codes: 0 is inferred, keep_highest keeps dimension 0
+    else:  # the older form, without special codes: 0 is inferred, keep_highest keeps dimension 0
         wanted = (source[0], *target[1:]) if params["keep_highest"] else target
         if is_known(source):
             wanted = _solve_one(wanted, math.prod(source), f"Reshape of {source} to {target}")
@@ -147,7 +150,7 @@ def _span(begin: int | None, end: int | None, rank: int, which: str) -> tuple[in
 
 
 def _first_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer output 0's dtype from input 0 and back; the other inputs have any dtype."""
+    """Infer one dtype for input 0 and the output, from either of them; other inputs may have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
@@ -160,7 +163,7 @@ def _renaming(
     aliases: tuple[str, ...] = (),
     inputs: tuple[str, ...] = ("data",),
 ) -> None:
-    """Register an operator whose output holds input 0's elements in order; further inputs only provide a shape."""
+    """Register an operator whose output has input 0's elements in order; further inputs only provide a shape."""
     register(
         Op(
             name=name,
@@ -264,7 +267,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _by_way_of(source: DType, target: DType) -> list[DType]:
-    """Return a cast's intermediate dtype, if any: int64 from floats to small integers, so that 300.0 wraps to 44."""
+    """Return a cast's intermediate dtypes: int64 from floats to smaller integers (300.0 wraps to 44 in uint8)."""
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 
@@ -276,7 +279,7 @@ def _convert(xp: ArrayModule, x: RawArray, out: RawArray, between: RawArray | No
 
 
 class CastKernel:
-    """Output 0 gets the elements of input 0 in its own dtype; it can be prepared."""
+    """A kernel that converts input 0 to the dtype of output 0, and that can be prepared for repeated calls."""
 
     __slots__ = ()
 
@@ -285,12 +288,12 @@ class CastKernel:
             _convert(ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the conversion bound to the views of every block, or the whole call if there are very many blocks."""
+        """Return a call that converts each block by views made now, or the unprepared call if there are many blocks."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 
     def _blocks(self, ctx: Workspace, source: RawArray, out: RawArray) -> Iterator[tuple[RawArray, ...]]:
-        # Block by block: in place NumPy copies what it converts.
+        # In blocks: NumPy copies an array that it converts in place.
         return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
 
 
@@ -309,8 +312,8 @@ register(
         infer_dtype=_cast_dtype,
         params=(Param("dtype", p_dtype, doc="dtype of the output"),),
         gradient=grad("_backward_Cast", "g0", params={}),
-        # Not an identity pair: whether the dtypes are equal is unknown here, and readers of the input would see bits
-        # of another dtype if they are not.
+        # Not an identity pair: the dtypes may differ, and other readers of the input would then see the bits of
+        # another dtype.
         inplace=UNARY_INPLACE,
         workspace=_cast_workspace,
         aliases=("cast",),

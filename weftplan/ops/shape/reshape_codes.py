@@ -1,6 +1,6 @@
 """The special codes of ``Reshape``: 0, -1, -2, -3 and -4.
 
-This is pure arithmetic on shapes, from the left or from the right; inference and conversion rely on it.
+The arithmetic on shapes, from the left or from the right, that shape inference and conversion use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> S
 
 
 def _grouped(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return ``codes`` with each -4 joined to its two arguments."""
+    """Return ``codes`` as groups: each -4 with its two sizes, every other code alone."""
     groups: list[tuple[int, ...]] = []
     position = 0
     while position < len(codes):
@@ -59,7 +59,7 @@ def _grouped(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _grouped_from_right(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The groups from the last to the first; -4 takes the two sizes before it, where every -4 can."""
+    """Return the groups from last to first; -4 takes the two sizes before it if that is valid for the whole list."""
     try:
         groups = _grouped(source, codes[::-1])
     except ShapeError:
@@ -68,7 +68,7 @@ def _grouped_from_right(source: Shape, codes: Sequence[int]) -> list[tuple[int, 
 
 
 class _Walk:
-    """Reads the dimensions of the input and writes those of the output, code by code."""
+    """The state of a reshape: dimensions of the input not yet read, and dimensions of the output, code by code."""
 
     def __init__(self, source: Shape, codes: Sequence[int], dims: list[int], reverse: bool) -> None:
         self.what = f"Reshape of {source} to {tuple(codes)}" + (" from the right" if reverse else "")

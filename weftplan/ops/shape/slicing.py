@@ -1,7 +1,7 @@
 """Slicing operators: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region.
 
-The first three say which region they select; their kernels, inference and gradients follow from that in one place.
-``_slice_assign`` and ``_slice_assign_scalar`` replace a region: the rest is the input's.
+A function for each of the first three returns the region that it selects; kernels and gradients are built from it.
+``_slice_assign`` and ``_slice_assign_scalar`` return their input with a region replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftplan.ops.shape.broadcast import like_dtype
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
-"""The selected region of a tensor, from the parameters, its shape and the shape of the region."""
+"""A function from the parameters, a tensor's shape and the output's shape to the selected region."""
 
 
 def _register(
@@ -60,7 +60,7 @@ def _register(
 
 
 def _region_shape(name: str, region: Region) -> ShapeRule:
-    """Return the shape rule of a region that depends on the parameters alone."""
+    """Return the shape rule of an operator whose region does not depend on the output's shape."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         source = ins[0]
@@ -160,7 +160,7 @@ _register(
 
 
 def _assign_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """The output is like the first input; the second, if any, like the region."""
+    """Infer that the output has the first input's shape, and a second input the region's shape."""
     whole = merge_shape(ins[0], outs[0], "input and output of _slice_assign")
     _, region = _slice_shape(params, [whole], ins[1:] or [None])
     return [whole, *region[: len(ins) - 1]], [whole]

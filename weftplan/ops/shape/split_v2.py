@@ -1,6 +1,6 @@
 """_split_v2: a tensor split along an axis into equal sections, or at indices.
 
-The pieces are copied out of views of the input, and the gradient is copied back into them.
+The forward pass copies views of the input to the outputs; the backward pass copies their gradients to the same views.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _count(params: Params) -> int:
 
 
 def _bounds(params: Params, size: int) -> list[slice]:
-    """Return the pieces of an axis of ``size`` elements."""
+    """Return a slice for each piece of an axis of ``size`` elements."""
     count = _count(params)
     if params["sections"] > 0:
         if size % count:
@@ -70,7 +70,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 def _pieces(
     params: Params, whole: RawArray, parts: Sequence[RawArray | None]
 ) -> list[tuple[RawArray, RawArray | None]]:
-    """Return (view of ``whole``, part seen in its shape); None stays."""
+    """Return (view of ``whole``, part reshaped to the view's shape) of each piece; None remains None."""
     axis = params["axis"] % whole.ndim
     views = [whole[(*(slice(None),) * axis, part)] for part in _bounds(params, whole.shape[axis])]
     return [(view, None if part is None else part.reshape(view.shape)) for view, part in zip(views, parts, strict=True)]
