@@ -367,7 +367,7 @@ register(
         workspace=_workspace,
         input_init={3: '["zero", {}]', 4: '["one", {}]'},
         aliases=("BatchNorm_v1",),
-        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; gamma, beta and the "
+        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; gamma, beta and "
         "moving statistics are (channels,).",
     )
 )

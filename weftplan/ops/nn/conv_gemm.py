@@ -38,7 +38,7 @@ class _Buffers:
         return self._image is not None
 
     def columns(self, images: int, rows: int) -> RawArray:
-        """Return the column buffer of a tile, with a column per window: (channels, *kernel, images, rows, *grid[1:])."""
+        """Return the buffer of a tile's columns, one per window: (channels, *kernel, images, rows, *grid[1:])."""
         geo = self.geo
         shape = (geo.channels, *geo.kernel, images, rows, *geo.grid[1:])
         return self._columns[: math.prod(shape)].reshape(shape)
@@ -125,7 +125,7 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, 
 def correlate(
     ctx: Workspace, geo: Geometry, data: RawArray, weight: RawArray, bias: RawArray | None, out: RawArray
 ) -> None:
-    """Compute ``out`` = cross-correlation of ``data`` with ``weight``, plus ``bias`` unless None, as Convolution does."""
+    """Compute ``out`` = Convolution of ``data`` with ``weight``, plus ``bias`` unless None."""
     if geo.pointwise:
         xp = ctx.xp
         size = math.prod(geo.grid)

@@ -140,7 +140,7 @@ class Geometry:
 
 
 class Part(NamedTuple):
-    """A part of a convolution: a smaller geometry, and the part's slices of the data, the window side and the weight."""
+    """A part of a convolution: its geometry, and its slices of the data, the window side and the weight."""
 
     geo: Geometry
     data: tuple[slice, slice] = (slice(None), slice(None))
