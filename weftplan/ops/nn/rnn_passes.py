@@ -210,7 +210,7 @@ class BackwardPass:
     def weight_gradients(
         self, d_weights: Weights, x: RawArray, kept: Kept, states: RawArray, initial: RawArray, reverse: bool
     ) -> None:
-        """Compute the gradients of the biases and of all weights but the projection's; overwrite a gru's ``d_gates``."""
+        """Compute the gradients of biases and of all weights but the projection's; a gru overwrites ``d_gates``."""
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)
