@@ -67,7 +67,7 @@ def _sequence(shape: Shape | None, name: str, what: str) -> Shape:
 
 
 def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, int]:
-    """Return (batch, batch · heads), from ``batch`` or the first dimension of ``attention``; 0 is an unknown size."""
+    """Return (batch, batch · heads), after merging ``batch`` (0: unknown) with the batch of the shape ``attention``."""
     if attention[0] % heads:
         raise ShapeError(f"{name}: attention {attention} should begin with a multiple of heads={heads}")
     batch = merge_dim(batch, attention[0] // heads, f"{name}: batch of the sequence, and of attention {attention}")
@@ -104,9 +104,9 @@ def _product(
 
 
 def _score_shape(name: str, parts: tuple[int, ...]) -> ShapeRule:
-    """Return the shape rule of an operator that computes attention from one sequence per number in ``parts``.
+    """Return the shape rule of an operator that computes attention from one or two inputs.
 
-    ``parts`` has the number of tensors that each sequence interleaves.
+    ``parts`` has, for each input, the number of tensors that it interleaves.
     """
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:

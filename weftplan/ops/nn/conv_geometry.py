@@ -134,7 +134,7 @@ class Geometry:
     def turns(self) -> bool:
         """Whether the tile size is that of a GPU, where a pointwise product copies its transposed weight first.
 
-        Otherwise CuPy's batched product would make its own copy, which no plan counts.
+        Without that copy, CuPy's batched product would make its own, which no plan counts.
         """
         return self.tile_bytes == tiling.GPU.tile_bytes
 
@@ -202,7 +202,7 @@ def _size(some: slice) -> int:
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:
-    """Return ``geo`` with the numbers of images, channels, filters or groups in ``less``, and tiles to fit."""
+    """Return ``geo`` with the numbers in ``less`` (batch, channels, filters or groups), and with tiles for them."""
     sizes = {"batch": geo.batch, "channels": geo.channels, "filters": geo.filters, "groups": geo.groups, **less}
     return tiled(
         (sizes["batch"], sizes["channels"], *geo.image), sizes["filters"], geo.kernel, geo.stride, geo.dilate, geo.pad,

@@ -30,7 +30,7 @@ LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
 def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
-    """Return the parameters that Convolution and Deconvolution share, with these defaults of two of them."""
+    """Return the parameters that Convolution and Deconvolution share; the arguments are their different defaults."""
     return (
         Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
         Param("num_filter", p_int, doc="Number of channels of the output."),

@@ -102,7 +102,7 @@ def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> I
 
 
 def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> Room:
-    """Return the scratch specs: two padded maps of an image, an output channel's terms, and two sums of the terms."""
+    """Return the scratch specs: two padded maps, an output channel's terms, their sum over channels, and the total."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
     return [(shape, wide) for shape in shapes]

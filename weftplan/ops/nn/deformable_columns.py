@@ -58,8 +58,8 @@ class Sizes:
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
         """Return the specs of the scratch arrays, some of which may be empty.
 
-        For a tile they are two bool rows, points, columns and outputs; then come the widened weight and image. With
-        ``back`` follow the gradients of columns, points and image, the sums of the weight's gradient, and two rows for
+        They are two bool rows, the points, columns and outputs of a tile, the widened weight, and the widened image.
+        ``back`` adds the gradients of columns, points and image, the sums of the weight's gradient, and two rows for
         the mask's gradient.
         """
         wide = self.acc != self.dtype
@@ -124,7 +124,7 @@ class Columns:
     def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, RawArray]]:
         """Yield (group, slice of channels, sample points (2, taps, windows)) of each group, for the windows ``where``.
 
-        The points are x, then y, in pixels; the next group overwrites them.
+        The points are x, then y, in pixels, clamped unless ``modulated``. The next group overwrites them.
         """
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
@@ -160,7 +160,10 @@ class Columns:
             xp.copyto(place, -2, where=inside)
 
     def still(self, points: RawArray, of_points: RawArray) -> None:
-        """Set a point's gradient to 0 along each axis on which the point is the last pixel (plain convolution only)."""
+        """Set the gradients of points to 0 along each axis on which they lie on the last pixel.
+
+        Do nothing for a modulated convolution, whose points are not clamped.
+        """
         if self.sizes.modulated:
             return
         clamped = cut(self._other, *points.shape[1:])

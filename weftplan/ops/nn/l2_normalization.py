@@ -24,12 +24,12 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
-    Param("mode", p_enum("channel", "instance", "spatial"), "instance", "Which elements share a norm."),
+    Param("mode", p_enum("channel", "instance", "spatial"), "instance", "The elements that share a norm."),
 )
 
 
 def _rows(params: Params, shape: Shape) -> Shape:
-    """Return the data's shape as (outer, summed, inner)."""
+    """Return the data's shape as (outer, summed, inner); each norm sums over the middle axis."""
     if params["mode"] == "channel":
         return shape[0], shape[1], math.prod(shape[2:])
     if params["mode"] == "spatial":

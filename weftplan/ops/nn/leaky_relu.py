@@ -103,7 +103,10 @@ def _selu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -
 
 
 def _normal_cdf(xp: ArrayModule, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
-    """Compute ``out`` = the standard normal distribution function of ``x``; scratch: six like ``out`` and a bool."""
+    """Compute ``out`` = the standard normal distribution function of ``x``.
+
+    ``scratch`` is six arrays like ``out`` and a bool array.
+    """
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
     erf(xp, scaled, out, t, u, a, b, c, near)

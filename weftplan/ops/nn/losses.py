@@ -44,7 +44,11 @@ _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
 
 def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer a label of the data's shape; other shapes with the batch and size of data are valid: (n,) for (n, 1)."""
+    """Infer the shapes of data, label and output.
+
+    By default the label has the data's shape, or (n,) for data (n, 1). A shape with another number of axes is valid if
+    it has the data's batch size and number of elements.
+    """
     data = merge_shape(ins[0], outs[0], "regression output: data and output")
     label = ins[1]
     if data is None:

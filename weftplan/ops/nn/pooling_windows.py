@@ -73,7 +73,7 @@ def lowest(dtype: DType) -> Scalar:
 
 
 def divisors(xp: ArrayModule, grid: Grid, dtype: DTypeLike) -> RawArray | float:
-    """Return 1 / count of each window: a number if all counts are equal, else an array (*windows)."""
+    """Return 1 / count of each window: a number if all counts are equal, else an array of shape ``grid.grid``."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
     counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))

@@ -44,7 +44,7 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
 
 
 def prelu_forward_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the forward pass; its size is that of :func:`tiling.share`."""
+    """Return the shape of a block of the forward pass: whole rows, of about :func:`tiling.share` elements."""
     return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
 
 
@@ -59,7 +59,7 @@ def prelu_part(shape: Shape, slopes: Shape) -> Shape:
 
 
 def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
-    """Compute ``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
+    """Compute ``out`` = data if it is above 0, else gamma · data; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     scratch = ctx.take(prelu_forward_block(shape), out.dtype)

@@ -44,7 +44,7 @@ def _bilinear(old: int, new: int, align_corners: bool) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
         if new == 1:
-            place = 0.0  # without align_corners too, as in MXNet 1.9.1
+            place = 0.0  # with and without align_corners, as in MXNet 1.9.1
         elif align_corners:
             place = position * (old - 1) / (new - 1)
         else:
@@ -166,7 +166,7 @@ _RESIZE = (
 
 
 def _side(params: Params, old: int, side: str) -> int:
-    """Return the output's extent along ``side``, from the data's ``old``; 0 if it depends on an unknown ``old`` (0)."""
+    """Return the output's height or width (``side``) for the data's, ``old``; 0 if it needs an unknown ``old`` (0)."""
     mode, scale = params["mode"], params[f"scale_{side}"]
     if scale is not None and not 0 < scale < math.inf:
         raise ParameterError(f"BilinearResize2D: scale_{side}={scale}: expected a positive number")

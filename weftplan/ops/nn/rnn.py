@@ -66,7 +66,7 @@ def _p_no_clip(value: object) -> None:
 _PARAMS = (
     Param("state_size", _p_positive, doc="Size of the state of each layer."),
     Param("num_layers", p_range(1, 1024), doc="Number of layers."),
-    Param("bidirectional", p_bool, False, "True: each layer runs in both directions and concatenates them."),
+    Param("bidirectional", p_bool, False, "True: each layer runs in both directions and concatenates the outputs."),
     Param("mode", p_enum("rnn_relu", "rnn_tanh", "lstm", "gru"), doc="Type of the cell."),
     Param("p", _p_fraction, 0.0, "Probability that an element between two layers is dropped in training."),
     Param("state_outputs", p_bool, False, "True: the last states (and cells) are outputs, too."),

@@ -213,7 +213,7 @@ class CellGradient:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):
-            if not state.flags.c_contiguous:  # rows of two directions alternate
+            if not state.flags.c_contiguous:  # its rows are part of longer rows if there are two directions
                 xp.copyto(spare, state)
                 state = spare
             # If cuBLAS is called directly, the product itself adds to next_d_state.

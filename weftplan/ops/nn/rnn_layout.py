@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     cells: Any
     """lstm: the cell after each step, (steps, batch, state_size)."""
     hidden: Any
-    """(steps, batch, state_size). lstm with projection: the state before it; gru: what r multiplies in gate n."""
+    """(steps, batch, state_size). lstm with projection: its input. gru: the summand of gate n that r multiplies."""
     states: Any
     """With sequence lengths: the state after each step, (steps, batch, units); constant after a sequence's end."""
 

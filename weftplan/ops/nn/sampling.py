@@ -67,7 +67,7 @@ class Sampler:
                     (self._y, self._fy, self._near_y, height, row),
                 ):
                     xp.floor(place, out=whole)
-                    xp.subtract(place, whole, out=near)  # the weight of the farther neighbour
+                    xp.subtract(place, whole, out=near)  # the weight of the neighbour at floor + 1
                     if step:
                         xp.add(whole, 1.0, out=whole)
                     else:

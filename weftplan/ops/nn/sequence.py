@@ -35,7 +35,7 @@ from weftplan.ops.elementwise.scalar import converted
 from weftplan.support.array_types import RawArray
 
 _BOOL = np.dtype(bool)
-_LENGTHS = Param("use_sequence_length", p_bool, False, "True: the input sequence_length has the length of each.")
+_LENGTHS = Param("use_sequence_length", p_bool, False, "True: the input sequence_length has each sequence's length.")
 _AXIS = Param("axis", p_int, 0, "The time axis, 0 or 1; the other is the batch axis.")
 
 

@@ -50,7 +50,7 @@ def _check(params: Params) -> int:
 
 
 def _deconvolution(params: Params, channels: int) -> Params:
-    """Return the parameters of the Deconvolution that enlarges images with this number of channels."""
+    """Return the parameters of the Deconvolution that enlarges images of ``channels`` channels ``scale`` times."""
     scale = _check(params)
     kernel, pad = 2 * scale - scale % 2, scale // 2
     return registry.parse_params(
