@@ -367,8 +367,8 @@ register(
         workspace=_workspace,
         input_init={3: '["zero", {}]', 4: '["one", {}]'},
         aliases=("BatchNorm_v1",),
-        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; gamma, beta and "
-        "moving statistics are (channels,).",
+        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; the other inputs "
+        "are (channels,).",
     )
 )
 backward(

@@ -191,7 +191,7 @@ register(
         gradient=grad("_backward_Convolution", "g0", "x0", "x1"),
         workspace=_workspace,
         aliases=("Convolution_v1",),
-        doc="Cross-correlation of data (batch, channels, *image) with weight (num_filter, channels / num_group, "
+        doc="Cross-correlation of data (batch, channels, *spatial) with weight (num_filter, channels / num_group, "
         "*kernel), plus bias (num_filter,): (batch, num_filter, *windows).",
     )
 )

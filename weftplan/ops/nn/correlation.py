@@ -187,8 +187,8 @@ register(
         params=_PARAMS,
         inputs=("data1", "data2"),
         gradient=grad("_backward_Correlation", "g0", "x0", "x1"),
-        doc="Means of products of data1 and displaced data2, both (batch, channels, height, width), with one output "
-        "channel per displacement.",
+        doc="Means of products of data1 and displaced data2, both (batch, channels, height, width): "
+        "(batch, displacements, *squares).",
     )
 )
 backward(

@@ -303,7 +303,7 @@ register(
         workspace=_workspace,
         aliases=("ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss"),
         doc="Negative log probability (batch,) of each row of label (batch, labels), given the logits data "
-        "(steps, batch, channels).",
+        "(steps, batch, classes).",
     )
 )
 backward(

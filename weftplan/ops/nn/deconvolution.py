@@ -137,8 +137,8 @@ register(
         inputs=_inputs,
         gradient=grad("_backward_Deconvolution", "g0", "x0", "x1"),
         workspace=_workspace,
-        doc="Transposed convolution of data (batch, channels, *image) with weight (channels, num_filter / num_group, "
-        "*kernel), plus bias (num_filter,): (batch, num_filter, *enlarged image).",
+        doc="Transposed convolution of data (batch, channels, *spatial) with weight (channels, num_filter / num_group, "
+        "*kernel), plus bias (num_filter,): (batch, num_filter, *enlarged).",
     )
 )
 backward(

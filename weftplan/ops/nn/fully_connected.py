@@ -176,8 +176,8 @@ register(
         inputs=_inputs,
         gradient=grad("_backward_FullyConnected", "g0", "x0", "x1"),
         workspace=_workspace,
-        doc="data · weightᵀ + bias, with weight (num_hidden, length of a row of data) and bias (num_hidden,): "
-        "(batch, num_hidden), or with flatten=False (leading axes of data, num_hidden).",
+        doc="data · weightᵀ + bias, with weight (num_hidden, inputs) and bias (num_hidden,): (batch, num_hidden), or "
+        "with flatten=False (*data.shape[:-1], num_hidden).",
     )
 )
 backward(

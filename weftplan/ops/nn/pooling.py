@@ -337,7 +337,7 @@ register(
         gradient=_gradient,
         workspace=_workspace,
         aliases=("Pooling_v1",),
-        doc="Maximum, average, sum or p-norm of each window of data (batch, channels, *image): "
+        doc="Maximum, average, sum or p-norm of each window of data (batch, channels, *spatial): "
         "(batch, channels, *windows).",
     )
 )

@@ -1,7 +1,7 @@
 """One step of each recurrent cell, forward and backward, on the gates of one batch.
 
-A forward step gets the input's products with the weights, plus bias, in ``gates``, and replaces them by the activated
-gates. A backward step writes the gradient of the gates before activation to ``d_gates``.
+A forward step reads the input's products with the weights, plus bias, from ``gates``, and overwrites them with the
+activated gates. A backward step writes the gradient of the gates before activation to ``d_gates``.
 
 Formulas: Elman 1990 (rnn), Hochreiter and Schmidhuber 1997 (lstm), Sak et al. 2014 (lstm with projection), Cho et al.
 2014 in cuDNN's variant, which multiplies by r after the product (gru).

@@ -252,7 +252,7 @@ _sequence(
     value=True,
     inplace=True,
     sizes=(_mask_bytes, _mask_bytes),
-    doc="data (time, batch, …) with value in the steps after the end of each sequence.",
+    doc="data (steps, batch, *rest) with value in the steps after the end of each sequence.",
 )
 _sequence(
     "SequenceLast",
@@ -260,12 +260,12 @@ _sequence(
     _last_backward,
     sizes=(_batch_bytes(0), _batch_bytes(-1)),
     shape=_last_shape,
-    doc="The last step of each sequence in data (time, batch, …): (batch, …).",
+    doc="The last step of each sequence in data (steps, batch, *rest): (batch, *rest).",
 )
 _sequence(
     "SequenceReverse",
     _reverse,
     _reverse,
     sizes=(_batch_bytes(0), _batch_bytes(0)),
-    doc="data (time, batch, …) with the steps of each sequence reversed; the steps after its end stay in place.",
+    doc="data (steps, batch, *rest) with each sequence reversed; the steps after its end stay in place.",
 )

@@ -234,7 +234,8 @@ register(
         workspace=_workspace,
         loss=True,
         aliases=("Softmax",),
-        doc="softmax of data, in its shape; the incoming gradient is replaced by that of the cross entropy with label.",
+        doc="softmax of data, in its shape, with the gradient of the cross entropy with label instead of the incoming "
+        "gradient.",
     )
 )
 backward(

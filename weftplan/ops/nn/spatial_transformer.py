@@ -210,8 +210,8 @@ register(
         inputs=("data", "grid"),
         gradient=grad("_backward_BilinearSampler", "g0", "x0", "x1"),
         workspace=_sample_bytes(1),
-        doc="Images (batch, channels, *image) sampled at grid (batch, 2, height, width) by bilinear interpolation: "
-        "(batch, channels, height, width).",
+        doc="Images (batch, channels, height, width) sampled at grid (batch, 2, rows, columns) by bilinear "
+        "interpolation: (batch, channels, rows, columns).",
     )
 )
 backward(
@@ -303,8 +303,8 @@ register(
         inputs=("data", "loc"),
         gradient=grad("_backward_SpatialTransformer", "g0", "x0", "x1"),
         workspace=lambda params, inputs, outputs: _spatial_bytes(params, inputs[0], 1),
-        doc="Images (batch, channels, *image) under affine maps loc (batch, 6), sampled by bilinear interpolation: "
-        "(batch, channels, *target_shape).",
+        doc="Images (batch, channels, height, width) under affine maps loc (batch, 6), sampled by bilinear "
+        "interpolation: (batch, channels, *target_shape).",
     )
 )
 backward(

@@ -112,7 +112,8 @@ register(
         inplace=UNARY_INPLACE,
         ignored_inputs=(1,),
         loss=True,
-        doc="data (…, classes), unchanged; the incoming gradient is replaced by that of a hinge loss with label (…).",
+        doc="data (*rows, classes), unchanged, with the gradient of a hinge loss with label (*rows,) instead of the "
+        "incoming gradient.",
     )
 )
 backward(
