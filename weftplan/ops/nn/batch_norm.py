@@ -94,7 +94,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 class _Split:
-    """The blocks of an array seen as (outer, channels, inner): ranges of channels, each cut into ranges of outer."""
+    """The blocks of an array viewed as (outer, channels, inner): ranges of channels, each cut along the outer axis."""
 
     def __init__(self, params: Params, shape: Shape) -> None:
         axis = params["axis"] % len(shape)
