@@ -1,6 +1,6 @@
-"""Neural-network operators, one file per family.
+"""Neural-network operators, one module per family.
 
-Importing this package registers all of them; nothing else is kept here.
+Importing this package registers every operator.
 """
 
 import weftplan.ops.nn.activation

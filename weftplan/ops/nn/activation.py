@@ -1,7 +1,7 @@
-"""Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only.
+"""Activation: relu, sigmoid, tanh, softrelu or softsign of each element.
 
-This file owns the formulas, except that the operator ``relu`` owns ``max(x, 0)``. A formula works on one block; the
-caller provides its scratch.
+Every gradient is computed from the output, without the data. This module owns the formulas, except ``max(x, 0)``
+(``elementwise/unary.py``). A formula function computes one block, with scratch that the caller provides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DT
 
 
 def sigmoid_block(xp: ArrayModule, x: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute ``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
+    """Compute ``out`` = 1 / (1 + exp(-x)); ``t`` is scratch of a float dtype, ``out`` may be ``x``."""
     xp.negative(x, out=t)
     xp.exp(t, out=t)  # infinite for very negative x, whose sigmoid is 0
     xp.add(t, 1.0, out=t)
@@ -50,9 +50,11 @@ def _softsign(xp: ArrayModule, x: RawArray, out: RawArray, t: RawArray) -> None:
 
 
 def relu_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
-    """Compute the relu's input gradient ``out`` from the output gradient ``g`` and the output ``y``; ``mask`` is
-    scratch."""
-    xp.not_equal(y, 0, out=mask)  # y is never negative; at NaN the incoming gradient must pass
+    """Compute the input gradient ``out`` of a relu from its output gradient ``g`` and output ``y``.
+
+    ``mask`` is bool scratch.
+    """
+    xp.not_equal(y, 0, out=mask)  # y is never negative, and at NaN the incoming gradient must pass
     xp.multiply(g, mask, out=out)
 
 
@@ -126,7 +128,7 @@ register(
         gradient=grad("_backward_Activation", "g0", "y0"),
         inplace=UNARY_INPLACE,
         workspace=_forward.workspace,
-        doc="One of five elementwise nonlinear functions.",
+        doc="relu, sigmoid, softrelu, softsign or tanh of each element; the output has the shape of data.",
     )
 )
 backward(

@@ -1,9 +1,9 @@
 """Multi-head attention on interleaved projections, as in GluonNLP's transformers, and div_sqrt_dim.
 
-Of self-attention one tensor (steps, batch, heads · 3 · units) holds query, key and value of each head side by side; of
-attention between two sequences one (steps, batch, heads · units) holds the queries and another (steps, batch,
-heads · 2 · units) keys and values. Attention has shape (batch · heads, steps of the queries, steps of the keys).
-Kernels multiply views of these tensors, so that nothing is transposed or copied.
+Self-attention has one input (steps, batch, heads · 3 · units), in which the query, key and value of each head are
+contiguous. Attention between two sequences has the queries in one input (steps, batch, heads · units), the keys and
+values in another input (steps, batch, heads · 2 · units). The attention weights have shape (batch · heads, query
+steps, key steps). Kernels multiply views of these tensors, so that nothing is transposed or copied.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _HEADS = (Param("heads", _heads, doc="number of attention heads"),)
 
 
 def _part(x: RawArray, heads: int, parts: int, part: int) -> RawArray:
-    """Return part ``part`` of ``parts`` interleaved in (steps, batch, …) as a view (batch, heads, steps, units)."""
+    """Return a view (batch, heads, steps, units) of tensor ``part`` of the ``parts`` tensors interleaved in ``x``."""
     steps, batch, width = x.shape
     units = width // (heads * parts)
     return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
 
 
 def _spread(attention: RawArray, heads: int) -> RawArray:
-    """Return the attention as (batch, heads, queries, keys)."""
+    """Return a view (batch, heads, queries, keys) of ``attention`` (batch · heads, queries, keys)."""
     return attention.reshape(-1, heads, *attention.shape[1:])
 
 
@@ -67,7 +67,7 @@ def _sequence(shape: Shape | None, name: str, what: str) -> Shape:
 
 
 def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, int]:
-    """Return (batch, batch · heads); an unknown value is inferred from the other."""
+    """Return (batch, batch · heads), after merging ``batch`` (0: unknown) with the batch of the shape ``attention``."""
     if attention[0] % heads:
         raise ShapeError(f"{name}: attention {attention} should begin with a multiple of heads={heads}")
     batch = merge_dim(batch, attention[0] // heads, f"{name}: batch of the sequence, and of attention {attention}")
@@ -77,9 +77,10 @@ def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, in
 def _product(
     name: str, parts: Sequence[int], params: Params, sequences: list[Shape], attention: Shape | None
 ) -> tuple[list[Shape], Shape]:
-    """Infer the shapes of the sequences (queries or output, then keys or values, or one for both) and of attention.
+    """Return the completed shapes of the sequences and of attention; each completes the others.
 
-    ``parts``: number of tensors that each sequence interleaves.
+    ``sequences`` has the shape of the queries (or output) and that of the keys (or values), or one shape if a single
+    tensor interleaves all. ``parts`` has the number of tensors that each sequence interleaves.
     """
     heads = params["heads"]
     known = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
@@ -103,7 +104,10 @@ def _product(
 
 
 def _score_shape(name: str, parts: tuple[int, ...]) -> ShapeRule:
-    """Return the rule that infers the shape of attention from one sequence or two."""
+    """Return the shape rule of an operator that computes attention from one or two inputs.
+
+    ``parts`` has, for each input, the number of tensors that it interleaves.
+    """
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         sequences = [_sequence(shape, name, "input") for shape in ins]
@@ -114,7 +118,10 @@ def _score_shape(name: str, parts: tuple[int, ...]) -> ShapeRule:
 
 
 def _value_shape(name: str, parts: int, same: bool) -> ShapeRule:
-    """Return the shape rule of values weighted by attention; ``same``: keys and queries are one sequence."""
+    """Return the shape rule of an operator that weights values by attention.
+
+    ``parts``: number of tensors that the values' input interleaves. ``same``: the queries are of the same sequence.
+    """
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         heads = params["heads"]
@@ -134,7 +141,7 @@ def _value_shape(name: str, parts: int, same: bool) -> ShapeRule:
 
 
 def _scores(ctx: Workspace, heads: int, queries: RawArray, keys: RawArray, out: RawArray) -> None:
-    """Compute ``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
+    """Compute ``out`` = queries · keysᵀ / sqrt(units), from views (batch, heads, steps, units)."""
     target = _spread(out, heads)
     multiply(ctx.xp, queries, keys.swapaxes(-1, -2), target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
@@ -193,7 +200,7 @@ def _backward_encdec_qk(
 
 
 def _weighted(parts: int) -> ArrayKernel:
-    """Return the kernel that weights values, the last of ``parts`` interleaved tensors, by attention."""
+    """Return a kernel that weights the values, the last of ``parts`` interleaved tensors, by attention."""
 
     @kernel
     def compute(xp: ArrayModule, p: Params, keys_values: RawArray, attention: RawArray, out: RawArray) -> None:
@@ -240,7 +247,7 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
         _score_shape("interleaved_matmul_selfatt_qk", (3,)),
         _selfatt_qk,
         _backward_selfatt_qk,
-        "Products of the queries and keys of self-attention, divided by the root of their length.",
+        "queries · keysᵀ / sqrt(units) for each head of self-attention: (batch · heads, steps, steps).",
     ),
     (
         f"{_ENCDEC}_qk",
@@ -248,7 +255,8 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
         _score_shape("interleaved_matmul_encdec_qk", (1, 2)),
         _encdec_qk,
         _backward_encdec_qk,
-        "Products of queries and the keys of another sequence, divided by the root of their length.",
+        "queries · keysᵀ / sqrt(units) for each head, with keys of another sequence: "
+        "(batch · heads, query steps, key steps).",
     ),
     (
         f"{_SELFATT}_valatt",
@@ -256,7 +264,8 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
         _value_shape("interleaved_matmul_selfatt_valatt", 3, same=True),
         _weighted(3),
         _backward_weighted(3),
-        "The values of self-attention, weighted by attention.",
+        "The values of self-attention weighted by attention (batch · heads, steps, steps): "
+        "(steps, batch, heads · units).",
     ),
     (
         f"{_ENCDEC}_valatt",
@@ -264,7 +273,8 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
         _value_shape("interleaved_matmul_encdec_valatt", 2, same=False),
         _weighted(2),
         _backward_weighted(2),
-        "The values of another sequence, weighted by attention.",
+        "The values of another sequence weighted by attention (batch · heads, query steps, key steps): "
+        "(query steps, batch, heads · units).",
     ),
 ):
     register(
@@ -301,6 +311,6 @@ register(
         infer_dtype=floats_only("div_sqrt_dim"),
         gradient=grad("_contrib_div_sqrt_dim", "g0"),
         inplace=UNARY_INPLACE,
-        doc="Data divided by the root of its last dimension.",
+        doc="data / sqrt(the size of its last dimension), in the shape of data.",
     )
 )

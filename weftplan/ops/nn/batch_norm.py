@@ -1,14 +1,14 @@
-"""BatchNorm: normalisation of each channel over batch and space, optionally fused with relu.
+"""BatchNorm: normalisation of each channel over batch and space, and its backward kernel fused with a relu.
 
-The form with the relu is an operator that only the planner uses (``ops/fusion/relu.py``). Its backward form also reads
-beta, and computes the relu's gradient block by block: it recomputes the sign of the relu's input from the data, to the
-same bits, since reading the relu's output would cost one more array.
+Only the planner creates the operator fused with a relu (``ops/fusion/relu.py``). Its backward kernel also reads beta,
+and recomputes the relu's input from the data, bit for bit: reading the relu's output would cost one more array.
 
-Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of the statistics in use (the batch's in training, the moving
-statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet 1.9.1,
-on purpose: the moving statistics change in the training forward pass (there, in the backward pass), and with
-``fix_gamma`` the stored gamma stays unchanged (there, it is filled with 1); it counts as 1 and its gradient is 0 in
-both.
+Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) that normalise the data. They are the batch's in training
+(without ``use_global_stats``), else the moving statistics'. The backward pass therefore needs no moving statistics.
+
+Intended differences from MXNet 1.9.1: the training forward pass updates the moving statistics (MXNet: the backward
+pass), and with ``fix_gamma`` the stored gamma stays unchanged (MXNet fills it with 1). In both systems, ``fix_gamma``
+computes with gamma = 1 and sets its gradient to 0.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import ArrayModule, RawArray
 
 NORM = "norm"
-"""The parameter of a convolution fused with its batch norm that holds the parameters of the batch norm."""
+"""Name of the parameter of a convolution fused with a batch norm; its value is the batch norm's parameters."""
 BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
-"""Operators with these inputs and parameters, the same outside training; the second has its channels on axis 1."""
+"""Batch norm operators, which compute the same values outside training; the second has its channels on axis 1."""
 _PARAMS = (
     Param("eps", p_float, 1e-3, "Added to the variance."),
     Param("momentum", p_float, 0.9, "Share of the old value in new moving statistics."),
@@ -94,7 +94,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 class _Split:
-    """Blocks of (outer, channels, inner): channel ranges, and outer ranges within each."""
+    """The blocks of an array viewed as (outer, channels, inner): ranges of channels, each cut along the outer axis."""
 
     def __init__(self, params: Params, shape: Shape) -> None:
         axis = params["axis"] % len(shape)
@@ -119,13 +119,19 @@ class _Split:
                 yield slice(o, min(o + self.outer_step, self.outer)), channels
 
     def cut(self, buffer: RawArray, where: tuple[slice, slice]) -> RawArray:
-        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous array of block ``where``'s size."""
+        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous view in the shape of block ``where``.
+
+        ``where`` is (outer range, channel range).
+        """
         outer, channels = (part.stop - part.start for part in where)
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
 
 def _add_up(xp: ArrayModule, values: RawArray, where: tuple[slice, slice], total: RawArray, part: RawArray) -> None:
-    """Add the sums of a block per channel to ``total``; the first block of its channels sets it."""
+    """Add each channel's sum over block ``where`` to ``total``; the first block of a channel sets ``total``.
+
+    ``part`` is scratch of ``total``'s shape.
+    """
     channels = where[1]
     if where[0].start == 0:
         xp.sum(values, axis=(0, 2), dtype=total.dtype, out=total[channels])
@@ -137,9 +143,12 @@ def _add_up(xp: ArrayModule, values: RawArray, where: tuple[slice, slice], total
 def _statistics(
     xp: ArrayModule, split: _Split, data: RawArray, mean: RawArray, var: RawArray, part: RawArray, block: RawArray
 ) -> None:
-    """Compute the mean and the biased variance per channel, the variance from centred data."""
+    """Compute ``mean`` and the biased variance ``var`` of each channel; the variance is that of the centred data.
+
+    ``part`` (channels,) and ``block`` (:attr:`_Split.block`) are scratch.
+    """
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
-        xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
+        xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # one launch less than a sum and a product
         xp.subtract(data, mean[:, None], out=block)
         xp.multiply(block, block, out=block)
         xp.mean(block, axis=(0, 2), dtype=var.dtype, out=var)
@@ -216,7 +225,11 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: RawArray, *others: Any) -> None:
-    """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
+    """Compute the gradients of data, gamma and beta.
+
+    With d = data - mean and v = var + eps, the data's gradient is gamma / sqrt(v) · (ograd - mean(ograd) -
+    d · mean(ograd · d) / v), or gamma / sqrt(v) · ograd with ``use_global_stats``.
+    """
     _backward_of(ctx, p, ograd, None, *others)
 
 
@@ -230,7 +243,7 @@ def backward_behind_relu(
     beta: RawArray,
     *others: Any,
 ) -> None:
-    """Compute the gradients of a batch norm that is followed by a relu."""
+    """Compute the gradients of a batch norm followed by a relu, from the gradient ``ograd`` of the relu's output."""
     _backward_of(ctx, p, ograd, beta, data, gamma, *others)
 
 
@@ -265,7 +278,7 @@ def _backward_of(
         xp.subtract(beta, shift, out=shift)
 
     def incoming(where: tuple[slice, slice]) -> RawArray:
-        """Return the relu's gradient of a block; it overwrites ``block``."""
+        """Return the gradient of the batch norm's output in block ``where``; with a relu, overwrite ``block``."""
         if beta is None:
             return ograd[where]
         wide, passed, let = (split.cut(one, where) for one in (block, masked, mask))
@@ -303,7 +316,7 @@ def _backward_of(
     for where in split:
         target, channels = out[where], where[1]
         wide = target if second is None else split.cut(second, where)
-        # All that is read of a block is read before the target is written: it may be the same memory.
+        # Read the whole block before writing the target, which may share memory with ograd or data.
         coming = incoming(where)
         if params["use_global_stats"]:
             xp.multiply(coming, scale[channels, None], out=wide)
@@ -354,7 +367,8 @@ register(
         workspace=_workspace,
         input_init={3: '["zero", {}]', 4: '["one", {}]'},
         aliases=("BatchNorm_v1",),
-        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel.",
+        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; the other inputs "
+        "are (channels,).",
     )
 )
 backward(

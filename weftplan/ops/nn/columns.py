@@ -1,7 +1,7 @@
 """im2col and col2im: image windows as columns of a matrix, and the sum of columns back into an image.
 
-Each is the gradient of the other. Columns are ordered by channel and position within the window; each position is one
-strided copy or sum.
+Each operator is the gradient of the other. The elements of a column are ordered by channel, then by position within
+the window. The kernels do one strided copy or sum for each position.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec
 from weftplan.support.array_types import RawArray
 
 _WINDOW = (
-    Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
-    Param("stride", p_shape, (), "distances of windows"),
-    Param("dilate", p_shape, (), "distances of elements within a window"),
-    Param("pad", p_shape, (), "zeros around the image"),
+    Param("kernel", p_shape, doc="extents of the window, along one, two or three axes"),
+    Param("stride", p_shape, (), "steps between windows (default 1)"),
+    Param("dilate", p_shape, (), "steps between elements of a window (default 1)"),
+    Param("pad", p_shape, (), "zeros on either side of each axis (default 0)"),
 )
-_BACK = (Param("output_size", p_shape, doc="sizes of the image"), *_WINDOW)
+_BACK = (Param("output_size", p_shape, doc="extents of the image"), *_WINDOW)
 
 
 def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
-    """Return (kernel, stride, dilate, pad), one number for each axis of the image."""
+    """Return the checked (kernel, stride, dilate, pad), defaults filled in, with one number per image axis.
+
+    ``name`` is the operator in error messages.
+    """
     kernel: Shape = params["kernel"]
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
@@ -46,7 +49,7 @@ def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
 
 
 def window_counts(params: Params, image: Shape, name: str) -> Shape:
-    """Return the number of windows along each axis; 0 for an unknown size of the image."""
+    """Return the number of windows along each axis of ``image`` (its extents); 0 if the extent is unknown (0)."""
     counts = []
     for size, k, s, d, p in zip(image, *window(params, name), strict=True):
         room = size + 2 * p - (d * (k - 1) + 1)
@@ -59,7 +62,7 @@ def window_counts(params: Params, image: Shape, name: str) -> Shape:
 def _taps(
     params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str
 ) -> Iterator[tuple[RawArray, RawArray]]:
-    """Yield (elements of the image, elements of the columns) that belong together, for each position in the window."""
+    """Yield (view of the image, view of the columns) of the same elements, for each position within the window."""
     kernel, stride, dilate, pad = window(params, name)
     batch, channels, *sizes = image.shape
     grid = columns.reshape(batch, channels, *kernel, *counts)
@@ -135,7 +138,7 @@ register(
         infer_dtype=floats_only("im2col"),
         params=_WINDOW,
         gradient=grad("_backward_im2col", "g0"),
-        doc="The windows of images as columns: (batch, channels · elements of a window, windows).",
+        doc="The windows of images (batch, channels, *image) as columns: (batch, channels · window elements, windows).",
     )
 )
 backward(
@@ -186,7 +189,8 @@ register(
         params=_BACK,
         gradient=grad("_backward_col2im", "g0"),
         workspace=lambda params, inputs, outputs: _sum_bytes(outputs[0]),
-        doc="The sums of columns at their places in images of output_size: what im2col took apart, overlaps added.",
+        doc="Images (batch, channels, *output_size) from columns (batch, channels · window elements, windows): "
+        "overlapping windows are added.",
     )
 )
 backward("col2im", _backward_col2im, ("ograd",), params=_BACK)

@@ -1,8 +1,8 @@
 """Tiled matrix products for Convolution and Deconvolution.
 
-For each tile the windows of the input are laid out as the columns of a matrix (im2col), one product does the work, and
-the buffers are used again for the next tile. float16 data is widened to float32 in the buffers and rounded when a tile
-is finished. Large convolutions are worked on in parts, each with buffers of its own, by the cores that are idle.
+For each tile, the windows of the input are copied into the columns of a matrix (im2col), and one product combines them
+with the weight. All tiles share the buffers. float16 data is widened to float32 in the buffers; results are rounded
+when they are written. Idle cores share a large convolution: it is cut into parts, each with its own buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.support.core_sharing import split_in_rooms
 
 
 class _Buffers:
-    """The scratch of one call, cut to the size of each tile."""
+    """The scratch of one call: padded images, columns and outputs, each as a view of a tile's size."""
 
     def __init__(self, ctx: Workspace, geo: Geometry) -> None:
         self.geo = geo
@@ -34,24 +34,24 @@ class _Buffers:
 
     @property
     def copies(self) -> bool:
-        """Whether there is a buffer for the image."""
+        """Whether there is a buffer for padded images."""
         return self._image is not None
 
     def columns(self, images: int, rows: int) -> RawArray:
-        """Return the columns of a tile, one per window: (channels, *kernel, images, rows, *remaining axes)."""
+        """Return the buffer of a tile's columns, one per window: (channels, *kernel, images, rows, *grid[1:])."""
         geo = self.geo
         shape = (geo.channels, *geo.kernel, images, rows, *geo.grid[1:])
         return self._columns[: math.prod(shape)].reshape(shape)
 
     def grid(self, images: int, rows: int) -> RawArray:
-        """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *remaining axes)."""
+        """Return the buffer of a tile's outputs: (filters, images, rows, *grid[1:])."""
         geo = self.geo
         shape = (geo.filters, images, rows, *geo.grid[1:])
         assert self._grid is not None
         return self._grid[: math.prod(shape)].reshape(shape)
 
     def image(self, images: int) -> tuple[RawArray, RawArray]:
-        """Return the buffer of the padded image (images, channels, *padded), and the part of it without padding."""
+        """Return the buffer of padded images (images, channels, *padded), and a view of it without the padding."""
         geo = self.geo
         assert self._image is not None
         whole = self._image[:images]
@@ -68,12 +68,15 @@ def _widened(ctx: Workspace, geo: Geometry, weight: RawArray) -> RawArray:
 
 
 def _matrices(geo: Geometry, weight: RawArray) -> RawArray:
-    """Return a weight, or its gradient, as a matrix for each group."""
+    """Return a view of a weight, or of its gradient, as (groups, filters per group, taps per group)."""
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
 def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
-    """Call ``work`` on all parts of a pass, each with its own scratch."""
+    """Call ``work(scratch, part)`` for each part of a pass; several parts run on idle cores.
+
+    ``weight``: whether the pass computes the gradient of the weight.
+    """
     pieces = parts(geo, weight=weight)
     if len(pieces) == 1:
         work(ctx, pieces[0])
@@ -83,9 +86,9 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
 
 
 def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: bool = False) -> RawArray:
-    """Return the images first…last with their padding: a copy, or the data itself.
+    """Return images ``first`` to ``last`` (exclusive) with their padding: a copy if ``buffers.copies``, else a view.
 
-    ``padded``: the buffer holds images of an earlier tile, so their padding is zero already.
+    ``padded``: the padding in the buffer is already zero, because an earlier tile filled it.
     """
     if not buffers.copies:
         return data[first:last]
@@ -97,7 +100,7 @@ def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: b
 
 
 def _lay_out(ctx: Workspace, geo: Geometry, image: RawArray, first_row: int, columns: RawArray) -> None:
-    """Copy the windows of a padded image into ``columns``."""
+    """Copy the windows of padded images, from window row ``first_row`` on, into ``columns``."""
     steps = image.strides[2:]
     taps = (image.strides[1], *(step * dilate for step, dilate in zip(steps, geo.dilate, strict=True)))
     windows = (image.strides[0], *(step * stride for step, stride in zip(steps, geo.stride, strict=True)))
@@ -106,7 +109,7 @@ def _lay_out(ctx: Workspace, geo: Geometry, image: RawArray, first_row: int, col
 
 
 def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, image: RawArray) -> None:
-    """Add every column to the places of a padded image that it was taken from: the transpose of :func:`_lay_out`."""
+    """Add every column to the elements of the padded images that :func:`_lay_out` copies it from."""
     counts = (columns.shape[2 + len(geo.kernel)], *geo.grid[1:])
     for tap in product(*(range(extent) for extent in geo.kernel)):
         place = [slice(None), slice(None)]
@@ -122,7 +125,7 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, 
 def correlate(
     ctx: Workspace, geo: Geometry, data: RawArray, weight: RawArray, bias: RawArray | None, out: RawArray
 ) -> None:
-    """Compute ``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
+    """Compute ``out`` = Convolution of ``data`` with ``weight``, plus ``bias`` unless None."""
     if geo.pointwise:
         xp = ctx.xp
         size = math.prod(geo.grid)
@@ -148,7 +151,7 @@ def _per_filter(geo: Geometry, bias: RawArray) -> RawArray:
 def _correlate(
     ctx: Workspace, geo: Geometry, data: RawArray, kernel: RawArray, bias: RawArray | None, out: RawArray
 ) -> None:
-    """Compute :func:`correlate` of one part."""
+    """Compute :func:`correlate` for one part; ``kernel`` is the widened weight as :func:`_matrices` returns it."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     image: Any = None
@@ -182,10 +185,9 @@ def adjoint(
     dgrad: RawArray | None,
     wgrad: RawArray | None,
 ) -> None:
-    """Compute the gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into
-    ``wgrad``).
+    """Compute the gradients of :func:`correlate`: ``dgrad`` of ``data``, ``wgrad`` of ``weight``.
 
-    Either target may be None; ``data`` is read for ``wgrad`` only, ``weight`` for ``dgrad`` only.
+    Either gradient may be None. ``data`` is read only for ``wgrad``, ``weight`` only for ``dgrad``.
     """
     xp = ctx.xp
     if geo.pointwise and dgrad is not None:
@@ -226,7 +228,7 @@ def _adjoint(
     dgrad: RawArray | None,
     wgrad: RawArray | None,
 ) -> None:
-    """Compute :func:`adjoint` of one part; ``weight`` has the accumulator dtype."""
+    """Compute :func:`adjoint` for one part; ``weight`` has the accumulator dtype."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     kernel: Any = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
@@ -244,7 +246,7 @@ def _adjoint(
             if count:
                 xp.add(sums, term, out=sums)
         if dgrad is not None:
-            # With one filter per group the product is an outer one, which matmul is slow at.
+            # With one filter per group this is an outer product, which matmul computes slowly.
             if part.shape[1] == 1:
                 xp.multiply(kernel, part, out=matrix)
             else:
@@ -255,9 +257,9 @@ def _adjoint(
 
 
 def _multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute ``out`` = ``a`` times ``b``, group by group.
+    """Compute ``out`` = ``a`` · ``b`` for each group (the first axis).
 
-    A single group is multiplied without the group axis, because CuPy copies transposed operands of a batched product.
+    On a GPU, a single group is multiplied without the group axis: CuPy copies transposed operands of a batched product.
     """
     if xp is not np and out.shape[0] == 1:
         multiply(xp, a[0], b[0], out[0])
@@ -266,7 +268,10 @@ def _multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: RawArray, tile: tuple[int, int, int, int]) -> RawArray:
-    """Return the tile of ``ograd`` as (groups, filters, columns)."""
+    """Return a tile of ``ograd`` as (groups, filters per group, columns): a view, or a copy in the output buffer.
+
+    ``tile`` is (first image, last image, first row, last row), both ranges half-open.
+    """
     first, last, top, bottom = tile
     part = ograd[first:last, :, top:bottom]
     if not geo.direct:
@@ -277,7 +282,7 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: RawArray, tile: tuple[int, 
 
 
 def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: RawArray | None) -> tuple[Any, Any]:
-    """Return the accumulator of the weight's gradient, and the buffer of one tile's term."""
+    """Return the accumulator of the weight's gradient and the buffer for one tile's term; (None, None) if unwanted."""
     if wgrad is None:
         return None, None
     shape = (geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
@@ -293,7 +298,7 @@ def _scatter(
     tile: tuple[int, int, int, int],
     dgrad: RawArray,
 ) -> None:
-    """Add the columns of a tile to the data gradient of its images."""
+    """Add a tile's columns to the data gradient of its images; the first tile of an image overwrites the gradient."""
     first, last, top, _ = tile
     target = dgrad[first:last]
     if not buffers.copies:

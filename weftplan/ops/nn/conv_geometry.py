@@ -1,12 +1,12 @@
 """Sizes of a convolution and of its tiles.
 
-A *tile* is some images (whole), or some rows of the first spatial axis of one image when a single image is too large.
-Its size depends on shapes, parameters and the type of the device only, so results depend neither on the machine nor on
-the number of threads.
+A *tile* is a range of whole images, or, if a single image is too large, a range of its window rows (the first spatial
+axis). Its size depends only on shapes, parameters and the type of the device, so results depend neither on the machine
+nor on the number of threads.
 
-On a host a large convolution is cut into *parts* for idle cores: smaller convolutions with tiles and scratch of their
-own. A part is a range of images, or a range of channels if the weight's gradient is wanted. Each part then sums over
-all images, and no sum runs over parts.
+On a CPU, a large convolution is cut into *parts* for idle cores. A part is a smaller convolution with its own tiles and
+scratch: a range of images, or a range of channels (or groups) if the weight's gradient is computed. In that case each
+part sums over all images, so that no sum crosses parts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of one convolution.
+    """Sizes of one convolution and of its tiles.
 
-    ``image`` has the spatial extents of the side that is padded: the data of a convolution, the output of a
-    deconvolution. ``grid`` has the number of windows along each axis, the extents of the other side.
+    ``image`` has the spatial extents of the padded side: the data of a convolution, or the output of a deconvolution.
+    ``grid`` has those of the window side: the number of windows along each axis.
     """
 
     batch: int
@@ -64,32 +64,32 @@ class Geometry:
 
     @property
     def taps(self) -> int:
-        """Rows of the column matrix: channels times kernel positions."""
+        """Number of rows of the column matrix: channels · kernel positions."""
         return self.channels * math.prod(self.kernel)
 
     @property
     def columns_per_tile(self) -> int:
-        """Columns of the matrix of a full tile."""
+        """Number of columns of a full tile's matrix."""
         return self.images_per_tile * self.rows_per_tile * math.prod(self.grid[1:])
 
     @property
     def pointwise(self) -> bool:
-        """True when the image itself is the column matrix: 1x1 kernel, stride 1, no padding, no widening."""
+        """Whether the image itself is the column matrix: 1x1 kernel, stride 1, no padding, no widening."""
         same = all(s == 1 for s in self.stride) and all(k == 1 for k in self.kernel) and not any(self.pad)
         return same and self.acc == self.dtype
 
     @property
     def copies_image(self) -> bool:
-        """True when a copy of the image is needed: padded or widened."""
+        """Whether images must be copied, to pad or to widen them."""
         return any(self.pad) or self.acc != self.dtype
 
     @property
     def direct(self) -> bool:
-        """True if products use the window side itself, not a buffer: a tile is one whole image, and is not widened."""
+        """Whether products use the window side without a buffer: each tile is one whole image that is not widened."""
         return self.acc == self.dtype and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the first and last image, first and last row of each tile (half-open)."""
+        """Yield (first image, last image, first row, last row) of each tile; both ranges are half-open."""
         for n in range(0, self.batch, self.images_per_tile):
             for r in range(0, self.grid[0], self.rows_per_tile):
                 yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])
@@ -107,7 +107,7 @@ class Geometry:
         return self._nbytes(self.filters * self.taps // self.groups)
 
     def part_nbytes(self, *, weight: bool) -> int:
-        """Return the scratch bytes of one part of these sizes, with the gradient of the weight or without."""
+        """Return the scratch bytes of a part of these sizes; ``weight``: it computes the gradient of the weight."""
         sums = self._weight_nbytes() * (1 + (self.acc != self.dtype)) if weight else 0
         return self._buffer_nbytes() + sums
 
@@ -123,7 +123,7 @@ class Geometry:
         if self.pointwise and not weight:
             return turned
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
-        passes = {True, False} if data and weight else {weight}  # a caller may want less than is declared for it
+        passes = {True, False} if data and weight else {weight}  # a call may compute fewer gradients than declared
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
 
     def _rooms_nbytes(self, *, weight: bool) -> int:
@@ -132,13 +132,15 @@ class Geometry:
 
     @property
     def turns(self) -> bool:
-        """Whether the transposed weight of a pointwise product is copied first: in a batched product CuPy makes a copy
-        of its own, which no plan counts."""
+        """Whether the tile size is that of a GPU, where a pointwise product copies its transposed weight first.
+
+        Without that copy, CuPy's batched product would make its own, which no plan counts.
+        """
         return self.tile_bytes == tiling.GPU.tile_bytes
 
 
 class Part(NamedTuple):
-    """A part of a convolution, as a smaller convolution, and the slices of the whole arrays that it uses."""
+    """A part of a convolution: its geometry, and its slices of the data, the window side and the weight."""
 
     geo: Geometry
     data: tuple[slice, slice] = (slice(None), slice(None))
@@ -147,17 +149,17 @@ class Part(NamedTuple):
 
 
 COPY = 32
-"""Cost of copying an element of the columns, or of adding it back, in multiplications."""
+"""Cost of copying one element of the columns, or of adding it back, as a number of multiplications."""
 LEAST_ROWS = 32
-"""Minimum rows of the columns matrix in a part of the channels: fewer would not fill the tiles of BLAS."""
+"""Minimum number of column-matrix rows in a part of the channels: fewer would not fill the tiles of BLAS."""
 
 
 @functools.lru_cache(maxsize=4096)
 def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
-    """Return the parts of a pass: ranges of channels (or groups) if it computes the gradient of the ``weight``, else
-    ranges of images.
+    """Return the parts of a pass; ``weight``: the pass computes the gradient of the weight.
 
-    A small pass, and any pass on a GPU, is one part. There are more than two parts only if their scratch is small.
+    With ``weight`` the parts are ranges of channels (or groups), else ranges of images. A small pass, and any pass on a
+    GPU, is one part. There are more than two parts only if their scratch is small compared with the arrays.
     """
     per_group = geo.channels // geo.groups, geo.filters // geo.groups
     if not weight:
@@ -191,7 +193,7 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
 
 
 def room_nbytes(found: tuple[Part, ...], *, weight: bool) -> int:
-    """Return the scratch bytes that suffice for any of these parts."""
+    """Return the scratch bytes of the part that needs the most."""
     return max(part.geo.part_nbytes(weight=weight) for part in found)
 
 
@@ -200,7 +202,7 @@ def _size(some: slice) -> int:
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:
-    """Return the geometry of the same windows with other numbers of images, channels, filters or groups."""
+    """Return ``geo`` with the numbers in ``less`` (batch, channels, filters or groups), and with tiles for them."""
     sizes = {"batch": geo.batch, "channels": geo.channels, "filters": geo.filters, "groups": geo.groups, **less}
     return tiled(
         (sizes["batch"], sizes["channels"], *geo.image), sizes["filters"], geo.kernel, geo.stride, geo.dilate, geo.pad,
@@ -209,9 +211,9 @@ def _inner(geo: Geometry, **less: int) -> Geometry:
 
 
 def geometry(*sizes: object) -> Geometry:
-    """Return the result of :func:`tiled` with the tile size of the device that this thread works for.
+    """Return :func:`tiled` of ``sizes`` (all its arguments but the last) for the device that this thread works for.
 
-    On a CPU, columns beyond the size of a cache gain nothing, even if ``workspace`` allows more.
+    On a CPU, tiles are limited to the size of a cache: larger tiles gain nothing, even if ``workspace`` allows them.
     """
     return tiled(*sizes, tiling.tile_bytes())
 
@@ -230,9 +232,9 @@ def tiled(
     workspace: int,
     tile_bytes: int,
 ) -> Geometry:
-    """Return sizes and tiles for ``image`` (batch, channels, extents…) and windows ``grid``.
+    """Return the geometry of a convolution of ``image`` (batch, channels, extents…) with ``grid`` windows per axis.
 
-    The columns of a tile and its windows take at most ``workspace`` MiB and ``tile_bytes``, unless a single row of
+    A tile's columns and outputs take at most ``workspace`` MiB and at most ``tile_bytes``, unless a single row of
     windows takes more.
     """
     acc = accumulator(dtype)

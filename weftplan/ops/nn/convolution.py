@@ -1,11 +1,11 @@
 """Convolution over one, two or three spatial axes, channels first.
 
-It owns the parameters and sizes, which Deconvolution shares; NumPy's arithmetic is in ``conv_gemm.py``.
+This module owns the parameters, which Deconvolution shares, and the shape rule. ``conv_gemm.py`` computes with NumPy.
 
-The algorithm of a node is chosen in ``planner/symbolic/node_scratch.py``: it asks the implementations that are
-provided (``ops/core/implementations.py``, ``ops/compiled/convolution``, ``ops/cuda``), and measures them if the user
-wants that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's
-algorithms (``ops/cuda/cudnn_algorithms.py``) and measured choices.
+``planner/symbolic/node_scratch.py`` chooses the algorithm of a node among the registered implementations
+(``ops/core/implementations.py``, ``ops/compiled/convolution``, ``ops/cuda``), and measures them if the user enables
+that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's algorithms
+(``ops/cuda/cudnn_algorithms.py``) and measured choices.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.support.array_types import RawArray
 
-_TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
+_TUNE = "How to choose the implementation on a CPU, cuDNN's algorithm on a GPU; overrides MXNET_CUDNN_AUTOTUNE_DEFAULT."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
 def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
-    """Return the parameters that Convolution and Deconvolution share."""
+    """Return the parameters that Convolution and Deconvolution share; the arguments are their different defaults."""
     return (
         Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
-        Param("num_filter", p_int, doc="Channels of the output."),
+        Param("num_filter", p_int, doc="Number of channels of the output."),
         Param("stride", p_shape, (), "Steps between windows (default 1)."),
         Param("dilate", p_shape, (), "Steps between kernel positions (default 1)."),
         Param("pad", p_shape, (), "Zeros on either side of each axis (default 0)."),
-        Param("num_group", p_int, 1, "Groups of channels that are convolved apart."),
-        Param("workspace", p_int, workspace, "MiB that the column matrix of one tile, or an algorithm, may take."),
+        Param("num_group", p_int, 1, "Number of groups of channels; each group is convolved separately."),
+        Param("workspace", p_int, workspace, "Limit in MiB of a tile's column matrix, or of an algorithm's scratch."),
         Param("no_bias", p_bool, no_bias, "True: no bias input."),
         Param("cudnn_tune", p_optional(p_enum("fastest", "limited_workspace", "off")), None, _TUNE),
         Param("cudnn_off", p_bool, False, "True: a GPU computes by cuBLAS instead of cuDNN."),
@@ -50,10 +50,10 @@ _PARAMS = convolution_params(1024, no_bias=False)
 
 
 def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
-    """Return the kernel, stride, dilate and pad with their defaults filled in.
+    """Return the checked kernel, stride, dilate and pad, defaults filled in; ``what`` is the operator for messages.
 
     Raises:
-        ParameterError: a length or value that makes no convolution, or a layout with channels last.
+        ParameterError: a value is out of range or has the wrong length, or the layout has channels last.
     """
     return _window(what, *_WINDOW(params))
 
@@ -66,7 +66,7 @@ def _window(
     what: str, kernel: Shape, stride: Shape, dilate: Shape, pad: Shape, layout: str | None, filters: int, groups: int,
     workspace: int,
 ) -> tuple[Shape, Shape, Shape, Shape]:  # fmt: skip
-    """Return :func:`window` of these parameters, cached: a bind calls it some ten times per layer."""
+    """Return the result of :func:`window`, cached because a bind needs it about ten times per layer."""
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
@@ -86,7 +86,7 @@ def _window(
 
 
 def check_channels(channels: int, groups: int, data: Shape, what: str) -> None:
-    """Raise ShapeError unless the channels of ``data`` (0: unknown) divide into ``groups``."""
+    """Raise ShapeError unless ``channels`` of ``data`` (0: unknown) is a multiple of ``groups``."""
     if channels % groups:
         raise ShapeError(f"{what}: data {data} has {channels} channels, not a multiple of num_group={groups}")
 
@@ -136,7 +136,7 @@ def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Co
 
 
 def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
-    """Return the sizes of one call, from the data and the shape of the output (or its gradient)."""
+    """Return the geometry of one call; ``out`` is the shape of the output, or of its gradient."""
     kernel, stride, dilate, pad = window(params, "Convolution")
     return geometry(
         data.shape,
@@ -191,7 +191,8 @@ register(
         gradient=grad("_backward_Convolution", "g0", "x0", "x1"),
         workspace=_workspace,
         aliases=("Convolution_v1",),
-        doc="Cross-correlation of data with weight (num_filter, channels / num_group, *kernel), plus bias.",
+        doc="Cross-correlation of data (batch, channels, *spatial) with weight (num_filter, channels / num_group, "
+        "*kernel), plus bias (num_filter,): (batch, num_filter, *windows).",
     )
 )
 backward(

@@ -1,8 +1,8 @@
 """Correlation of two feature maps (Dosovitskiy et al., "FlowNet", 2015).
 
-Output channel d is the mean, over channels and a square of pixels, of the products (or absolute differences) of the
-first map and the second one moved by displacement d. Work goes image by image; each displacement and each pixel of the
-square is one operation on strided views of the padded images.
+Each output channel belongs to one displacement of the second map. Its value is the mean, over channels and a square of
+pixels, of the products (or absolute differences) of the first map and the displaced second map. The kernels process one
+image at a time, with one operation on strided views of the padded maps per displacement and pixel of the square.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
-    Param("max_displacement", p_int, 1, "greatest displacement each way, in pixels"),
-    Param("stride1", p_int, 1, "distance of the squares of the first map"),
-    Param("stride2", p_int, 1, "distance of displacements"),
+    Param("max_displacement", p_int, 1, "largest displacement in each direction, in pixels"),
+    Param("stride1", p_int, 1, "pixels between neighbouring squares of the first map"),
+    Param("stride2", p_int, 1, "pixels between neighbouring displacements"),
     Param("pad_size", p_int, 0, "pixels of zeros around both maps"),
-    Param("is_multiply", p_bool, True, "products; False: absolute differences"),
+    Param("is_multiply", p_bool, True, "True: products; False: absolute differences"),
 )
 
 
@@ -38,13 +38,13 @@ def _check(params: Params) -> None:
 
 
 def _radius(params: Params) -> int:
-    """Return the number of displacements each way."""
+    """Return the number of displacements in each direction along an axis, not counting 0."""
     count: int = params["max_displacement"] // params["stride2"]
     return count
 
 
 def _side(params: Params, extent: int) -> int:
-    """Return the number of squares along one side of a map of ``extent`` pixels; 0 if it is unknown."""
+    """Return the number of squares along one side of a map of ``extent`` pixels; 0 if ``extent`` is 0 (unknown)."""
     if extent == 0:
         return 0
     border = params["max_displacement"] + params["kernel_size"] // 2
@@ -77,13 +77,16 @@ def _padded(params: Params, shape: Shape) -> Shape:
 
 
 def _inner(params: Params, padded: RawArray, shape: Shape) -> RawArray:
-    """Return the map itself within its padding, a view."""
+    """Return a view of the map without its padding; ``shape`` is that of the operator's data."""
     pad = params["pad_size"]
     return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
 
 
 def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> Iterator[tuple[int, RawArray, RawArray]]:
-    """Yield (output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
+    """Yield (output channel, view of the first map, view of the second) for each displacement and pixel of the square.
+
+    ``first`` and ``second`` are padded maps (channels, height, width); ``out`` is the shape of the output.
+    """
     radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
 
     def view(padded: RawArray, top: int, left: int) -> RawArray:
@@ -99,7 +102,7 @@ def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> I
 
 
 def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> Room:
-    """Return both padded maps of one image, terms of one output channel, and their sum."""
+    """Return the scratch specs: two padded maps, an output channel's terms, their sum over channels, and the total."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
     return [(shape, wide) for shape in shapes]
@@ -164,7 +167,7 @@ def _backward(
                     xp.multiply(partner, g, out=terms)
                     xp.add(target, terms, out=target)
             else:
-                xp.greater_equal(a, b, out=terms)  # where both are equal the slope is 1, as in MXNet
+                xp.greater_equal(a, b, out=terms)  # if both are equal the slope is 1, as in MXNet
                 xp.multiply(terms, 2.0, out=terms)
                 xp.subtract(terms, 1.0, out=terms)
                 xp.multiply(terms, g, out=terms)
@@ -184,7 +187,8 @@ register(
         params=_PARAMS,
         inputs=("data1", "data2"),
         gradient=grad("_backward_Correlation", "g0", "x0", "x1"),
-        doc="Means of products of two maps, one of them moved: an output channel for each displacement.",
+        doc="Means of products of data1 and displaced data2, both (batch, channels, height, width): "
+        "(batch, displacements, *squares).",
     )
 )
 backward(

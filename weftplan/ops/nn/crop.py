@@ -17,8 +17,8 @@ from weftplan.support.array_types import ArrayModule, RawArray
 _PARAMS = (
     NUM_ARGS,
     Param("offset", p_shape, (0, 0), "Row and column at which the window begins."),
-    Param("h_w", p_shape, (0, 0), "Height and width of the window; not used with a second input, which tells them."),
-    Param("center_crop", p_bool, False, "True: the window lies in the middle, whatever offset says."),
+    Param("h_w", p_shape, (0, 0), "Height and width of the window; ignored with a second input, whose extents it has."),
+    Param("center_crop", p_bool, False, "True: the window is in the middle, and offset is ignored."),
 )
 
 
@@ -29,7 +29,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _window(params: Params, data: Shape, size: Shape) -> tuple[slice, slice]:
-    """Return the rows and columns of ``data`` that a window of ``size`` (height, width) takes."""
+    """Return the row slice and the column slice of a window of ``size`` (height, width) in ``data``, a shape."""
     extents = data[2:]
     offset = params["offset"]
     if len(offset) != 2:
@@ -100,7 +100,8 @@ register(
         variadic="num_args",
         gradient=_gradient,
         ignored_inputs=lambda params: (1,) if params["num_args"] == 2 else (),
-        doc="A window of height and width h_w, or of the second input's, of (batch, channels, height, width).",
+        doc="A window (batch, channels, *h_w) of data (batch, channels, height, width); a second input, if there is "
+        "one, gives the height and width of the window.",
     )
 )
 backward("Crop", _backward, ("ograd",), params=_PARAMS)

@@ -1,8 +1,9 @@
 """CTCLoss: negative log probability of a label sequence over all alignments (Graves et al. 2006).
 
-Labels are spread with blanks around them, 2 · labels + 1 places; ``alpha`` (steps, batch, places), a hidden output,
-holds the logarithm of the probability of the steps so far that end in each place. Backward carries its counterpart back
-through time, one row at a time. A label sequence that no alignment fits has loss and gradient 0, as in MXNet 1.9.1.
+A label sequence, extended by blanks before, between and after the labels, has 2 · labels + 1 *places*. The hidden
+output ``alpha`` (steps, batch, places) is the log probability of all partial alignments that reach a place at a step.
+The backward pass computes the counterpart of alpha from the last step to the first, one row (batch, places) at a time.
+A label sequence that has no alignment has loss and gradient 0, as in MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -31,16 +32,26 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import RawArray
 
 _NEVER = -1e30
-"""The logarithm of a probability of 0, as a number that can be multiplied by 0."""
+"""Substitute for log(0); it is finite, so that its product with 0 is 0."""
 _PARAMS = (
-    Param("use_data_lengths", p_bool, False, "True: an input holds the number of steps of each sample."),
-    Param("use_label_lengths", p_bool, False, "True: an input holds the number of labels; else padding ends them."),
-    Param("blank_label", p_enum("first", "last"), "first", "The blank's channel; labels are padded with 0, or -1."),
+    Param("use_data_lengths", p_bool, False, "True: the input data_lengths has each sample's number of steps."),
+    Param(
+        "use_label_lengths",
+        p_bool,
+        False,
+        "True: label_lengths has each sample's number of labels; False: padding ends the labels.",
+    ),
+    Param(
+        "blank_label",
+        p_enum("first", "last"),
+        "first",
+        "Channel of the blank; labels are padded with 0 (first) or -1 (last).",
+    ),
 )
 
 
 def inputs_of(params: Params) -> tuple[str, ...]:
-    """Return the names of the inputs; lengths are inputs only if they are used."""
+    """Return the names of the inputs; each kind of lengths is an input only if its flag is set."""
     lengths = (("use_data_lengths", "data_lengths"), ("use_label_lengths", "label_lengths"))
     return ("data", "label", *(name for flag, name in lengths if params[flag]))
 
@@ -76,20 +87,20 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 class _Plan(NamedTuple):
-    """Arrays derived from the labels that both passes read, in scratch."""
+    """Scratch arrays derived from labels and lengths, which both passes read."""
 
     places: Any
     """(batch, places) int64: the channel of each place."""
     cells: Any
-    """(batch, places) int64: index of the place's channel among the channels of all samples."""
+    """(batch, places) int64: the sample's index · channels + the channel of the place."""
     skips: Any
-    """(batch, places) bool: whether place i may follow place i - 2."""
+    """(batch, places) bool: whether an alignment may step from place i - 2 to place i."""
     steps: Any
-    """(batch, 1) int64: steps of each sample."""
+    """(batch, 1) int64: number of steps of each sample."""
     ends: Any
     """(batch,) int64: the last place of each sample."""
     misfit: Any
-    """(batch,) bool: no alignment exists."""
+    """(batch,) bool: whether the sample has no alignment."""
 
 
 def _plan_scratch(batch: int, labels: int) -> list[tuple[Shape, DType]]:
@@ -113,7 +124,7 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: RawArray, lengths:
         plan.steps.fill(steps)
     if "label_lengths" in by_name:
         xp.copyto(plan.ends, by_name["label_lengths"], casting="unsafe")
-    else:  # the padding, and all that follows it, does not count
+    else:  # the first padding ends the labels
         counted = plan.skips[:, 1::2]
         xp.not_equal(labels, 0 if first else -1, out=counted)
         for k in range(1, count):
@@ -146,7 +157,7 @@ def _row_scratch(batch: int, channels: int, labels: int, acc: DType) -> list[tup
 
 
 class _Rows:
-    """The recursion in time, one row (batch, places) of logarithms at a time."""
+    """The recursion over steps, on one row (batch, places) of log probabilities at a time."""
 
     def __init__(self, ctx: Workspace, plan: _Plan, channels: int, acc: DType) -> None:
         self.xp = ctx.xp
@@ -157,8 +168,10 @@ class _Rows:
         self.active, self.total = taken[8:]
 
     def emit(self, logits: RawArray) -> None:
-        """Compute :attr:`shares` = softmax of ``logits`` (batch, channels); :attr:`emitted` = its logarithm at each
-        place."""
+        """Compute :attr:`shares` = softmax of a step's ``logits`` (batch, channels).
+
+        Also compute :attr:`emitted` (batch, places), the logarithm of the softmax at the channel of each place.
+        """
         xp = self.xp
         xp.copyto(self.logs, logits)
         xp.max(self.logs, axis=1, keepdims=True, out=self.norm)
@@ -171,9 +184,10 @@ class _Rows:
         gather(xp, self.logs.reshape(-1), self.plan.cells, 0, self.emitted)
 
     def advance(self, source: RawArray, *, ahead: bool) -> None:
-        """Compute :attr:`next` = sums of ``source`` over the places that lead to each: itself, its neighbour, a skip.
+        """Compute :attr:`next` = log-sum-exp of ``source`` over each place's predecessors.
 
-        ``ahead``: over the places to which each leads.
+        These are the place itself, the place before it and, if ``skips`` allows, the second place before it.
+        ``ahead``: over the successors instead.
         """
         xp, count, skips = self.xp, source.shape[1], self.plan.skips[:, 2:]
         self.padded.fill(_NEVER)
@@ -188,7 +202,7 @@ class _Rows:
         xp.logaddexp(self.next, self.spare, out=self.next)
 
     def sum_ends(self, row: RawArray) -> None:
-        """Compute :attr:`total` = the sum of ``row`` over the last two places of each sample."""
+        """Compute :attr:`total` (batch,) = log-sum-exp of ``row`` over the last two places of each sample."""
         for item in range(row.shape[0]):
             last = int(self.plan.ends[item])
             here = self.total[item : item + 1]
@@ -197,7 +211,7 @@ class _Rows:
                 self.xp.logaddexp(here, row[item, last - 1 : last], out=here)
 
     def begin_at_ends(self) -> None:
-        """Compute :attr:`row` = certainty at the last two places of each sample."""
+        """Set :attr:`row` to log(1) at the last two places of each sample, and to log(0) at the others."""
         self.row.fill(_NEVER)
         for item in range(self.row.shape[0]):
             last = int(self.plan.ends[item])
@@ -238,7 +252,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
-    """Compute ograd · (softmax - the probability of each channel, given the labels)."""
+    """Compute the gradient of data: ograd · (softmax - probability of each channel given the labels)."""
     ograd, alpha, data, label, *lengths, target = arrays
     xp = ctx.xp
     plan = _plan(ctx, p, data.shape, label, lengths)
@@ -247,7 +261,7 @@ def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     rows.begin_at_ends()
     steps = data.shape[0]
     for t in range(steps - 1, -1, -1):
-        if t + 1 < steps:  # what step t + 1 emitted is still there
+        if t + 1 < steps:  # rows.emitted still has the values of step t + 1
             xp.greater(plan.steps, t + 1, out=rows.active)
             xp.add(rows.row, rows.emitted, out=rows.next)
             xp.copyto(rows.emitted, rows.next)
@@ -288,7 +302,8 @@ register(
         gradient=_gradient,
         workspace=_workspace,
         aliases=("ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss"),
-        doc="Minus the log probability of each label sequence, data (steps, batch, channels) being logits.",
+        doc="Negative log probability (batch,) of each row of label (batch, labels), given the logits data "
+        "(steps, batch, classes).",
     )
 )
 backward(

@@ -1,6 +1,7 @@
 """Deconvolution: the transpose of Convolution, as a layer.
 
-Forward is Convolution's data gradient and the other way round, so both sides use the same tiles.
+The forward pass is the data gradient of Convolution, and the data gradient is Convolution's forward pass. Both
+operators therefore share the kernels of ``conv_gemm.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _padding(params: Params, extents: Shape) -> tuple[Shape, Shape]:
-    """Return the padding and adjustment per axis for data of these spatial extents (0: not known)."""
+    """Return (pad, adj), with a number per spatial axis, for data of these spatial ``extents`` (0: unknown)."""
     kernel, stride, dilate, pad = window(params, "Deconvolution")
     rank = len(kernel)
     target, adj = params["target_shape"], params["adj"] or (0,) * rank
@@ -84,7 +85,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
-    """Return the convolution that goes from the output back to the data."""
+    """Return the geometry of the convolution from the output (``image``) to the data (``grid``)."""
     kernel, stride, dilate, _ = window(params, "Deconvolution")
     pad, _ = _padding(params, data[2:])
     return geometry(
@@ -136,7 +137,8 @@ register(
         inputs=_inputs,
         gradient=grad("_backward_Deconvolution", "g0", "x0", "x1"),
         workspace=_workspace,
-        doc="Transposed convolution with weight (channels, num_filter / num_group, *kernel), plus bias.",
+        doc="Transposed convolution of data (batch, channels, *spatial) with weight (channels, num_filter / num_group, "
+        "*kernel), plus bias (num_filter,): (batch, num_filter, *enlarged).",
     )
 )
 backward(

@@ -1,7 +1,7 @@
-"""Columns of a deformable convolution: blocks of windows, each element sampled at its offset.
+"""Column matrices of deformable convolutions, whose window elements are sampled at offsets.
 
-``deformable_convolution.py`` multiplies them. The buffers are cut to the size of each tile; float16 and bfloat16 are
-widened in them.
+``deformable_convolution.py`` multiplies the columns by the weight. A tile is a range of the windows of one image. The
+buffers widen float16 and bfloat16 data to float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sizes:
     filters: int
     groups: int
     moved: int
-    """Groups of channels with offsets of their own."""
+    """Number of groups of channels; each group has its own offsets."""
     dtype: DType
     modulated: bool
 
@@ -51,15 +51,16 @@ class Sizes:
 
     @property
     def tile(self) -> int:
-        """Number of windows of a tile."""
+        """Number of windows of a full tile."""
         row = self.channels * self.taps * self.acc.itemsize
         return max(1, min(self.windows, tiling.tile_bytes() // row))
 
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
-        """Return the scratch: two rows of conditions, points, columns and outputs of a tile, and two widened inputs.
+        """Return the specs of the scratch arrays, some of which may be empty.
 
-        With ``back`` also the gradients of columns, points and image, sums of the weight gradient, and a row of the
-        mask gradient.
+        They are two bool rows, the points, columns and outputs of a tile, the widened weight, and the widened image.
+        ``back`` adds the gradients of columns, points and image, the sums of the weight's gradient, and two rows for
+        the mask's gradient.
         """
         wide = self.acc != self.dtype
         places = self.taps * self.tile
@@ -82,7 +83,7 @@ def cut(space: RawArray, *shape: int) -> RawArray:
 
 
 class Columns:
-    """The buffers of one call, and the steps that both directions share."""
+    """The buffers of one call, with the operations that the forward and backward passes share."""
 
     def __init__(self, ctx: Workspace, sizes: Sizes, weight: RawArray, *, back: bool) -> None:
         self.xp, self.sizes = ctx.xp, sizes
@@ -96,7 +97,7 @@ class Columns:
 
     @property
     def weight(self) -> RawArray:
-        """(groups, filters of each, rows of columns of each)."""
+        """The weight, widened if needed: (groups, filters per group, channels per group · taps)."""
         sizes = self.sizes
         return self._weight.reshape(sizes.groups, sizes.filters // sizes.groups, -1)
 
@@ -109,7 +110,10 @@ class Columns:
         return wide
 
     def tiles(self) -> Iterator[tuple[slice, RawArray, RawArray]]:
-        """Yield (windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
+        """Yield (slice of windows, columns (channels, taps, windows), outputs (filters, windows)) of each tile.
+
+        Columns and outputs are uninitialised buffers, which the next tile reuses.
+        """
         sizes = self.sizes
         for first in range(0, sizes.windows, sizes.tile):
             count = min(sizes.tile, sizes.windows - first)
@@ -118,7 +122,10 @@ class Columns:
             yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
 
     def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, RawArray]]:
-        """Yield (group, its channels, its points (2, taps, windows), x first) of each group in turn."""
+        """Yield (group, slice of channels, sample points (2, taps, windows)) of each group, for the windows ``where``.
+
+        The points are x, then y, in pixels, clamped unless ``modulated``. The next group overwrites them.
+        """
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
         places, taps = xp.arange(where.start, where.stop), xp.arange(sizes.taps)
@@ -139,12 +146,12 @@ class Columns:
             yield group, slice(group * each, (group + 1) * each), points
 
     def _clamp(self, points: RawArray) -> None:
-        """Move points between the last pixel and ``extent`` onto the pixel, and points outside of [0, extent) to -2."""
+        """Move points between the last pixel and ``extent`` onto the pixel; set points outside of [0, extent) to -2."""
         xp, shape = self.xp, points.shape[1:]
         inside, clamped = cut(self._inside, *shape), cut(self._other, *shape)
         inside.fill(True)
         for place, extent in zip(points, self.sizes.image[::-1], strict=True):
-            for compare, bound in ((xp.greater_equal, 0), (xp.less, extent)):  # so that no number is outside, too
+            for compare, bound in ((xp.greater_equal, 0), (xp.less, extent)):  # NaN is outside, too
                 compare(place, bound, out=clamped)
                 xp.logical_and(inside, clamped, out=inside)
             xp.minimum(place, extent - 1, out=place)
@@ -153,7 +160,10 @@ class Columns:
             xp.copyto(place, -2, where=inside)
 
     def still(self, points: RawArray, of_points: RawArray) -> None:
-        """Clear the gradient of a point along each axis on which it lies on the last pixel, or was moved there."""
+        """Set the gradients of points to 0 along each axis on which they lie on the last pixel.
+
+        Do nothing for a modulated convolution, whose points are not clamped.
+        """
         if self.sizes.modulated:
             return
         clamped = cut(self._other, *points.shape[1:])
@@ -162,14 +172,14 @@ class Columns:
             self.xp.copyto(of_place, 0, where=clamped)
 
     def sample(self, image: RawArray, offset: RawArray, where: slice, columns: RawArray) -> None:
-        """Sample a tile's columns from the image, without the mask."""
+        """Fill ``columns`` of the windows ``where`` with samples of ``image``, without applying the mask."""
         for _, channels, points in self.moved(offset, where):
             target = columns[channels]
             self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))
 
 
 def masked(xp: ArrayModule, sizes: Sizes, mask: RawArray, where: slice, columns: RawArray) -> None:
-    """Multiply the columns of a tile by the mask of one image."""
+    """Multiply ``columns`` of the windows ``where`` by the ``mask`` of one image, in place."""
     each = columns.reshape(sizes.moved, -1, *columns.shape[1:])
     values = mask.reshape(sizes.moved, 1, sizes.taps, sizes.windows)[..., where]
     xp.multiply(each, values, out=each)

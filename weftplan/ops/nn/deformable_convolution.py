@@ -1,11 +1,12 @@
 """DeformableConvolution and ModulatedDeformableConvolution: convolutions with learned sample offsets.
 
-``offset`` (batch, groups · elements · 2, height, width) holds for each window how far each of its elements moves down
-and to the right, and is learned with the weight; channels are split among the groups. Moved elements are interpolated
-bilinearly. Dai et al., "Deformable Convolutional Networks" (2017); Zhu et al. (2018) multiply each element by ``mask``.
+``offset`` (batch, groups · elements · 2, height, width) has, for each window, the pixels by which each element moves
+down and to the right. Bilinear interpolation gives the element's value. Channels are split among the groups. The plain
+operator is that of Dai et al., "Deformable Convolutional Networks" (2017). In the modulated operator, of Zhu et al.
+(2018), ``mask`` (batch, groups · elements, height, width) multiplies the elements.
 
-At the border the two differ, as in MXNet 1.9.1: the plain one reads 0 outside of [0, extent) and repeats the last pixel
-up to there, the modulated one fades to 0 over one pixel around the image.
+The operators differ at the border, as in MXNet 1.9.1. The plain operator reads the last pixel between extent - 1 and
+extent, and 0 outside of [0, extent). The modulated operator interpolates to 0 over one pixel around the image.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
 _PARAMS = (
     *(p for p in convolution_params(1024, no_bias=False) if not p.name.startswith("cudnn")),
-    Param("num_deformable_group", p_int, 1, "Groups of channels that are moved apart."),
+    Param("num_deformable_group", p_int, 1, "Number of groups of channels; each group has its own offsets."),
 )
 
 
@@ -92,7 +93,10 @@ def _forward(name: str) -> Kernel:
 def _mask_gradient(
     xp: ArrayModule, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, where: slice
 ) -> None:
-    """Sums over each group's channels of the samples times the columns' gradients: (groups, taps, windows)."""
+    """Write the mask's gradient at the windows ``where`` to ``target``.
+
+    It is (groups, taps, windows): the sum over a group's channels of the samples ``columns`` times ``of_columns``.
+    """
     sizes = call.sizes
     count = where.stop - where.start
     total, product = cut(call.more[-1], 2, sizes.taps, count)
@@ -244,10 +248,14 @@ def _declare(name: str, params: tuple[Param, ...], doc: str) -> None:
 
 
 _declare(
-    PLAIN, _PARAMS, "Convolution (2D) of elements that are moved by offset (batch, groups * elements * 2, *output)."
+    PLAIN,
+    _PARAMS,
+    "Convolution of data (batch, channels, height, width) whose window elements are moved by offset "
+    "(batch, groups * elements * 2, *output).",
 )
 _declare(
     MODULATED,
     (*_PARAMS, Param("im2col_step", p_int, 64, "Accepted, no effect.")),
-    "Convolution of elements that are moved by offset and multiplied by mask (batch, groups * elements, *output).",
+    "Convolution of data (batch, channels, height, width) whose window elements are moved by offset "
+    "(batch, groups * elements * 2, *output) and multiplied by mask (batch, groups * elements, *output).",
 )

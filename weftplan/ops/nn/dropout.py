@@ -1,6 +1,7 @@
 """Dropout: zero a random part of the data in training and scale the rest.
 
-The mask is a byte per element (MXNet 1.9.1 keeps a scaled mask in the data's dtype).
+The hidden output ``mask`` has one byte per draw: 1 if the element is kept. MXNet 1.9.1 stores a scaled mask in the
+data's dtype.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _p_fraction(value: object) -> float:
 _PARAMS = (
     Param("p", _p_fraction, 0.5, "Probability that an element is dropped."),
     Param("mode", p_enum("always", "training"), "training", "always: drop outside training too."),
-    Param("axes", p_shape, (), "Axes along which one draw holds for all elements."),
+    Param("axes", p_shape, (), "Axes along which all elements share one draw."),
     Param("cudnn_off", p_bool, False, "Accepted, no effect."),
 )
 
@@ -83,7 +84,7 @@ def _forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, ma
     whole = shape == data.shape
     size = min(math.prod(shape), tiling.block())
     draws = ctx.take((size,), _DRAW)
-    # If the mask is unwanted, only this part of it exists: one block, or the small mask of `axes`.
+    # If output 1 is not wanted, this is the mask: one block at a time, or the whole small mask of `axes`.
     room = ctx.take((size,) if whole else shape, _MASK)
     if not _active(ctx, p):
         if mask is not None:
@@ -152,7 +153,8 @@ register(
         workspace=_workspace,
         random=True,
         needs_training=lambda params: params["p"] > 0 and params["mode"] != "always",
-        doc="Zero each element with probability p and scale the others by 1 / (1 - p), in training.",
+        doc="Zero each element with probability p and scale the others by 1 / (1 - p), in training; the output has the "
+        "shape of data.",
     )
 )
 backward("Dropout", _backward, ("ograd", "mask"), params=_PARAMS, inplace=(InplacePair(0, 0),))

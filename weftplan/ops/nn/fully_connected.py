@@ -1,6 +1,6 @@
 """FullyConnected: one matrix product and a bias.
 
-Operands of float16 are multiplied as float32, in scratch that is declared here.
+Operands of float16 and bfloat16 are copied to float32 scratch and multiplied there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.support.array_types import RawArray
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
     Param("no_bias", p_bool, False, "True: no bias input."),
-    Param("flatten", p_bool, True, "True: all axes but the first form the row; False: only the last one."),
+    Param("flatten", p_bool, True, "True: all axes but the first form a row; False: the last axis is the row."),
 )
 
 
@@ -35,7 +35,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _columns(shape: Shape, params: Params) -> int:
-    """Return the length of a row of the data; 0 when not known."""
+    """Return the length of a row of data of this ``shape``; 0 if unknown."""
     if not params["flatten"]:
         return shape[-1]
     return math.prod(shape[1:])
@@ -71,14 +71,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _wide_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Return the scratch bytes for float32 copies of float16 operands."""
+    """Return the scratch bytes for float32 copies of half-precision operands; 0 for other dtypes."""
     dtype = specs[0].dtype
     acc = accumulator(dtype)
     return 0 if acc == dtype else take_bytes(*((shape, acc) for shape, _ in specs))
 
 
 def _widen(ctx: Workspace, array: RawArray) -> RawArray:
-    """Return ``array``, or its float32 copy in workspace when it is float16."""
+    """Return ``array``, or a float32 copy in workspace if it has half precision."""
     acc = accumulator(array.dtype)
     if acc == array.dtype:
         return array
@@ -151,7 +151,7 @@ def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight
         products((rows.T, columns, wgrad), (rows, weight, dgrad.reshape(columns.shape)))
         return
     wide_rows = _widen(ctx, rows)
-    # The weight's gradient first: the data gradient may take the memory of the data.
+    # Compute the weight's gradient first: the data's gradient may overwrite the data.
     if wgrad is not None:
         columns = _widen(ctx, data).reshape(rows.shape[0], -1)
         target = wgrad if acc == wgrad.dtype else ctx.take(wgrad.shape, acc)
@@ -176,7 +176,8 @@ register(
         inputs=_inputs,
         gradient=grad("_backward_FullyConnected", "g0", "x0", "x1"),
         workspace=_workspace,
-        doc="data · weightᵀ + bias; weight has shape (num_hidden, columns of data).",
+        doc="data · weightᵀ + bias, with weight (num_hidden, inputs) and bias (num_hidden,): (batch, num_hidden), or "
+        "with flatten=False (*data.shape[:-1], num_hidden).",
     )
 )
 backward(

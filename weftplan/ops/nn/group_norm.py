@@ -50,5 +50,6 @@ register_norm(
     _PARAMS,
     _infer_shape,
     lambda params: 3 if params["output_mean_var"] else 1,
-    "(data - mean) / sqrt(var + eps) over each group of channels of each sample, times gamma plus beta of the group.",
+    "(data - mean) / sqrt(var + eps) · gamma + beta over each group of channels of each sample, in the shape of data; "
+    "gamma and beta are (num_groups,).",
 )

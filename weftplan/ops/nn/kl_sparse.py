@@ -1,9 +1,9 @@
-"""IdentityAttachKLSparseReg: the identity, whose gradient keeps the mean activation of each unit near a target.
+"""IdentityAttachKLSparseReg: the identity, whose gradient draws the mean activation of each unit towards a target.
 
-The loss that it adds is ``penalty`` times the Kullback-Leibler divergence of the target from the moving average of the
-activations, which lie in (0, 1), as those of a sigmoid. Output 1 is the moving average after the batch, so the backward
-pass does not read the auxiliary state. Difference from MXNet 1.9.1, on purpose: the moving average changes in the
-training forward pass (there, in the backward pass), as the statistics of BatchNorm do.
+The gradient is that of an added loss: ``penalty`` times the Kullback-Leibler divergence between the target and the
+moving average of the activations. Activations must lie in (0, 1), as a sigmoid's do. Output 1 is the moving average
+after the batch, so the backward pass does not read the auxiliary state. Intended difference from MXNet 1.9.1: the
+training forward pass updates the moving average (MXNet: the backward pass), as in BatchNorm.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _scratch(p: Params, ograd: SpecLike, average: SpecLike, grad: SpecLike) -> l
 def _backward(
     xp: ArrayModule, p: Params, ograd: RawArray, average: RawArray, grad: RawArray, slope: RawArray, other: RawArray
 ) -> None:
-    """Add the derivative of the loss to ``ograd``: penalty · (-target / average + (1 - target) / (1 - average))."""
+    """Compute ``grad`` = ograd + penalty · (-target / average + (1 - target) / (1 - average))."""
     xp.divide(-p["sparseness_target"], average, out=slope)
     xp.subtract(1.0, average, out=other)
     xp.divide(1.0 - p["sparseness_target"], other, out=other)
@@ -115,7 +115,8 @@ register(
         inplace=(InplacePair(0, 0),),
         workspace=_workspace,
         input_init={1: '["zero", {}]'},
-        doc="The data; its gradient draws the mean activation of each unit, as of a sigmoid, towards a target.",
+        doc="data (samples, units), unchanged; its gradient draws the mean activation of each unit, which lies in "
+        "(0, 1), towards sparseness_target.",
     )
 )
 backward(

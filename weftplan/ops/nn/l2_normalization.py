@@ -24,12 +24,12 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
-    Param("mode", p_enum("channel", "instance", "spatial"), "instance", "What one norm is taken over."),
+    Param("mode", p_enum("channel", "instance", "spatial"), "instance", "The elements that share a norm."),
 )
 
 
 def _rows(params: Params, shape: Shape) -> Shape:
-    """Return the data as (outer, summed, inner)."""
+    """Return the data's shape as (outer, summed, inner); each norm sums over the middle axis."""
     if params["mode"] == "channel":
         return shape[0], shape[1], math.prod(shape[2:])
     if params["mode"] == "spatial":
@@ -61,7 +61,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
-    """Return the scratch of either direction: a block, and a number for each of its norms."""
+    """Return the scratch specs of either pass: a block of data, and a number for each of its norms."""
     rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
@@ -103,7 +103,7 @@ def _backward(
     term_room: RawArray,
     sum_room: RawArray,
 ) -> None:
-    """Compute dgrad = (ograd - output · sum(ograd · output)) / norm."""
+    """Compute the gradient of data: (ograd - output · sum(ograd · output)) / norm."""
     rows = _rows(p, out.shape)
     ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)
     norms = norm.reshape(rows[0], 1, rows[2])
@@ -128,7 +128,8 @@ register(
         visible_outputs=1,
         gradient=grad("_backward_L2Normalization", "g0", "y0", "y1"),
         inplace=UNARY_INPLACE,
-        doc="data / sqrt(sum of squares + eps), per sample, per place (channel) or per channel (spatial).",
+        doc="data / sqrt(sum of squares + eps), in the shape of data. The sum is over a sample (instance), over the "
+        "channels of a position (channel) or over the positions of a channel (spatial).",
     )
 )
 backward(

@@ -1,8 +1,9 @@
-"""LayerNorm and InstanceNorm: each normalises along one axis of (batch, rows, features, inner).
+"""LayerNorm and InstanceNorm, and the kernels that they share with GroupNorm.
 
-LayerNorm sees its data as (before axis, 1, axis, after axis) with a gamma per feature, InstanceNorm as
-(batch, channels, space, 1) with a gamma per row. Outputs 1 and 2 are mean and standard deviation (float32 for float16
-data), so the backward pass computes neither again.
+The kernels view the data as (batch, rows, features, inner) and normalise it over the features. LayerNorm's view is
+(before axis, 1, axis, after axis), with a gamma per feature. InstanceNorm's view is (batch, channels, space, 1), with a
+gamma per row. Outputs 1 and 2 are mean and standard deviation (float32 for float16 data), so that the backward pass
+need not compute them again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _LAYER = (
 _INSTANCE = (Param("eps", p_float, 1e-3, "Added to the variance."),)
 
 View = Callable[[Params, Shape], tuple[Shape, Shape]]
-"""(four dimensions of the data, shape of gamma that broadcasts to them)."""
+"""``view(params, shape)`` returns (the data's shape in four dimensions, the shape of gamma that broadcasts to it)."""
 
 
 def layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
@@ -59,7 +60,10 @@ def instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
 
 
 def _infer(params: Params, ins: Shapes, outs: Shapes, axis: int, name: str, *, keep: bool) -> tuple[Shapes, Shapes]:
-    """Infer gamma and beta along ``axis``; statistics keep it with extent 1, or with ``keep`` False drop it."""
+    """Infer the shapes of data, of gamma and beta (extent of ``axis``,), and of the statistics.
+
+    With ``keep``, the statistics have the data's shape with extent 1 on ``axis``, else that of its first two axes.
+    """
     data = merge_shape(ins[0], outs[0], f"{name}: data and output")
     vector = merge_shape(ins[1], ins[2], f"{name}: gamma and beta")
     if data is None:
@@ -92,14 +96,14 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _blocks(view: View, params: Params, data: SpecLike) -> Room:
-    """Return the scratch of either direction: two blocks of the data, and two of its statistics."""
+    """Return the scratch specs of either pass: two blocks of data, and two of the blocks' statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2
 
 
 def _vectors(view: View, params: Params, data: SpecLike) -> Room:
-    """Return the accumulators of the backward pass: the gradients of gamma and beta, and a block's partial sum."""
+    """Return the specs of the backward pass's sums: the gradients of gamma and beta, and one block's share."""
     return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
 
 
@@ -147,9 +151,9 @@ def _forward(view: View) -> ArrayKernel:
 
 
 def _backward(view: View) -> ArrayKernel:
-    """Return the backward kernel.
+    """Return the backward kernel, which computes the gradients of data, gamma and beta.
 
-    With n = (data - mean) / std and h = ograd · gamma, it computes dgrad = (h - mean(h) - n · mean(h · n)) / std.
+    With n = (data - mean) / std and h = ograd · gamma, the data's gradient is (h - mean(h) - n · mean(h · n)) / std.
     """
 
     @kernel(scratch=lambda p, ograd, data, *others: [*_blocks(view, p, data), *_vectors(view, p, data)])
@@ -215,7 +219,7 @@ def register_norm(
     visible: int | Callable[[Params], int],
     doc: str,
 ) -> None:
-    """Register a normalisation and its backward operator, given how it sees its data (:data:`View`)."""
+    """Register the normalisation ``name`` and its backward operator; ``view`` is a :data:`View`."""
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         kept = [builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
@@ -252,7 +256,8 @@ register_norm(
     _LAYER,
     _layer_shape,
     lambda params: 3 if params["output_mean_var"] else 1,
-    "(data - mean) / sqrt(var + eps) along one axis, times gamma plus beta of that axis.",
+    "(data - mean) / sqrt(var + eps) · gamma + beta along one axis, in the shape of data; gamma and beta have the "
+    "extent of the axis.",
 )
 register_norm(
     "InstanceNorm",
@@ -260,5 +265,6 @@ register_norm(
     _INSTANCE,
     _instance_shape,
     1,
-    "(data - mean) / sqrt(var + eps) over the space of each channel of each sample, times gamma plus beta.",
+    "(data - mean) / sqrt(var + eps) · gamma + beta over the space of each channel of each sample, in the shape of "
+    "data; gamma and beta are (channels,).",
 )

@@ -1,7 +1,8 @@
-"""LeakyReLU: leaky, prelu, elu, selu, gelu, rrelu.
+"""LeakyReLU: leaky, prelu, elu, selu, gelu or rrelu of each element.
 
-For leaky and elu the gradient needs the output only while ``slope`` is not negative (its sign is then the data's) and
-the data only otherwise; selu needs the output, gelu the data, prelu data and gamma, rrelu the drawn slopes (``mask``).
+Besides the incoming gradient, the backward pass reads the output for selu, the data for gelu, data and gamma for prelu,
+and the drawn slopes (``mask``) for rrelu. For leaky and elu it reads the output, whose sign is that of the data, unless
+``slope`` is negative; then it reads the data.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ def _selu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -
 
 
 def _normal_cdf(xp: ArrayModule, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
-    """Compute ``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
+    """Compute ``out`` = the standard normal distribution function of ``x``.
+
+    ``scratch`` is six arrays like ``out`` and a bool array.
+    """
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
     erf(xp, scaled, out, t, u, a, b, c, near)
@@ -119,7 +123,7 @@ _FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu"
 
 
 def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
-    """Return the dtypes of the scratch blocks of one pass, for all functions but prelu and rrelu."""
+    """Return the dtypes of the scratch blocks of one pass of any function but prelu and rrelu."""
     wide = accumulator(dtype)
     if params["act_type"] == "gelu":
         return [wide] * (8 if backward else 7) + [BOOL]
@@ -166,7 +170,7 @@ _SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
 def _gelu_backward(
     xp: ArrayModule, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
 ) -> None:
-    """Compute ``out`` = g · (cdf(x) + x · density(x)), with the standard normal distribution."""
+    """Compute the gradient ``out`` = g · (cdf(x) + x · density(x)) of gelu, for the standard normal distribution."""
     _normal_cdf(xp, x, slope, scratch)
     xp.multiply(x, x, out=density, casting="same_kind")
     xp.multiply(density, -0.5, out=density)
@@ -207,7 +211,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 @context_kernel
 def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, mask: RawArray | None) -> None:
-    """Compute rrelu, with random slopes in training and their mean otherwise. The mask is 1 above 0, else the slope."""
+    """Compute rrelu with random slopes in training, else with their mean; ``mask`` gets the slope, or 1 above 0."""
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
@@ -284,7 +288,8 @@ register(
         workspace=_workspace,
         input_init={1: '["Constant", {"value": 0.25}]'},
         random=True,
-        doc="The data above 0, and below it a slope, an exponential or a normal distribution times the data.",
+        doc="leaky, prelu, elu, selu, gelu or rrelu of each element, in the shape of data; gamma, for prelu, is "
+        "(channels,), (1,) or broadcasts to data.",
     )
 )
 backward(

@@ -1,6 +1,6 @@
 """Losses and gradient barriers: regression outputs, MakeLoss, make_loss, BlockGrad.
 
-A loss ignores the gradient that comes in: it begins one of its own, scaled by ``grad_scale``.
+A loss ignores the incoming gradient and starts its own, scaled by ``grad_scale`` (``make_loss``: 1).
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
 
 def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer labels of the data's shape; a label with the same elements per sample fits, too: (n,) and (n, 1)."""
+    """Infer the shapes of data, label and output.
+
+    By default the label has the data's shape, or (n,) for data (n, 1). A shape with another number of axes is valid if
+    it has the data's batch size and number of elements.
+    """
     data = merge_shape(ins[0], outs[0], "regression output: data and output")
     label = ins[1]
     if data is None:
@@ -117,12 +121,20 @@ def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kern
     backward(name, reverse, ("output", "label"), params=_SCALE, inplace=(InplacePair(0, 0), InplacePair(1, 0)))
 
 
-_regression("LinearRegressionOutput", _difference, "The data; its gradient is that of half the squared error.")
-_regression("MAERegressionOutput", _sign, "The data; its gradient is that of the absolute error.")
+_regression(
+    "LinearRegressionOutput",
+    _difference,
+    "data, unchanged; its gradient is that of half the squared error to label, which has the shape of data.",
+)
+_regression(
+    "MAERegressionOutput",
+    _sign,
+    "data, unchanged; its gradient is that of the absolute error to label, which has the shape of data.",
+)
 _regression(
     "LogisticRegressionOutput",
     _difference,
-    "sigmoid of the data; its gradient is that of the cross entropy.",
+    "sigmoid of data; its gradient is that of the cross entropy with label, which has the shape of data.",
     forward=_sigmoid,
 )
 
@@ -130,13 +142,14 @@ _regression(
 # ------------------------------------------------------------------------------------------------ MakeLoss, make_loss
 
 _MAKE_LOSS = (
-    Param("grad_scale", p_float, 1.0, "The gradient of every element."),
-    Param("valid_thresh", p_float, 0.0, "'valid' counts the elements above it."),
+    Param("grad_scale", p_float, 1.0, "The gradient of every element, before normalization."),
+    Param("valid_thresh", p_float, 0.0, "normalization='valid' counts the elements above this value."),
     Param(
         "normalization",
         p_enum("null", "batch", "valid"),
         "null",
-        "What the gradient is divided by; batch: all sizes but the last.",
+        "Divisor of the gradient. null: 1; batch: the product of all dimensions but the last; valid: the number of "
+        "elements above valid_thresh, at least 1.",
     ),
 )
 
@@ -173,7 +186,7 @@ register(
         gradient=_make_loss_gradient,
         inplace=UNARY_INPLACE,
         loss=True,
-        doc="The data, declared to be a loss: its gradient is grad_scale, whatever comes in.",
+        doc="data, unchanged, as a loss: the incoming gradient is ignored, and each element has gradient grad_scale.",
     )
 )
 backward(
@@ -193,7 +206,7 @@ register(
         gradient=lambda builder: builder.node("ones_like", [builder.output(0)], {}),
         inplace=IDENTITY_INPLACE,
         loss=True,
-        doc="The data, declared to be a loss: its gradient is 1, whatever comes in.",
+        doc="data, unchanged, as a loss: the incoming gradient is ignored, and each element has gradient 1.",
     )
 )
 register(
@@ -205,6 +218,6 @@ register(
         gradient=zero_gradient,
         inplace=IDENTITY_INPLACE,
         aliases=("stop_gradient",),
-        doc="The data; no gradient goes through.",
+        doc="data, unchanged; its gradient is 0.",
     )
 )

@@ -1,6 +1,6 @@
 """LRN: local response normalisation over neighbouring channels.
 
-The hidden output ``tmp_norm`` is the data's divisor before the power ``beta``.
+The hidden output ``tmp_norm`` is the divisor of the data before it is raised to the power ``beta``.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def _rows(shape: Shape) -> Shape:
 
 
 def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
-    """Return the scratch of either direction: two blocks."""
+    """Return the scratch specs of either pass: two blocks of data in the accumulator dtype."""
     rows = _rows(data.shape)
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 
 
 def _window_sum(xp: ArrayModule, values: RawArray, half: int, out: RawArray) -> None:
-    """Compute ``out`` = sum of ``values`` over the channels at most ``half`` away."""
+    """Compute ``out`` = for each channel (axis 1), the sum of ``values`` over the channels at most ``half`` away."""
     xp.copyto(out, values)
     for shift in range(1, min(half, values.shape[1] - 1) + 1):
         xp.add(out[:, shift:], values[:, :-shift], out=out[:, shift:])
@@ -106,7 +106,11 @@ def _backward(
     term_room: RawArray,
     sum_room: RawArray,
 ) -> None:
-    """Compute dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
+    """Compute the gradient of data.
+
+    It is ograd · norm^-beta - 2 · alpha · beta / nsize · data · sum(ograd · data · norm^(-beta - 1)), with the sum over
+    the channels of the window.
+    """
     rows = _rows(out.shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))
     for here in row_blocks(rows):
@@ -134,7 +138,7 @@ register(
         visible_outputs=1,
         gradient=grad("_backward_LRN", "g0", "x0", "y1"),
         inplace=UNARY_INPLACE,
-        doc="data / (knorm + alpha · mean square over nsize channels)^beta.",
+        doc="data / (knorm + alpha · mean square over nsize channels)^beta, in the shape of data.",
     )
 )
 backward(

@@ -1,9 +1,11 @@
 """Pooling over one, two or three spatial axes, channels first.
 
-Among equal elements of a window the first in row-major order is the maximum that gets the gradient, as in MXNet 1.9.1;
-a NaN is passed on (MXNet 1.9.1 skips it). A window that lies in the padding altogether has the dtype's lowest number
-as its maximum and 0 as its sum. Averages and sums keep nothing for the backward pass. Planes are pooled a block at a
-time, on a host in parts by cores that are idle; each plane is computed alike in any block.
+If several elements of a window equal its maximum, the first in row-major order gets the gradient, as in MXNet 1.9.1.
+The maximum of a window with a NaN is NaN (MXNet 1.9.1 skips NaN). A window that lies entirely in the padding has the
+dtype's lowest number as its maximum and 0 as its sum. The gradients of averages and sums need neither data nor output.
+
+A plane is one channel of one image. The kernels pool a block of planes at a time; on a CPU, idle cores share the
+blocks. The result of a plane does not depend on its block.
 """
 
 from __future__ import annotations
@@ -36,10 +38,15 @@ from weftplan.support.core_sharing import split_in_rooms
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
 _PARAMS = (
     Param("kernel", p_shape, (), "Extents of a window; needed unless global_pool."),
-    Param("pool_type", p_enum("max", "avg", "sum", "lp"), "max", "What is taken of a window."),
+    Param("pool_type", p_enum("max", "avg", "sum", "lp"), "max", "Reduction of a window; lp: the p-norm."),
     Param("global_pool", p_bool, False, "True: one window, the whole image; kernel, stride and pad are ignored."),
     Param("cudnn_off", p_bool, False, "Accepted, no effect."),
-    Param("pooling_convention", p_enum("valid", "full", "same"), "valid", "Rounding of the number of windows."),
+    Param(
+        "pooling_convention",
+        p_enum("valid", "full", "same"),
+        "valid",
+        "Number of windows. valid: rounded down; full: rounded up; same: padded extent / stride, rounded up.",
+    ),
     Param("stride", p_shape, (), "Steps between windows (default 1)."),
     Param("pad", p_shape, (), "Padding on either side of each axis (default 0)."),
     Param("p_value", p_optional(p_int), None, "p of lp pooling: 1, 2 or 3."),
@@ -49,13 +56,13 @@ _PARAMS = (
 
 
 def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
-    """Return the kernel, stride and pad of ``rank`` spatial axes."""
+    """Return the checked kernel, stride and pad for ``rank`` spatial axes, defaults filled in."""
     kernel: Shape = params["kernel"]
     if len(kernel) != rank or min(kernel) < 1:
         raise ParameterError(f"Pooling: kernel={kernel}: expected {rank} positive extents, one per spatial axis")
     stride = params["stride"] or (1,) * rank
     pad = params["pad"] or (0,) * rank
-    if not any(pad[rank:]):  # as in MXNet zeros for axes that are not there do no harm
+    if not any(pad[rank:]):  # as in MXNet, zeros for more axes than ``rank`` are ignored
         pad = pad[:rank]
     if len(stride) != rank or min(stride) < 1:
         raise ParameterError(f"Pooling: stride={stride}: expected {rank} numbers of at least 1, as {kernel=}")
@@ -113,29 +120,35 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
-    """Return the windows of a pooling that is not global."""
+    """Return the windows of a pooling that is not global, from the spatial shapes of data and output."""
     kernel, stride, pad = window(params, len(image))
     return make_grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
 
 
 def _planes(image: Shape, total: int) -> int:
-    """Return the number of planes (images times channels) per block: they fit a cache."""
+    """Return the number of planes per block, at most ``total``: a block fits a cache; ``image`` is a plane's shape."""
     return min(total, max(1, tiling.block() // max(1, math.prod(image))))
 
 
 _FEW_BLOCKS = 8
-"""Minimum blocks of a part: with fewer, waking a core costs what it gains, and the part's scratch enlarges plans."""
+"""Minimum number of blocks of a part: with fewer, waking a core costs as much as it gains, and scratch grows."""
 
 
 def _parts(image: Shape, total: int) -> int:
-    """Return the number of parts of ``total`` planes that cores may share, each with its own scratch; 1 on a GPU."""
+    """Return the number of parts, each with its own scratch, into which ``total`` planes are cut for idle cores.
+
+    It is 1 on a GPU.
+    """
     if tiling.block() != tiling.HOST.block:
         return 1
     return max(1, min(MOST, -(-total // _planes(image, total)) // _FEW_BLOCKS))
 
 
 def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None]) -> None:
-    """Call ``work(first, last, room)`` for blocks of planes; no two threads use one scratch room at the same time."""
+    """Call ``work(first, last, room)`` for each block of planes, on idle cores if there are several parts.
+
+    ``room`` is the index of a scratch room that no other thread uses at the same time.
+    """
     step, parts = _planes(image, total), _parts(image, total)
     each = -(-total // (step * parts)) * step
 
@@ -148,7 +161,7 @@ def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None])
 
 
 def _flat(array: RawArray) -> RawArray:
-    """Return (batch, channels, *spatial) as (planes, *spatial)."""
+    """Return a view (planes, *spatial) of ``array`` (batch, channels, *spatial)."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
@@ -282,7 +295,7 @@ def _global_max_backward(ctx: Workspace, ograd: RawArray, data: RawArray, dgrad:
 
 
 def _keeps(params: Params) -> bool:
-    """Return whether the backward pass needs data and output."""
+    """Return whether the backward pass reads data and output, besides the incoming gradient."""
     return bool(params["pool_type"] == "max") or (params["pool_type"] == "lp" and params["p_value"] != 1)
 
 
@@ -324,7 +337,8 @@ register(
         gradient=_gradient,
         workspace=_workspace,
         aliases=("Pooling_v1",),
-        doc="Maximum, average, sum or p-norm over windows of each channel.",
+        doc="Maximum, average, sum or p-norm of each window of data (batch, channels, *spatial): "
+        "(batch, channels, *windows).",
     )
 )
 backward(

@@ -1,7 +1,7 @@
 """Pooling windows, and their reduction on a block of planes (planes, *spatial).
 
-A *tap* is one position within the window; all windows are worked on together, tap by tap, on strided views of the
-image, so nothing is copied or padded.
+A *tap* is one position within the window. The functions loop over the taps, with one operation for all windows, on
+strided views of the image. So nothing is copied or padded.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from weftplan.support.array_types import ArrayModule, DType, DTypeLike, RawArray
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The windows of one image: for each tap (position within the window) which windows and elements meet there."""
+    """The windows of one image: for each tap, the windows whose element at the tap is no padding, and the elements."""
 
     image: Shape
     grid: Shape
     taps: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
     """(windows, elements) per tap in row-major order; both index (planes, *spatial)."""
     covering: tuple[bool, ...]
-    """Whether the tap meets every window."""
+    """For each tap, whether the element of every window is in the image, not in the padding."""
     disjoint: bool
-    """No element belongs to two windows."""
+    """Whether no element belongs to two windows."""
     counts: tuple[tuple[int, ...], ...]
     """For each axis and window along it, the number of elements that an average counts."""
 
 
 @functools.lru_cache(maxsize=1024)
 def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shape, include_pad: bool) -> Grid:
-    """Return the windows of ``kernel`` over an image, with ``grid`` of them along each axis."""
+    """Return the windows of ``kernel`` over an image; ``grid`` has their number along each axis.
+
+    ``include_pad``: whether the divisor of an average counts padding.
+    """
     along: list[list[tuple[slice, slice]]] = []
     counts = []
     for extent, size, k, s, p in zip(image, grid, kernel, stride, pad, strict=True):
@@ -64,13 +67,13 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
 
 
 def lowest(dtype: DType) -> Scalar:
-    """Return the least finite number, which is the maximum of a window without elements."""
+    """Return the lowest finite number of ``dtype``, which is the maximum of a window without elements."""
     least: Scalar = limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
     return least
 
 
 def divisors(xp: ArrayModule, grid: Grid, dtype: DTypeLike) -> RawArray | float:
-    """Return 1 / count of each window: a number if all counts are equal, else a small array over the grid."""
+    """Return 1 / count of each window: a number if all counts are equal, else an array of shape ``grid.grid``."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
     counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))
@@ -79,7 +82,7 @@ def divisors(xp: ArrayModule, grid: Grid, dtype: DTypeLike) -> RawArray | float:
 
 
 def _power(xp: ArrayModule, source: RawArray, p: int, out: RawArray) -> None:
-    """Write ``source`` to the power ``p`` (0, 1, 2 or 3) to ``out`` (another array)."""
+    """Compute ``out`` = ``source`` to the power ``p`` (0, 1, 2 or 3); ``out`` must not be ``source``."""
     if p == 0:
         out.fill(1)
     elif p == 1:
@@ -91,7 +94,7 @@ def _power(xp: ArrayModule, source: RawArray, p: int, out: RawArray) -> None:
 
 
 def root(xp: ArrayModule, array: RawArray, p: int) -> None:
-    """Replace ``array`` by its ``p``-th root (1, 2 or 3)."""
+    """Replace ``array`` by its ``p``-th root; ``p`` is 1, 2 or 3."""
     if p == 2:
         xp.sqrt(array, out=array)
     elif p == 3:
@@ -113,8 +116,10 @@ def reduce_max(xp: ArrayModule, grid: Grid, source: RawArray, target: RawArray) 
 def reduce_sum(
     xp: ArrayModule, grid: Grid, source: RawArray, target: RawArray, p: int, powers: RawArray | None
 ) -> None:
-    """Compute ``target`` = sum of each window of ``source`` to the power ``p``; ``powers``: scratch like it, None for p
-    = 1."""
+    """Compute ``target`` = sum over each window of the elements of ``source`` to the power ``p``.
+
+    ``powers`` is scratch at least as large as ``target``; None if ``p`` is 1.
+    """
     target.fill(0)
     for windows, elements in grid.taps:
         part = target[windows]
@@ -136,7 +141,11 @@ def spread_max(
     mask: RawArray,
     target: RawArray,
 ) -> None:
-    """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
+    """Add each window's gradient to the element of ``target`` that is the window's first maximum.
+
+    ``left`` holds the gradients of the windows; a window's entry becomes 0 when its maximum is found. ``term`` and
+    ``mask`` are scratch.
+    """
     for windows, elements in grid.taps:
         hit, share, unclaimed = mask[windows], term[windows], left[windows]
         xp.equal(data[elements], output[windows], out=hit)
@@ -158,9 +167,9 @@ def spread_power(
     term: RawArray,
     target: RawArray,
 ) -> None:
-    """Add the gradient of each window, ``share``, times d out / d x = (x / out)^(p-1) to ``target``.
+    """Add to ``target`` the gradient of each window, ``share``, times d out / d x = (x / out)^(p-1).
 
-    A divisor of 0 counts as 1, so that nothing becomes infinite. ``share`` is overwritten.
+    A divisor of 0 counts as 1, so that nothing becomes infinite. ``share`` is overwritten; ``term`` is scratch.
     """
     _power(xp, output, p - 1, term)
     xp.copyto(term, 1, where=term == 0)

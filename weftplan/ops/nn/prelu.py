@@ -1,4 +1,4 @@
-"""Kernels of LeakyReLU's prelu, which multiplies negative data by gamma: a number, one per channel, or broadcast."""
+"""Kernels of LeakyReLU's prelu, which multiplies negative data by gamma: one number, one per channel, or broadcast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from weftplan.support.array_types import RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
-    """Return the shape of gamma for ``data``: one slope per channel, unless ``gamma`` is another shape that fits.
+    """Return the shape of gamma for ``data``: (channels,) by default, else ``gamma`` with unknown dimensions filled in.
+
+    ``gamma`` may be (channels,), (1,) or a shape that broadcasts to ``data``; any other shape raises ShapeError.
 
     >>> prelu_gamma_shape((2, 3, 4), None), prelu_gamma_shape((2, 3, 4), (1, 3, 0))
     ((3,), (1, 3, 4))
@@ -34,7 +36,7 @@ def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
 
 
 def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
-    """Return the shapes of data and gamma with neighbouring axes merged if possible; gamma broadcasts to data."""
+    """Return the shapes of data and of gamma, which broadcasts to it, with adjacent axes merged if possible."""
     if len(gamma) == 1 < len(data):
         gamma = (1, *gamma, *(1,) * (len(data) - 2))
     shape, slopes = collapse(data, gamma)
@@ -42,7 +44,7 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
 
 
 def prelu_forward_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the forward pass: a quarter of a small array."""
+    """Return the shape of a block of the forward pass: whole rows, of about :func:`tiling.share` elements."""
     return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
 
 
@@ -52,12 +54,12 @@ def prelu_block(shape: Shape) -> Shape:
 
 
 def prelu_part(shape: Shape, slopes: Shape) -> Shape:
-    """Return the shape of one block's share in gamma's gradient."""
+    """Return the shape of a block's term in gamma's gradient."""
     return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 
 def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
-    """Compute ``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
+    """Compute ``out`` = data if it is above 0, else gamma · data; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     scratch = ctx.take(prelu_forward_block(shape), out.dtype)
@@ -74,7 +76,10 @@ def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray
 def prelu_backward(
     ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None, ggrad: RawArray | None
 ) -> None:
-    """Compute the gradients of data and gamma; the first may take the memory of ograd or data."""
+    """Compute the gradients ``dgrad`` of data and ``ggrad`` of gamma, each unless None.
+
+    ``dgrad`` may be ``ograd`` or ``data``.
+    """
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     block = prelu_block(shape)

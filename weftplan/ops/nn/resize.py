@@ -1,8 +1,8 @@
-"""BilinearResize2D and AdaptiveAvgPooling2D: resized images, as weighted sums of pixels.
+"""BilinearResize2D and AdaptiveAvgPooling2D: images resized by weighted sums of pixels.
 
-Both are separable: output = R · image · Cᵀ for every plane, with one matrix for the rows and one for the columns, whose
-lines hold the weights of one output row or column. The gradient is the transposed product, so that no two threads ever
-add to one element, and sums have one fixed order.
+Both are separable: output = R · image · Cᵀ for each plane. A row of R has the weights of one output row, a row of C
+those of one output column. The gradient is Rᵀ · output gradient · C. Thus no two threads add to the same element, and
+sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import RawArray
 
 Weights = Callable[[Params, int, int], Any]
-"""``weights(params, old, new)``: the matrix (new, old) of one axis, float64 on the host."""
+"""``weights(params, old, new)`` returns the matrix (new, old) of one axis, as a float64 NumPy array."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,7 +44,7 @@ def _bilinear(old: int, new: int, align_corners: bool) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
         if new == 1:
-            place = 0.0  # without align_corners too, as in MXNet 1.9.1
+            place = 0.0  # with and without align_corners, as in MXNet 1.9.1
         elif align_corners:
             place = position * (old - 1) / (new - 1)
         else:
@@ -70,7 +70,10 @@ def _averages(old: int, new: int) -> RawArray:
 
 
 def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Return both matrices, a block of planes between the two products and, of float16, a block of both sides."""
+    """Return the scratch specs: both matrices, and a block of planes between the two products.
+
+    For float16, also return widened blocks of planes of ``old`` and of ``new``.
+    """
     wide = accumulator(dtype)
     count = _planes(old, new)
     buffers: list[tuple[Shape, DType]] = [
@@ -97,7 +100,7 @@ def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new:
 
 
 def _product(weights: Weights, *, backward: bool) -> Kernel:
-    """Return the kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
+    """Return a kernel that computes rows · image · columnsᵀ of each plane; ``backward``: rowsᵀ · image · columns."""
 
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
@@ -138,7 +141,10 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _resized_shape(name: str, data: Shape | None, out: Shape | None, size: tuple[int, int]) -> tuple[Shape, Shape]:
-    """Infer data and output (batch, channels, height, width); a nonzero ``size`` is the output's."""
+    """Return the completed shapes of data and output, both (batch, channels, height, width).
+
+    ``size`` is the output's (height, width); 0 is unknown.
+    """
     image = merge_shape((0, 0, 0, 0), data, f"{name}: data (batch, channels, height, width)")
     resized = merge_shape((0, 0, *size), out, f"{name}: output of this size, and given")
     assert image is not None
@@ -152,15 +158,15 @@ _MODES = ("size", "odd_scale", "like", "to_even_down", "to_even_up", "to_odd_dow
 _RESIZE = (
     Param("height", p_int, 1, "height of the output (mode size)"),
     Param("width", p_int, 1, "width of the output (mode size)"),
-    Param("scale_height", p_optional(p_float), None, "height of the output for one of data (size, odd_scale)"),
-    Param("scale_width", p_optional(p_float), None, "width of the output for one of data (size, odd_scale)"),
-    Param("mode", p_enum(*_MODES), "size", "how the size of the output is found"),
-    Param("align_corners", p_bool, True, "the corners of both images are one"),
+    Param("scale_height", p_optional(p_float), None, "output height / data height (modes size and odd_scale)"),
+    Param("scale_width", p_optional(p_float), None, "output width / data width (modes size and odd_scale)"),
+    Param("mode", p_enum(*_MODES), "size", "how the size of the output is computed"),
+    Param("align_corners", p_bool, True, "True: the corner pixels of data and output coincide"),
 )
 
 
 def _side(params: Params, old: int, side: str) -> int:
-    """Return one side of the output; 0 if it depends on the data's unknown side."""
+    """Return the output's height or width (``side``) for the data's, ``old``; 0 if it needs an unknown ``old`` (0)."""
     mode, scale = params["mode"], params[f"scale_{side}"]
     if scale is not None and not 0 < scale < math.inf:
         raise ParameterError(f"BilinearResize2D: scale_{side}={scale}: expected a positive number")
@@ -223,7 +229,7 @@ register(
         gradient=_resize_gradient,
         ignored_inputs=lambda params: (1,) if params["mode"] == "like" else (),
         workspace=_forward_workspace,
-        doc="Images (batch, channels, height, width) resized by bilinear interpolation.",
+        doc="Images (batch, channels, height, width) resized to (batch, channels, *size) by bilinear interpolation.",
     )
 )
 backward(
@@ -234,7 +240,7 @@ backward(
     workspace=_backward_workspace,
 )
 
-_ADAPTIVE = (Param("output_size", p_shape, (), "height and width of the output; one number: both; nothing: 1"),)
+_ADAPTIVE = (Param("output_size", p_shape, (), "height and width of the output, or one number for both (default 1)"),)
 
 
 def _adaptive_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -258,7 +264,8 @@ register(
         params=_ADAPTIVE,
         gradient=lambda builder: builder.node("_backward_contrib_AdaptiveAvgPooling2D", [builder.ograd()]),
         workspace=_forward_workspace,
-        doc="Averages over windows that cover images (batch, channels, height, width) evenly.",
+        doc="Averages over windows that cover images (batch, channels, height, width) evenly: "
+        "(batch, channels, *output_size).",
     )
 )
 backward(

@@ -1,9 +1,11 @@
 """RNN: multi-layer recurrent networks in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
 
-Forward keeps the gates of every step in a hidden output, ``reserve``, and dropout's masks between layers in another,
-``mask``. Outside training both are unwanted, and workspace holds the gates of a few steps at a time. Sequence lengths
-have cuDNN's meaning: outputs are zero after the end of a sequence, and the backward direction starts at its last step
-(MXNet 1.9.1 does so on GPUs; on a CPU it ignores them). A projection can be differentiated here, not in MXNet on a CPU.
+The forward pass writes the gates of every step to a hidden output, ``reserve``, and the dropout masks between layers to
+another hidden output, ``mask``. Outside training neither is wanted, and scratch has the gates of a few steps at a time.
+
+Sequence lengths have cuDNN's meaning: outputs are 0 after the end of a sequence, and the reverse direction starts at
+the sequence's last step. MXNet 1.9.1 does so on GPUs, but ignores lengths on a CPU. A projection has a gradient on any
+device, unlike in MXNet on a CPU.
 """
 
 from __future__ import annotations
@@ -63,16 +65,16 @@ def _p_no_clip(value: object) -> None:
 
 _PARAMS = (
     Param("state_size", _p_positive, doc="Size of the state of each layer."),
-    Param("num_layers", p_range(1, 1024), doc="Layers, each fed by the one before."),
-    Param("bidirectional", p_bool, False, "True: every layer runs in both directions and joins the results."),
-    Param("mode", p_enum("rnn_relu", "rnn_tanh", "lstm", "gru"), doc="The cell."),
+    Param("num_layers", p_range(1, 1024), doc="Number of layers."),
+    Param("bidirectional", p_bool, False, "True: each layer runs in both directions and concatenates the outputs."),
+    Param("mode", p_enum("rnn_relu", "rnn_tanh", "lstm", "gru"), doc="Type of the cell."),
     Param("p", _p_fraction, 0.0, "Probability that an element between two layers is dropped in training."),
     Param("state_outputs", p_bool, False, "True: the last states (and cells) are outputs, too."),
     Param("projection_size", p_optional(_p_positive), None, "lstm: the state is a projection of this size."),
     Param("lstm_state_clip_min", _p_no_clip, None, "None: no clipping."),
     Param("lstm_state_clip_max", _p_no_clip, None, "None: no clipping."),
     Param("lstm_state_clip_nan", p_bool, False, "Accepted, no effect without clipping."),
-    Param("use_sequence_length", p_bool, False, "True: a last input holds the steps of each sample."),
+    Param("use_sequence_length", p_bool, False, "True: the input sequence_length has each sample's number of steps."),
 )
 
 
@@ -163,7 +165,7 @@ def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
 
 
 def _active(ctx: Workspace, plan: Layout, lengths: RawArray | None) -> RawArray | None:
-    """Return (steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
+    """Return a bool array (steps, batch, 1), False after the end of a sample; None without sequence lengths."""
     if not plan.lengths:
         return None
     active, numbers = (ctx.take(*spec) for spec in _active_scratch(plan))
@@ -173,7 +175,7 @@ def _active(ctx: Workspace, plan: Layout, lengths: RawArray | None) -> RawArray 
 
 
 def _side(wide: RawArray, direction: int, units: int) -> RawArray:
-    """Return the part of (steps, batch, directions · units) that a direction writes."""
+    """Return the view of ``wide`` (steps, batch, directions · units) that ``direction`` writes."""
     return wide[:, :, direction * units : (direction + 1) * units]
 
 
@@ -191,7 +193,7 @@ def _drop(
     mask: RawArray | None,
     out: RawArray,
 ) -> None:
-    """Compute ``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
+    """Compute ``out`` = dropout of ``source``; ``mask``, unless None, gets 1 for kept and 0 for dropped elements."""
     draws, room = scratch
     for first in range(0, source.size, tiling.block()):
         here = slice(first, min(first + tiling.block(), source.size))
@@ -360,7 +362,10 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
-    """Let a last state take a state's memory: each layer and direction reads its state before it writes the last."""
+    """Return the pairs of initial and last states that may share memory.
+
+    They may because each layer and direction reads its initial state before it writes its last state.
+    """
     return tuple(InplacePair(2 + k, 1 + k) for k in range(_num_states(params))) if params["state_outputs"] else ()
 
 
@@ -379,7 +384,8 @@ register(
         workspace=_workspace,
         random=True,
         needs_training=_drops,
-        doc="Recurrent layers over data (steps, batch, inputs); all weights are one vector, in cuDNN's order.",
+        doc="Recurrent layers over data (steps, batch, inputs): (steps, batch, directions · units). parameters is one "
+        "vector of all weights and biases, in cuDNN's order.",
     )
 )
 backward(

@@ -1,8 +1,10 @@
 """One step of each recurrent cell, forward and backward, on the gates of one batch.
 
-Forwards, ``gates`` holds the input's share (bias included) and is left holding the gates after their activation.
-Backwards, ``d_gates`` gets the gradient of the gates before it. Formulas: Elman 1990 (rnn), Hochreiter and Schmidhuber
-1997 (lstm), Sak et al. 2014 (its projection), Cho et al. 2014 in cuDNN's variant, r after the product (gru).
+A forward step reads the input's products with the weights, plus bias, from ``gates``, and overwrites them with the
+activated gates. A backward step writes the gradient of the gates before activation to ``d_gates``.
+
+Formulas: Elman 1990 (rnn), Hochreiter and Schmidhuber 1997 (lstm), Sak et al. 2014 (lstm with projection), Cho et al.
+2014 in cuDNN's variant, which multiplies by r after the product (gru).
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _sigmoid(xp: ArrayModule, x: RawArray) -> None:
-    xp.multiply(x, -1.0, out=x)  # not negative: see kernels.py
+    xp.multiply(x, -1.0, out=x)  # not xp.negative, which NumPy may compute wrongly: see ops/core/kernels.py
     xp.exp(x, out=x)
     xp.add(x, 1.0, out=x)
     xp.divide(1.0, x, out=x)
 
 
 def _slope_sigmoid(xp: ArrayModule, y: RawArray, target: RawArray, spare: RawArray) -> None:
-    """Compute ``target`` *= y (1 - y)."""
+    """Multiply ``target`` by the slope y · (1 - y) of a sigmoid whose output is ``y``; ``spare`` is scratch."""
     xp.multiply(target, y, out=target)
     xp.subtract(1.0, y, out=spare)
     xp.multiply(target, spare, out=target)
 
 
 def _slope_tanh(xp: ArrayModule, y: RawArray, target: RawArray, spare: RawArray) -> None:
-    """Compute ``target`` *= 1 - y²."""
+    """Multiply ``target`` by the slope 1 - y² of a tanh whose output is ``y``; ``spare`` is scratch."""
     xp.multiply(y, y, out=spare)
     xp.subtract(1.0, spare, out=spare)
     xp.multiply(target, spare, out=target)
 
 
 class Cell:
-    """A forward step: it computes ``next_state`` and ``next_cell`` from ``state`` and ``cell`` (batch rows).
+    """The forward step of one layer and direction, for a batch of states (batch, units).
 
     Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
     """
@@ -59,9 +61,10 @@ class Cell:
         next_cell: RawArray,
         hidden: RawArray | None,
     ) -> None:
-        """Compute a step.
+        """Compute ``next_state`` and, for an lstm, ``next_cell``; activate ``gates`` in place.
 
-        ``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` is as in :class:`Kept`, or None.
+        ``next_state`` may be ``state``, and ``next_cell`` may be ``cell``. ``hidden``, unless None, gets the value that
+        :class:`Kept` describes.
         """
         xp, n = self.xp, self.plan.size
         matmul(xp, state, self.weights.of_state.T, self.product)
@@ -116,9 +119,9 @@ class Cell:
 
 
 class CellGradient:
-    """The gradient of a step: from gradients of state and cell after the step, those before it.
+    """The backward step of one layer and direction: gradients before the step from gradients after it.
 
-    Scratch: ``product`` (batch, gates), used by gru alone, ``spare`` (2, batch, state_size).
+    Scratch: ``product`` (batch, gates), which only gru uses, and ``spare`` (2, batch, state_size).
     """
 
     def __init__(self, xp: ArrayModule, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
@@ -140,9 +143,10 @@ class CellGradient:
         next_d_state: RawArray,
         next_d_cell: RawArray,
     ) -> None:
-        """Compute the gradients of step ``t``; ``state`` and ``cell`` are the values before it.
+        """Compute ``d_gates``, ``next_d_state`` and, for an lstm, ``next_d_cell`` of step ``t``.
 
-        ``d_state`` and ``d_cell`` may be overwritten, and may be the arrays of the results.
+        ``state`` and ``cell`` are the values before the step; ``d_state`` and ``d_cell`` are the gradients after it.
+        ``next_d_state`` and ``next_d_cell``, the gradients before it, may be ``d_state`` and ``d_cell``.
         """
         xp, plan = self.xp, self.plan
         gates = kept.gates[t]
@@ -174,7 +178,7 @@ class CellGradient:
         i, f, g, o = (gates[:, k * n : (k + 1) * n] for k in range(4))
         d_i, d_f, d_g, d_o = (d_gates[:, k * n : (k + 1) * n] for k in range(4))
         if self.plan.projected:
-            d_hidden = d_g  # free until the gates themselves are done
+            d_hidden = d_g  # d_g is free until the gates' gradients are computed
             matmul(xp, d_state, self.weights.of_projection, d_hidden)
         else:
             d_hidden = d_state
@@ -209,10 +213,10 @@ class CellGradient:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):
-            if not state.flags.c_contiguous:  # rows of two directions alternate
+            if not state.flags.c_contiguous:  # its rows are part of longer rows if there are two directions
                 xp.copyto(spare, state)
                 state = spare
-            # Added to by the product itself where cuBLAS is called directly.
+            # If cuBLAS is called directly, the product itself adds to next_d_state.
             direct = product.dtype.name in DTYPES
             gru_back(xp, gates, share, state, d_state, d_gates, product, next_d_state if direct else kept)
             if direct:

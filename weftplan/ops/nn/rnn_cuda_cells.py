@@ -1,6 +1,6 @@
-"""Fused elementwise CUDA kernels of LSTM and GRU cells, forward and backward: one launch a step.
+"""Fused elementwise CUDA kernels of LSTM and GRU cells, forward and backward, with one launch per step.
 
-The formulas are those of :mod:`weftplan.ops.nn.rnn_cells`, which calls this on a GPU.
+The formulas are those of :mod:`weftplan.ops.nn.rnn_cells`, which calls these functions on a GPU.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ extern "C" __global__ void gru_back(const T* gates, const T* share, const T* sta
 
 
 def fused(xp: ArrayModule, *arrays: RawArray) -> bool:
-    """Return whether the kernels can take these arrays: on a GPU, contiguous, of a float type."""
+    """Return whether the kernels can take these arrays: on a GPU, C-contiguous, and of one dtype."""
     return xp is not np and all(a.flags.c_contiguous and a.dtype == arrays[0].dtype for a in arrays)
 
 
 def lstm_step(
     xp: ArrayModule, gates: RawArray, product: RawArray, cell: RawArray, next_cell: RawArray, next_state: RawArray
 ) -> None:
-    """Compute a step. Add ``product`` to ``gates`` (batch, 4 size) and activate them in place."""
+    """Add ``product`` to ``gates`` (batch, 4 · size), activate them in place, and compute the next cell and state."""
     args = (gates, product, cell, next_cell, next_state, cell.shape[1])
     each(xp, _SOURCE, "lstm_step", cell.size, args, T=gates.dtype)
 
@@ -115,7 +115,7 @@ def lstm_back(
     d_gates: RawArray,
     next_d_cell: RawArray,
 ) -> None:
-    """Compute the gradients of the gates and of the cell before the step."""
+    """Compute ``d_gates``, and the gradient ``next_d_cell`` of ``cell``; ``after`` is the cell after the step."""
     args = (gates, after, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
     each(xp, _SOURCE, "lstm_back", cell.size, args, T=gates.dtype)
 
@@ -129,10 +129,10 @@ def gru_step(
     next_state: RawArray,
     share: RawArray | None,
 ) -> None:
-    """Compute a step. Add the state's share to ``gates`` (batch, 3 size) and activate them in place.
+    """Add ``product`` and ``bias`` to ``gates`` (batch, 3 · size), activate them in place, and compute the next state.
 
-    ``product`` is the state's share without its ``bias``. ``share`` (batch, size), unless None, gets the state's share
-    of gate n, before r multiplies it. ``next_state`` may be ``state``.
+    ``product`` is the state times its weights. For gate n, r multiplies product + bias; ``share`` (batch, size), unless
+    None, gets that sum before the multiplication. ``next_state`` may be ``state``.
     """
     keep = np.int32(share is not None)
     args = (gates, product, bias, state, next_state, next_state if share is None else share, state.shape[1], keep)
@@ -149,7 +149,10 @@ def gru_back(
     product: RawArray,
     kept: RawArray,
 ) -> None:
-    """Compute the gradients of the gates, and of the state's products into ``product``. ``kept``, which may be
-    ``d_state``, gets the direct part of the previous state's gradient."""
+    """Compute ``d_gates``, and write the gradient of the state's products to ``product``.
+
+    ``kept``, which may be ``d_state``, gets z · d_state, a part of the gradient of ``state``. The caller adds the other
+    part, which follows from ``product``.
+    """
     args = (gates, share, state, d_state, d_gates, product, kept, state.shape[1])
     each(xp, _SOURCE, "gru_back", state.size, args, T=gates.dtype)

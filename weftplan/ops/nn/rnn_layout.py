@@ -1,9 +1,9 @@
 """Memory layout of the RNN operator: packed parameters, and values saved for backward.
 
-``parameters`` is one vector, in cuDNN's order, which MXNet 1.9.1 uses on every device: for each layer and direction the
-weights of the input (gates · state_size, inputs), of the state (gates · state_size, units) and, with a projection,
-(units, state_size); then, again for each layer and direction, the biases of the input and of the state. Gates come in
-the order i, f, g, o (lstm) and r, z, n (gru).
+``parameters`` is one vector, in cuDNN's order, which MXNet 1.9.1 uses on every device. First come the weights of each
+layer and direction: of the input (gates · state_size, inputs), of the state (gates · state_size, units) and, with a
+projection, of the projection (units, state_size). Then come the biases of each layer and direction: of the input and of
+the state. The order of the gates is i, f, g, o (lstm) or r, z, n (gru).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
 class Weights(NamedTuple):
-    """Views of the packed vector for one layer and direction."""
+    """Views of the packed parameters for one layer and direction."""
 
     of_input: Any
-    """(gates · state_size, inputs)"""
+    """(gates · state_size, inputs)."""
     of_state: Any
-    """(gates · state_size, units)"""
+    """(gates · state_size, units)."""
     of_projection: Any
     """(units, state_size); None without projection."""
     input_bias: Any
@@ -32,20 +32,20 @@ class Weights(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Views of ``reserve`` for one layer and direction; all of them per step and sample."""
+    """Views of ``reserve`` for one layer and direction; None for values that the mode does not have."""
 
     gates: Any
     """Gates after their activation, (steps, batch, gates · state_size)."""
     cells: Any
     """lstm: the cell after each step, (steps, batch, state_size)."""
     hidden: Any
-    """lstm with projection: the output before it. gru: the state's share of n, before r multiplies it."""
+    """(steps, batch, state_size). lstm with projection: its input. gru: the summand of gate n that r multiplies."""
     states: Any
     """With sequence lengths: the state after each step, (steps, batch, units); constant after a sequence's end."""
 
 
 class Layout:
-    """Sizes of one call, and the views that follow from them."""
+    """Sizes of one call, and the views of parameters and ``reserve`` that follow from them."""
 
     def __init__(self, params: Params, data: Shape) -> None:
         self.steps, self.batch, self.inputs = data
@@ -61,11 +61,11 @@ class Layout:
         """Shape of a layer's output."""
 
     def fan_in(self, layer: int) -> int:
-        """Return the number of columns of the input weights of ``layer``."""
+        """Return the number of inputs per step of ``layer``."""
         return self.inputs if layer == 0 else self.directions * self.units
 
     def num_parameters(self) -> int:
-        """Return the length of the packed vector."""
+        """Return the length of the packed parameters."""
         weights = sum(self.gates * self.fan_in(layer) for layer in range(self.layers))
         weights += self.layers * self.gates * self.units
         if self.projected:
@@ -74,7 +74,7 @@ class Layout:
         return total
 
     def weights(self, vector: RawArray) -> list[Weights]:
-        """Return views of ``vector`` for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
+        """Return the views of the packed parameters ``vector`` for each layer, and within it for each direction."""
         at = 0
         matrices: list[tuple[Any, Any, Any]] = []
         for layer in range(self.layers):
@@ -134,5 +134,5 @@ def _layout(key: tuple[tuple[str, object], ...], data: Shape) -> Layout:
 
 
 def layout(params: Params, data: Shape) -> Layout:
-    """Return the :class:`Layout` of these parameters and this shape of the data, made once."""
+    """Return the cached :class:`Layout` for these parameters and this shape of the data."""
     return _layout(tuple(sorted(params.items())), data)

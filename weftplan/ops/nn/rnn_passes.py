@@ -15,12 +15,12 @@ from weftplan.support.array_types import RawArray
 
 
 def span(plan: Layout) -> int:
-    """Return the number of steps whose gates are one product with the input's weights (at least one)."""
+    """Return the number of steps whose inputs are multiplied by the input's weights in one product."""
     return max(1, min(plan.steps, 8 * tiling.block() // (plan.batch * plan.gates)))
 
 
 def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Return the scratch of :class:`ForwardPass`."""
+    """Return the (shape, dtype) of each scratch array of :class:`ForwardPass`."""
     n = plan.batch
     shapes: list[Shape] = [
         (span(plan), n, plan.gates),
@@ -35,7 +35,7 @@ def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 class ForwardPass:
-    """A forward pass over a sequence. The scratch is taken once and serves every layer and direction."""
+    """A forward pass over a sequence; every layer and direction uses the same scratch."""
 
     def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
@@ -46,7 +46,7 @@ class ForwardPass:
         self.next = tuple(buffers) if plan.lengths else (self.state, self.cell)
 
     def _spans(self, reverse: bool) -> Iterator[range]:
-        """Yield the steps in the order of the pass, in runs of at most :func:`span`."""
+        """Yield ranges of at most :func:`span` steps, in the order of the pass."""
         count = self.plan.steps
         width = span(self.plan)
         for first in range(0, count, width):
@@ -64,10 +64,11 @@ class ForwardPass:
         reverse: bool,
         active: RawArray | None,
     ) -> None:
-        """Run all steps. Afterwards :attr:`state` and :attr:`cell` hold the last state and cell.
+        """Run all steps, and leave the last state and cell in :attr:`state` and :attr:`cell`.
 
-        ``out`` (steps, batch, units), unless None, gets the state after each step, or 0 for samples that are not
-        active. ``active`` (steps, batch, 1) marks the samples that are active at each step; None: all samples.
+        ``state`` and ``cell`` (lstm only) are the initial values. ``out`` (steps, batch, units), unless None, gets the
+        state after each step, or 0 for samples that are not active. ``active`` (steps, batch, 1) flags the samples that
+        are active at each step; None: all samples.
         """
         xp, plan = self.xp, self.plan
         xp.copyto(self.state, state)
@@ -102,7 +103,7 @@ class ForwardPass:
 
 
 def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Return the scratch of :class:`BackwardPass`."""
+    """Return the (shape, dtype) of each scratch array of :class:`BackwardPass`."""
     n = plan.batch
     widest = max(plan.fan_in(layer) for layer in range(plan.layers))
     shapes: list[Shape] = [
@@ -122,7 +123,7 @@ def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 class BackwardPass:
-    """A backward pass over a sequence: :meth:`run`, then the gradients of input and weights."""
+    """A backward pass over a sequence: call :meth:`run`, :meth:`input_gradient`, then :meth:`weight_gradients`."""
 
     def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
@@ -144,13 +145,13 @@ class BackwardPass:
         reverse: bool,
         active: RawArray | None,
     ) -> None:
-        """Carry the gradients of the outputs and of the last state and cell back through all steps.
+        """Propagate the gradients of the outputs and of the last state and cell back through all steps.
 
-        Afterwards :attr:`d_state` and :attr:`d_cell` hold the gradients of ``initial``, and :attr:`d_gates` those of
-        the gates before their activation. ``d_weights``, unless None, gets the gradient of the projection.
+        Leave the gradients of ``initial`` in :attr:`d_state` and :attr:`d_cell`, and those of the gates before their
+        activation in :attr:`d_gates`. ``d_weights``, unless None, gets the gradient of the projection.
 
         ``states`` (steps, batch, units) has the state after each step; ``initial`` is the state and cell before the
-        first. ``d_out`` has the gradient of each output; ``d_last`` those of the last state and cell (None: 0).
+        first step. ``d_out`` has the gradient of each output; ``d_last`` those of the last state and cell (None: 0).
         """
         xp, plan = self.xp, self.plan
         for target, gradient in zip((self.d_state, self.d_cell), d_last, strict=True):
@@ -192,7 +193,7 @@ class BackwardPass:
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
 
     def input_gradient(self, weights: Weights, out: RawArray, add: bool) -> None:
-        """Write the input's gradient to ``out`` (steps, batch, inputs), or ``add`` it; call this after :meth:`run`."""
+        """Write the input's gradient to ``out`` (steps, batch, inputs), or add it if ``add``."""
         xp, plan = self.xp, self.plan
         width = span(plan)
         for start in range(0, plan.steps, width):
@@ -209,14 +210,14 @@ class BackwardPass:
     def weight_gradients(
         self, d_weights: Weights, x: RawArray, kept: Kept, states: RawArray, initial: RawArray, reverse: bool
     ) -> None:
-        """Compute the gradients of weights and biases, after :meth:`input_gradient`: a gru changes :attr:`d_gates`."""
+        """Compute the gradients of biases and of all weights but the projection's; a gru overwrites ``d_gates``."""
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)
         product(xp, rows.T, x.reshape(rows.shape[0], -1), d_weights.of_input)
         wide = accumulator(rows.dtype)
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.input_bias)
-        if plan.mode == "gru":  # the state's share of n came through r
+        if plan.mode == "gru":  # in gate n, r multiplies the state's product
             new = d_gates[:, :, 2 * plan.size :]
             xp.multiply(new, kept.gates[:, :, : plan.size], out=new)
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.state_bias)

@@ -1,8 +1,9 @@
 """ROIPooling: the maxima over a grid of cells of each region of interest.
 
-A region is (image, x1, y1, x2, y2), corners included; ``spatial_scale`` converts its units to pixels. It is rounded to
-whole pixels, at least one each way, and cut into cells that may overlap by a pixel. Cells outside of the image, and
-regions of a missing image, give 0. The first of equal values is the maximum. Girshick, "Fast R-CNN" (2015).
+A region is (image, x1, y1, x2, y2), corners included; ``spatial_scale`` converts its coordinates to pixels. A region is
+rounded to whole pixels, at least one along each axis, and cut into cells that may overlap by a pixel. Cells outside of
+the image, and regions whose image does not exist, give 0. Of equal maxima the first in row-major order gets the
+gradient. Girshick, "Fast R-CNN" (2015).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.support.array_types import ArrayModule, FloatType, RawArray
 
 _PARAMS = (
-    Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
-    Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions."),
+    Param("pooled_size", p_shape, doc="Number of cells along height and width."),
+    Param("spatial_scale", p_float, doc="Pixels of data per unit of the regions' coordinates."),
 )
 
 
@@ -56,14 +57,15 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def away(value: Any) -> int:
-    """Round to the nearest integer, halves away from 0."""
+    """Return ``value`` rounded to the nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
 
 def _cells(start: int, end: int, cells: int, extent: int, kind: FloatType) -> list[tuple[int, int]]:
-    """Return the range within ``extent`` of each cell of a region from pixel ``start`` to ``end``.
+    """Return (first pixel, end) of each of ``cells`` cells of a region, clipped to ``extent``.
 
-    The division runs in the data's float dtype, as in MXNet 1.9.1, since rounding decides about borders.
+    The region is the pixels ``start`` to ``end``, both included. As in MXNet 1.9.1, the arithmetic uses ``kind``, the
+    float type of the data, because its rounding decides the borders.
     """
     size = kind(max(end - start + 1, 1)) / kind(cells)
     ranges = []
@@ -108,7 +110,7 @@ def _forward(
         if out is not None:
             xp.max(window, axis=(1, 2), out=out[region, :, i, j])
         if places is not None:
-            # The first row with the maximum, and its first column: temporaries of one row or column of each channel.
+            # Find the first row with the maximum, then its first column: temporaries have a row or column per channel.
             row = window.max(axis=2).argmax(axis=1)
             column = window[channels, row].argmax(axis=1)
             places[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
@@ -124,7 +126,7 @@ def _backward(
     of_data: RawArray | None,
     of_rois: RawArray | None,
 ) -> None:
-    """Add each gradient to its maximum's element, in the order of the regions; regions get no gradient."""
+    """Add each output's gradient to the element of its maximum, in the order of the regions; the regions get 0."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:
@@ -152,7 +154,8 @@ register(
         outputs=("output", "maxidx"),
         visible_outputs=1,
         gradient=grad("_backward_ROIPooling", "g0", "x1", "y1"),
-        doc="Maxima over the cells of regions (image, x1, y1, x2, y2): (regions, channels, *pooled_size).",
+        doc="Maxima of data (batch, channels, height, width) over the cells of each region (image, x1, y1, x2, y2) in "
+        "rois (regions, 5): (regions, channels, *pooled_size).",
     )
 )
 backward("ROIPooling", _backward, ("ograd", "rois", "maxidx"), grad_inputs=(0, 1), params=_PARAMS)

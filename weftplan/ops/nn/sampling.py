@@ -1,8 +1,8 @@
 """Bilinear image sampling at points, forward and backward, and sampling grids of affine maps.
 
-Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last pixel), or count pixels from 0; outside of
-the image everything is 0. A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial
-Transformer Networks" (2015).
+Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last pixel), or count pixels from 0. Pixels
+outside of the image are 0. A sample is the sum of the four pixels around a point, weighted by nearness: Jaderberg et
+al., "Spatial Transformer Networks" (2015).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
 
 
 class Sampler:
-    """A sampler of ``channels`` channels at ``places`` points of an image, with scratch for one image after the other.
+    """A sampler of images with ``channels`` channels at ``places`` points; all images use the same scratch.
 
-    ``pixels``: coordinates count pixels. If a channel has several planes, the argument ``planes`` of both passes holds
-    for each point the index of its plane's first element in the channel.
+    ``pixels``: coordinates count pixels, else they run from -1 to 1. If a channel has several planes, the argument
+    ``planes`` of both passes has, for each point, the index of its plane's first element in the channel.
     """
 
     def __init__(self, ctx: Workspace, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
@@ -40,7 +40,7 @@ class Sampler:
         self.fit(places)
 
     def fit(self, places: int) -> None:
-        """Set the number of sampled points to ``places``, at most the number that the scratch is made for."""
+        """Set the number of sampled points to ``places``, at most the number at construction."""
         *rows, values = self._arrays
         rows = [row[:places] for row in rows]
         self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows[:8]
@@ -48,7 +48,10 @@ class Sampler:
         self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
 
     def _corners(self, grid: RawArray, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
-        """Yield the side of each corner (x, y: -1 or 1), with its index, bad, near and weight arrays filled."""
+        """Yield (x side, y side), each -1 or 1, of the four pixels around the points.
+
+        Before each yield, fill the arrays for these pixels: index, weights, and ``_bad`` (outside of the image).
+        """
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
             if self._pixels:
@@ -64,12 +67,12 @@ class Sampler:
                     (self._y, self._fy, self._near_y, height, row),
                 ):
                     xp.floor(place, out=whole)
-                    xp.subtract(place, whole, out=near)  # the weight of the farther neighbour
+                    xp.subtract(place, whole, out=near)  # the weight of the neighbour at floor + 1
                     if step:
                         xp.add(whole, 1.0, out=whole)
                     else:
                         xp.subtract(1.0, near, out=near)
-                    xp.greater_equal(whole, 0, out=self._other)  # so that no number is outside, too
+                    xp.greater_equal(whole, 0, out=self._other)  # NaN is outside, too
                     xp.logical_not(self._other, out=self._other)
                     xp.logical_or(self._bad, self._other, out=self._bad)
                     xp.greater(whole, extent - 1, out=self._other)
@@ -87,9 +90,9 @@ class Sampler:
     def forward(
         self, image: RawArray, grid: RawArray, out: RawArray, *, planes: object = None, add: bool = False
     ) -> None:
-        """Compute samples of ``image`` (channels, …, height, width) at ``grid`` (2, places).
+        """Write the samples of ``image`` (channels, …, height, width) at ``grid`` (2, places) to ``out``.
 
-        Write them to ``out`` (channels, places), or add them with ``add``.
+        ``out`` is (channels, places). ``add``: add the samples to it instead.
         """
         xp = self._xp
         flat = image.reshape(image.shape[0], -1)
@@ -112,7 +115,10 @@ class Sampler:
         planes: RawArray | None = None,
         add: bool = False,
     ) -> None:
-        """Compute the gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
+        """Compute the gradients ``of_image`` and ``of_grid`` (2, places), each unless None.
+
+        ``add``: add to ``of_image`` instead of overwriting it.
+        """
         xp = self._xp
         channels: int = image.shape[0]
         height, width = image.shape[-2:]
@@ -126,7 +132,7 @@ class Sampler:
             if of_image is not None:
                 xp.multiply(ograd, self._weight, out=self._values, casting="same_kind")
                 rows = of_image.reshape(channels, -1)
-                for channel in range(channels):  # in order of the places: one fixed order of sums
+                for channel in range(channels):  # adds in the order of the points, always the same
                     xp.add.at(rows[channel], self._index, self._values[channel])
             if of_grid is not None:
                 gather(xp, flat, self._index, 1, self._values)
@@ -148,7 +154,10 @@ def base_bytes(height: int, width: int, dtype: DType) -> int:
 
 
 def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> RawArray:
-    """Return (3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
+    """Return an array (3, height · width) of x, y and 1 of every pixel, for multiplication by affine maps (2, 3).
+
+    The coordinate along an axis of one pixel is NaN.
+    """
     xp = ctx.xp
     base = ctx.take((3, height, width), dtype)
     line = xp.arange(max(height, width))

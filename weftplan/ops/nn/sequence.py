@@ -35,8 +35,8 @@ from weftplan.ops.elementwise.scalar import converted
 from weftplan.support.array_types import RawArray
 
 _BOOL = np.dtype(bool)
-_LENGTHS = Param("use_sequence_length", p_bool, False, "True: an input sequence_length tells how long each is.")
-_AXIS = Param("axis", p_int, 0, "The axis of time: 0 or 1; the other one is the batch.")
+_LENGTHS = Param("use_sequence_length", p_bool, False, "True: the input sequence_length has each sequence's length.")
+_AXIS = Param("axis", p_int, 0, "The time axis, 0 or 1; the other is the batch axis.")
 
 
 def _inputs(params: Params) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _check(name: str, params: Params, data: Shape) -> int:
-    """Check the axis of time and the number of axes of ``data``; return the axis of time."""
+    """Check the time axis and the number of axes of ``data``; return the time axis."""
     axis: int = params["axis"]
     if axis not in ((0,) if name == "SequenceReverse" else (0, 1)):
         raise ParameterError(f"{name}: axis={axis}: expected 0" + ("" if name == "SequenceReverse" else " or 1"))
@@ -54,7 +54,10 @@ def _check(name: str, params: Params, data: Shape) -> int:
 
 
 def _lengths(name: str, ins: Shapes, data: Shape | None, batch: int) -> tuple[Shape | None, Shape | None]:
-    """Infer (data, lengths); the batch's extent of either completes the other."""
+    """Return the shapes (data, lengths), each with the batch size of the other if its own is unknown.
+
+    ``batch`` is the batch axis of data. The lengths are None if they are not an input.
+    """
     if len(ins) == 1:
         return data, None
     lengths = ins[1]
@@ -101,12 +104,12 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _time_first(array: RawArray, axis: int) -> RawArray:
-    """Return a view of (time, batch, …)."""
+    """Return ``array`` as a view (time, batch, …); ``axis`` is its time axis."""
     return array if axis == 0 else array.swapaxes(0, 1)
 
 
 def _whole(ctx: Workspace, lengths: RawArray, low: int, steps: int) -> RawArray:
-    """Return the lengths as integers between ``low`` and ``steps``."""
+    """Return the lengths as integers, clipped to ``low`` … ``steps``, in scratch."""
     xp = ctx.xp
     whole = ctx.take(lengths.shape, INDEX)
     xp.copyto(whole, lengths, casting="unsafe")
@@ -119,7 +122,7 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
 
 
 def _masked(fill: Callable[[Params], float]) -> WorkspaceKernel:
-    """Return a kernel that copies input 0, with ``fill`` in the steps beyond the lengths (the last input)."""
+    """Return a kernel that copies input 0 and sets the steps after each sequence's end to ``fill(params)``."""
 
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
@@ -184,7 +187,10 @@ def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> No
 
 
 def _batch_bytes(position: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Return a rule for the scratch bytes of the lengths; input ``position``, or output 0 (-1), has the batch."""
+    """Return the rule for the scratch bytes of integer lengths.
+
+    The batch size is that of input ``position``, or of output 0 if ``position`` is negative.
+    """
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data = outputs[0] if position < 0 else inputs[position]
@@ -213,7 +219,7 @@ def _sequence(
     shape: ShapeRule | None = None,
     doc: str,
 ) -> None:
-    filled = (Param("value", p_float, 0.0, "What stands beyond the end of a sequence."),) if value else ()
+    filled = (Param("value", p_float, 0.0, "Value of the steps after the end of a sequence."),) if value else ()
     params = (_LENGTHS, *filled, _AXIS)
     register(
         Op(
@@ -246,7 +252,7 @@ _sequence(
     value=True,
     inplace=True,
     sizes=(_mask_bytes, _mask_bytes),
-    doc="The data, and value beyond the end of each sequence.",
+    doc="data (steps, batch, *rest) with value in the steps after the end of each sequence.",
 )
 _sequence(
     "SequenceLast",
@@ -254,12 +260,12 @@ _sequence(
     _last_backward,
     sizes=(_batch_bytes(0), _batch_bytes(-1)),
     shape=_last_shape,
-    doc="The last step of each sequence.",
+    doc="The last step of each sequence in data (steps, batch, *rest): (batch, *rest).",
 )
 _sequence(
     "SequenceReverse",
     _reverse,
     _reverse,
     sizes=(_batch_bytes(0), _batch_bytes(0)),
-    doc="Each sequence backwards; what lies beyond its end stays.",
+    doc="data (steps, batch, *rest) with each sequence reversed; the steps after its end stay in place.",
 )

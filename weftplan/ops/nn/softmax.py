@@ -1,6 +1,7 @@
-"""softmax, softmin, log_softmax and SoftmaxActivation; every gradient needs the output only.
+"""softmax, softmin, log_softmax and SoftmaxActivation.
 
-The four share one family of kernels over rows, which differ in a sign and a logarithm.
+All of them use the kernels of ``softmax_core.py``, softmin with negated data. Every gradient is computed from the
+output, without the data.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("axis", p_int, -1, "The axis along which the outputs sum to 1."),
-    Param("temperature", p_optional(p_float), None, "The data is divided by it first."),
+    Param("temperature", p_optional(p_float), None, "Divisor of the data (default 1)."),
     Param("dtype", p_optional(p_dtype), None, "Dtype of the output (default: the data's)."),
-    Param("use_length", p_optional(p_bool), False, "True: a second input tells how many classes of each row count."),
+    Param("use_length", p_optional(p_bool), False, "True: the input length has the number of valid classes per row."),
 )
 
 
@@ -151,9 +152,9 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     )
 
 
-_family("softmax", "exp(data / temperature), divided by its sum along the axis.")
-_family("softmin", "softmax of the negated data.", sign=-1.0)
-_family("log_softmax", "Logarithm of softmax.", log=True)
+_family("softmax", "exp(data / temperature), divided by its sum along the axis, in the shape of data.")
+_family("softmin", "softmax of the negated data, in the shape of data.", sign=-1.0)
+_family("log_softmax", "Logarithm of softmax, in the shape of data.", log=True)
 
 _ACTIVATION = (
     Param("mode", p_enum("channel", "instance"), "instance", "channel: along axis 1; instance: along the last axis."),
@@ -203,7 +204,7 @@ register(
         gradient=lambda builder: builder.node("_backward_SoftmaxActivation", [builder.ograd(), builder.output(0)]),
         inplace=UNARY_INPLACE,
         workspace=_activation_workspace,
-        doc="softmax along the last axis (instance) or along axis 1 (channel).",
+        doc="softmax along the last axis (instance) or along axis 1 (channel), in the shape of data.",
     )
 )
 backward(

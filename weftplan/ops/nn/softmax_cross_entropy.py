@@ -1,7 +1,7 @@
 """softmax_cross_entropy: the sum over all rows of -log(softmax(row)[label]).
 
-Probabilities below 1e-8 count as 1e-8, as in MXNet 1.9.1; the gradient ignores that limit, there and here. Labels
-outside the classes are clipped to the first or last class.
+As in MXNet 1.9.1, probabilities below 1e-8 count as 1e-8, but the gradient ignores that limit. Labels outside the
+classes are clipped to the first or last class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _powers(xp: ArrayModule, x: RawArray, most: RawArray, z: RawArray) -> None:
-    """Compute z = exp(x - max), most = its sum over each row."""
+    """Compute ``z`` = exp(x - the maximum of the row), and ``most`` (rows, 1) = the sums of the rows of ``z``."""
     xp.max(x, axis=1, out=most, keepdims=True)
     xp.subtract(x, most, out=z, dtype=z.dtype)
     xp.exp(z, out=z)
@@ -43,7 +43,10 @@ def _powers(xp: ArrayModule, x: RawArray, most: RawArray, z: RawArray) -> None:
 
 
 def _places(xp: ArrayModule, label: RawArray, classes: int, index: RawArray, rows: RawArray) -> RawArray:
-    """Return the flat places of the labels in a block of rows; ``rows`` holds 0, 1, 2, …"""
+    """Return ``index``, filled with the flat index of each label's class in a block (rows, classes).
+
+    ``rows`` is 0, 1, 2, …
+    """
     to_index(xp, label, classes, "clip", index)
     xp.add(index, rows[: index.size] * classes, out=index)
     return index
@@ -93,7 +96,7 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, label: RawArray, out: RawArray) -> None:
-    """Compute (softmax - 1 at the label) times the output gradient, a number."""
+    """Compute the gradient of data: (softmax, minus 1 at the label) · ``ograd``, which is one number."""
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     for here in row_blocks(data.shape):
@@ -119,7 +122,7 @@ register(
         inputs=("data", "label"),
         gradient=grad("_backward_softmax_cross_entropy", "g0", "x0", "x1"),
         workspace=_forward_bytes,
-        doc="Sum of the cross entropies of softmax(data) with whole labels; its shape is (1,).",
+        doc="Sum (1,) of the cross entropies of softmax(data) and the classes label (rows,); data is (rows, classes).",
     )
 )
 backward(

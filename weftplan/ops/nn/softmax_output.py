@@ -1,11 +1,12 @@
 """SoftmaxOutput: softmax with the gradient of cross entropy, regardless of the incoming gradient.
 
-Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
-axis; neither: all axes but the first are flattened, and the labels' first ``outer`` numbers are used. Labels of the
-data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise. If
-a label is outside the classes, no class is right, and nothing is subtracted from the output for it. As in MXNet 1.9.1,
-``smooth_alpha`` does nothing with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient
-(there, by the output).
+The kernels view the data as (outer, classes, inner). With ``multi_output`` the classes are axis 1, with
+``preserve_shape`` the last axis. Otherwise the classes are all axes but the first, and only the first ``outer`` labels
+are used.
+
+Labels in the shape of data are probabilities; the gradient is then ``grad_scale · (output - label)``, whatever
+``normalization``. If a label is outside the classes, no class is the right one. As in MXNet 1.9.1, ``smooth_alpha`` has
+no effect with ``multi_output``. ``out_grad`` multiplies by the incoming gradient (MXNet 1.9.1: by the output).
 """
 
 from __future__ import annotations
@@ -48,15 +49,21 @@ from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split
 
 _LABELS = 4096
-"""Number of labels that are converted to places at a time."""
+"""Number of labels that are converted to indices at a time."""
 
 _PARAMS = (
     Param("grad_scale", p_float, 1.0, "Factor of the gradient."),
     Param("ignore_label", p_float, -1.0, "Label without gradient, if use_ignore; not counted by 'valid'."),
-    Param("multi_output", p_bool, False, "True: classes on axis 1, one label for each of the other places."),
-    Param("use_ignore", p_bool, False, "True: places with ignore_label get gradient 0."),
+    Param("multi_output", p_bool, False, "True: the classes are axis 1, with a label per position."),
+    Param("use_ignore", p_bool, False, "True: positions with ignore_label get gradient 0."),
     Param("preserve_shape", p_bool, False, "True: softmax over the last axis."),
-    Param("normalization", p_enum("null", "batch", "valid"), "null", "What the gradient is divided by."),
+    Param(
+        "normalization",
+        p_enum("null", "batch", "valid"),
+        "null",
+        "Divisor of the gradient. null: 1, or with multi_output the labels per sample; batch: the number of labels; "
+        "valid: the number of labels other than ignore_label.",
+    ),
     Param("out_grad", p_bool, False, "True: multiply by the incoming gradient."),
     Param("smooth_alpha", p_float, 0.0, "Share of the label that goes to the other classes."),
 )
@@ -115,7 +122,10 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _label_blocks(labels: RawArray, size: int, index: RawArray) -> Iterator[tuple[int, RawArray]]:
-    """Yield (first place, labels as integers) over the first ``size`` labels."""
+    """Yield (number of the first label, labels as integers) of each block of the first ``size`` labels.
+
+    The integers are written to the start of ``index``.
+    """
     flat = labels.reshape(-1)
     for first in range(0, size, _LABELS):
         last = min(first + _LABELS, size)
@@ -141,7 +151,7 @@ def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
 
 
 def _scaled(xp: ArrayModule, out: RawArray, scale: float) -> None:
-    """Compute ``out *= scale``, on several cores of a host if that pays."""
+    """Multiply ``out`` by ``scale`` in place; CPU cores share a large array."""
     parts = min(MOST, out.size // FEW)
     if xp is not np or parts < 2:
         xp.multiply(out, scale, out=out)
@@ -157,7 +167,7 @@ def _scaled(xp: ArrayModule, out: RawArray, scale: float) -> None:
 
 
 def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: RawArray, out: RawArray) -> float:
-    """Compute ``out`` = output minus the labels' distribution; return the factor that remains to be applied."""
+    """Compute ``out`` = output minus the labels' distribution; return the factor that the caller must apply to it."""
     xp = ctx.xp
     outer, classes, inner = as_rows_of(params, output.shape)
     size = outer * inner
@@ -224,7 +234,8 @@ register(
         workspace=_workspace,
         loss=True,
         aliases=("Softmax",),
-        doc="softmax with the gradient of the cross entropy with the labels.",
+        doc="softmax of data, in its shape, with the gradient of the cross entropy with label instead of the incoming "
+        "gradient.",
     )
 )
 backward(

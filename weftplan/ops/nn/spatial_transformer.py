@@ -1,7 +1,7 @@
 """GridGenerator, BilinearSampler, SpatialTransformer: sampling grids, and images sampled at them.
 
 A grid is (batch, 2, height, width), x before y, in coordinates from -1 to 1 (:mod:`weftplan.ops.nn.sampling`). As in
-MXNet 1.9.1, a grid of one row or column has no coordinate along it.
+MXNet 1.9.1, pixel coordinates along an axis of one pixel are NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, Tens
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
 from weftplan.support.array_types import RawArray
 
-_CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
+_CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted, no effect.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
 
 
@@ -35,18 +35,21 @@ def _four(name: str, shape: Shape | None, what: str) -> Shape | None:
 
 
 def _points(grid: RawArray) -> RawArray:
-    """Return a grid as (batch, 2, places)."""
+    """Return a view (batch, 2, points) of ``grid``."""
     return grid.reshape(grid.shape[0], 2, -1)
 
 
 def _rows(images: RawArray) -> RawArray:
-    """Return the images as (batch, channels, places)."""
+    """Return a view (batch, channels, points) of ``images``."""
     return images.reshape(*images.shape[:2], -1)
 
 
 # -------------------------------------------------------------------------------------------------------- GridGenerator
 
-_GRID = (Param("transform_type", p_enum("affine", "warp"), doc="What data holds: affine maps, or a flow."), _TARGET)
+_GRID = (
+    Param("transform_type", p_enum("affine", "warp"), doc="Type of data: affine maps, or a flow in pixels."),
+    _TARGET,
+)
 
 
 def _affine(params: Params) -> bool:
@@ -113,7 +116,8 @@ register(
         gradient=grad("_backward_GridGenerator", "g0"),
         inplace=_warp_inplace,
         workspace=_grid_bytes,
-        doc="The points of affine maps (batch, 6), or of the pixels moved by a flow (batch, 2, height, width).",
+        doc="Sampling grid (batch, 2, height, width) of affine maps (batch, 6) and target_shape, or of a flow "
+        "(batch, 2, height, width).",
     )
 )
 backward(
@@ -184,7 +188,7 @@ def _backward_all(
 
 
 def _sample_bytes(position: int) -> WorkspaceRule:
-    """Return a rule for the scratch bytes of sampling.
+    """Return the rule for the scratch bytes of sampling.
 
     Input ``position`` has the sampled extents: the grid (1) forward, the incoming gradient (0) backward.
     """
@@ -206,7 +210,8 @@ register(
         inputs=("data", "grid"),
         gradient=grad("_backward_BilinearSampler", "g0", "x0", "x1"),
         workspace=_sample_bytes(1),
-        doc="Images sampled at the points of a grid, between pixels by bilinear interpolation.",
+        doc="Images (batch, channels, height, width) sampled at grid (batch, 2, rows, columns) by bilinear "
+        "interpolation: (batch, channels, rows, columns).",
     )
 )
 backward(
@@ -223,7 +228,7 @@ backward(
 
 _SPATIAL = (
     _TARGET,
-    Param("transform_type", p_enum("affine"), doc="What loc holds: affine maps."),
+    Param("transform_type", p_enum("affine"), doc="Type of loc: affine maps."),
     Param("sampler_type", p_enum("bilinear"), doc="How pixels are interpolated."),
     _CUDNN,
 )
@@ -298,7 +303,8 @@ register(
         inputs=("data", "loc"),
         gradient=grad("_backward_SpatialTransformer", "g0", "x0", "x1"),
         workspace=lambda params, inputs, outputs: _spatial_bytes(params, inputs[0], 1),
-        doc="Images under an affine map of each (batch, 6), sampled by bilinear interpolation.",
+        doc="Images (batch, channels, height, width) under affine maps loc (batch, 6), sampled by bilinear "
+        "interpolation: (batch, channels, *target_shape).",
     )
 )
 backward(

@@ -1,9 +1,11 @@
 """SVMOutput: identity with the gradient of a hinge loss, regardless of the incoming gradient.
 
-Of a row of scores s with label k, let m = margin - s[k] and m = margin + s[j] for every other class j. The gradient of
-the squared hinge loss is ``-2 m`` for the label and ``2 m`` for the others, where m > 0, and 0 elsewhere; that of the
-plain one (``use_linear``) is -1 and 1. Both times regularization_coefficient. These are the signs of MXNet 1.9.1, whose
-classes are "one against the rest". A label that is no class leaves the row without a right class.
+For a row of scores s with label k, let m[k] = margin - s[k], and m[j] = margin + s[j] for every other class j. If m > 0
+for a class, the gradient of the squared hinge loss is -2 · m[k] for the label and 2 · m[j] for another class, and that
+of the plain hinge loss (``use_linear``) is -1 and 1. Otherwise it is 0. ``regularization_coefficient`` multiplies it.
+
+As in MXNet 1.9.1, the loss classifies each class against the rest. If a label is outside the classes, all classes of
+the row are treated as wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
-    Param("margin", p_float, 1.0, "Scores should exceed it for the label, and lie below its negative elsewhere."),
+    Param("margin", p_float, 1.0, "The label's score should exceed it; the others should be below its negative."),
     Param("regularization_coefficient", p_float, 1.0, "Factor of the gradient."),
     Param("use_linear", p_bool, False, "True: the plain hinge loss; False: its square."),
 )
@@ -110,7 +112,8 @@ register(
         inplace=UNARY_INPLACE,
         ignored_inputs=(1,),
         loss=True,
-        doc="The scores; their gradient is that of a hinge loss with the labels.",
+        doc="data (*rows, classes), unchanged, with the gradient of a hinge loss with label (*rows,) instead of the "
+        "incoming gradient.",
     )
 )
 backward(

@@ -1,8 +1,8 @@
 """UpSampling: enlargement by an integer factor, by repetition or a learnt (bilinear) filter.
 
 ``nearest`` takes any number of inputs, enlarges each to ``scale`` times the extents of the first input, and
-concatenates their channels or adds them. ``bilinear`` is a Deconvolution with one filter per channel, whose weight is
-initialised to linear interpolation.
+concatenates their channels or adds them. ``bilinear`` is a Deconvolution with one filter per channel; its weight is
+initialised to bilinear interpolation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PARAMS = (
     Param("scale", p_int, doc="Factor of height and width."),
     Param("num_filter", p_int, 0, "bilinear: number of channels."),
     Param("sample_type", p_enum("nearest", "bilinear"), doc="Repeat pixels, or filter with a weight."),
-    Param("multi_input_mode", p_enum("concat", "sum"), "concat", "nearest: what becomes of several inputs."),
+    Param("multi_input_mode", p_enum("concat", "sum"), "concat", "nearest: how several inputs are combined."),
     NUM_ARGS,
-    Param("workspace", p_int, 512, "Accepted; scratch is bounded by itself."),
+    Param("workspace", p_int, 512, "Accepted, no effect."),
 )
 
 
@@ -50,7 +50,7 @@ def _check(params: Params) -> int:
 
 
 def _deconvolution(params: Params, channels: int) -> Params:
-    """Return the parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
+    """Return the parameters of the Deconvolution that enlarges images of ``channels`` channels ``scale`` times."""
     scale = _check(params)
     kernel, pad = 2 * scale - scale % 2, scale // 2
     return registry.parse_params(
@@ -114,7 +114,10 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _parts(params: Params, out: RawArray, inputs: Sequence[RawArray]) -> list[tuple[RawArray, RawArray]]:
-    """Return, per input, its part of ``out`` and itself, both as (batch, channels, height, rows, width, columns)."""
+    """Return (its part of ``out``, the input) for each input, as views with separate axes for repeated pixels.
+
+    The views are (batch, channels, height, row repeats, width, column repeats); the input has 1 repeat of each.
+    """
     parts = []
     first = 0
     for array in inputs:
@@ -192,7 +195,8 @@ register(
         gradient=_gradient,
         workspace=_workspace,
         input_init={1: '["bilinear", {}]'},
-        doc="Images enlarged scale times: pixels repeated, or filtered with a weight.",
+        doc="Images (batch, channels, height, width) enlarged to (batch, channels, scale · height, scale · width): "
+        "pixels repeated, or filtered with a weight.",
     )
 )
 backward(
