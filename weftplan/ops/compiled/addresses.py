@@ -28,6 +28,6 @@ _ADDRESS_FIRST = _address_first()
 def address(array: RawArray) -> int:
     """Return the address of an array's first byte."""
     if _ADDRESS_FIRST and array.__class__ is np.ndarray:
-        return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
+        return _pointer(id(array) + _HEAD).value or 0  # takes a tenth of the time of the line below
     data_address: int = array.__array_interface__["data"][0]
     return data_address
