@@ -34,7 +34,7 @@ from weftplan.ops.compiled.size_table import (
 Words = NDArray[np.int64]
 
 INNER = 64
-"""Maximum positions of the inner sum, so that its table stays in the nearest cache."""
+"""Maximum positions of the inner sum, so that its table stays in the first-level cache."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ def _words(names: Sequence[str], values: dict[str, int]) -> Words:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
-    """Return a table of ``pairs`` with its columns times ``scale`` and ``other``; one row of zeros if there are none."""
+    """Return a table of ``pairs`` with its columns times ``scale`` and ``other``; a row of zeros if there are none."""
     rows = [(first * scale, second * other) for first, second in pairs]
     return np.array(rows or [(0, 0)], dtype=np.int64)
 

@@ -46,19 +46,19 @@ class Group:
 
     @property
     def num_values(self) -> int:
-        """How many values there are."""
+        """Number of values: inputs, and values that members write."""
         return len(self.inputs) + sum(one is not None for member in self.members for one in member.writes)
 
     def broadcasts(self, number: int) -> bool:
-        """Return whether an input has fewer elements than the results."""
+        """Return whether input ``number`` is broadcast to the shape of the results."""
         return self.inputs[number] != self.shape
 
     def spec(self, value: int) -> TensorSpec:
-        """Return shape and dtype of a value."""
+        """Return the shape and dtype of value number ``value``."""
         return TensorSpec(self.inputs[value] if value < len(self.inputs) else self.shape, self.dtype)
 
     def specs(self, values: Sequence[int | None]) -> list[TensorSpec]:
-        """Return shape and dtype of the values of a member; a value that is ignored or unwanted counts as a result."""
+        """Return the specs of a member's values; a None (an ignored or unwanted value) gets the spec of a result."""
         return [TensorSpec(self.shape, self.dtype) if one is None else self.spec(one) for one in values]
 
 
@@ -78,7 +78,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 
 def _scratch(group: Group) -> int:
-    """Return the bytes of scratch that the most demanding member takes."""
+    """Return the scratch bytes of the group's most demanding member."""
     return max(op.workspace_bytes(own, group.specs(reads), group.specs(writes))
                for op, own, reads, writes in group.members)  # fmt: skip
 
@@ -100,7 +100,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
-    """Return all in-place pairs of equal shape: a thread reads its elements before it writes any."""
+    """Return all pairs of an unbroadcast input and an output: a thread reads its elements before it writes any."""
     group: Group = params[GROUP]
     whole = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
     return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in whole)

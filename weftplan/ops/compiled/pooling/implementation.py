@@ -39,8 +39,7 @@ class _Triple(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether windows as long as their step stay within the image; the last may not if their number is rounded up.
-        """
+        """Whether windows as long as their step stay within the image; a rounded-up number adds one that does not."""
         return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
