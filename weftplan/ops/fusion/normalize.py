@@ -29,10 +29,13 @@ def normalized(
     fixed: bool,
     relu: bool,
 ) -> None:
-    """Write ``data`` (channels on axis 1) normalized by known statistics to ``out``, which may be ``data``.
+    """Write ``data`` (channels on axis 1), normalised by given statistics, to ``out``, which may be ``data``.
 
-    ``vectors`` are gamma, beta, mean and 1 / sqrt(variance + eps); ``scale`` and ``shift`` are scratch of one element
-    for each channel; ``fixed``: gamma counts as 1.
+    Args:
+        vectors: gamma, beta, mean and 1 / sqrt(variance + eps).
+        scale, shift: scratch of one element per channel.
+        fixed: whether gamma counts as 1.
+        relu: whether a relu follows.
     """
     gamma, beta, mean, inverse = vectors
     if fixed:

@@ -1,8 +1,8 @@
-"""Fused pointwise nodes: one kernel computes a tree of elementwise nodes, element by element.
+"""Fused pointwise operator: one kernel computes a tree of elementwise nodes, element by element.
 
-Only the planner makes nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, where
-``ops/cuda/pointwise.py`` generates the kernel. The kernel here runs the members one after the other, with scratch for
-every result; it is the definition, and runs if no kernel can be generated. Both have the bits of the members.
+Only the planner adds nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, for which
+``ops/cuda/pointwise.py`` generates the kernel. The kernel of this module runs the member nodes one after another, with
+scratch for every result; it is used if no kernel can be generated. Both kernels have the bits of the unfused nodes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Member(NamedTuple):
     op: Op
     params: Params
     reads: tuple[int | None, ...]
-    """The values that it reads; None for an input that it ignores."""
+    """Numbers of the values that the node reads; None for an ignored input."""
     writes: tuple[int | None, ...]
-    """The values that it computes; None for an output that no node reads."""
+    """Numbers of the values that the node computes; None for an output that no node reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The members of a fused node. The first values are its inputs; the members compute the others in their order."""
+    """The members of a fused node, and its values: first the node's inputs, then the results of members in order."""
 
     members: tuple[Member, ...]
     inputs: tuple[Shape, ...]
     """The shape of each input, with as many axes as :attr:`shape`; an axis of 1 is broadcast."""
     results: tuple[int, ...]
-    """The value of each output."""
+    """Number of the value that is each output."""
     shape: Shape
     """The shape of every other value."""
     dtype: DType

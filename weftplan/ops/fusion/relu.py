@@ -143,5 +143,5 @@ def is_relu(op: Op, params: Params) -> bool:
 
 
 def is_gradient_of_relu(op: Op, params: Params) -> bool:
-    """Return whether a node is the gradient of an Activation that is a relu; its inputs: outgoing gradient, output."""
+    """Return whether a node is the gradient of a relu Activation; its inputs are (incoming gradient, output)."""
     return op.name == "_backward_Activation" and params["act_type"] == "relu"
