@@ -22,7 +22,7 @@ def _address_first() -> bool:
 
 
 _ADDRESS_FIRST = _address_first()
-"""Whether the first field of an array is its address, as NumPy's header says."""
+"""Whether the first field of an array object is the address of its data, as NumPy's C header declares."""
 
 
 def address(array: RawArray) -> int:

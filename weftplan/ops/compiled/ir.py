@@ -53,7 +53,7 @@ class Function:
         return self
 
     def declare(self, text: str) -> None:
-        """Declare an intrinsic that this function calls."""
+        """Add ``text``, the LLVM declaration of an external function that this function calls, to the module."""
         self.declared[text] = None
 
     # Instructions
@@ -77,19 +77,19 @@ class Function:
         return name
 
     def add(self, a: Value, b: Value) -> Value:
-        """Emit a + b, 64 bits."""
+        """Emit the sum of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a + b
         return a if b == 0 else b if a == 0 else self.value(f"add nsw i64 {a}, {b}")
 
     def sub(self, a: Value, b: Value) -> Value:
-        """Emit a - b, 64 bits."""
+        """Emit the difference ``a - b`` of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if b == 0 else self.value(f"sub nsw i64 {a}, {b}")
 
     def mul(self, a: Value, b: Value) -> Value:
-        """Emit a times b, 64 bits."""
+        """Emit the product of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a * b
         return a if b == 1 else b if a == 1 else self.value(f"mul nsw i64 {a}, {b}")
@@ -113,7 +113,7 @@ class Function:
     # Memory; offsets are bytes
 
     def at(self, pointer: str, offset: Value) -> str:
-        """Emit ``pointer`` plus ``offset`` bytes."""
+        """Emit the address ``offset`` bytes after ``pointer``."""
         return pointer if offset == 0 else self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def word(self, pointer: str, index: Value = 0) -> str:
@@ -127,16 +127,16 @@ class Function:
         return self.value(f"load ptr, ptr {place}, align 8")
 
     def keep(self, value: Value, place: str, index: Value = 0) -> None:
-        """Emit a store of a 64-bit integer."""
+        """Emit a store of a 64-bit integer to element ``index`` of the array at ``place``."""
         target = place if index == 0 else self.value(f"getelementptr i64, ptr {place}, i64 {index}")
         self.emit(f"store i64 {value}, ptr {target}, align 8")
 
     def scalar_at(self, pointer: str) -> str:
-        """Emit a load of an element."""
+        """Emit a load of a scalar."""
         return self.value(f"load {self.scalar}, ptr {pointer}, align {self.size}")
 
     def put_scalar(self, value: str, pointer: str) -> None:
-        """Emit a store of an element."""
+        """Emit a store of a scalar."""
         self.emit(f"store {self.scalar} {value}, ptr {pointer}, align {self.size}")
 
     def load(self, pointer: str) -> str:
@@ -270,11 +270,11 @@ class Function:
         return f"<{', '.join([f'{self.scalar} {number}'] * self.lanes)}>"
 
     def function(self, name: str, a: str) -> str:
-        """Emit ``sqrt`` or ``fabs`` of every element."""
+        """Emit the function ``name``, ``sqrt`` or ``fabs``, of every element."""
         return self.value(f"call {self.vector} @llvm.{name}.{self._suffix}({self.vector} {a})")
 
     def fma(self, a: str, b: str, c: str) -> str:
-        """Emit a times b plus c, rounded once."""
+        """Emit the fused multiply-add ``a * b + c`` of vectors, which rounds once."""
         kind = self.vector
         return self.value(f"call {kind} @llvm.fma.{self._suffix}({kind} {a}, {kind} {b}, {kind} {c})")
 
@@ -289,11 +289,11 @@ class Function:
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
 
     def root(self, scalar: str) -> str:
-        """Emit the square root of an element."""
+        """Emit the square root of a scalar."""
         return self.value(f"call {self.scalar} @llvm.sqrt.f{8 * self.size}({self.scalar} {scalar})")
 
     def binary(self, how: str, a: str, b: str) -> str:
-        """Emit ``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
+        """Emit the operation ``how`` on two vectors: ``fadd``, ``fsub``, ``fmul`` or ``fdiv``."""
         return self.value(f"{how} {self.vector} {a}, {b}")
 
     def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from weftplan.ops.compiled.target import Target, binding, host
 from weftplan.support import user_cache
 
 Entry = Callable[[int], None]
-"""A compiled function: it takes the address of its words."""
+"""A compiled function, whose argument is the address of its argument words."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class Statistics:
     """Cost of compilation in this process so far."""
 
     compiled: int = 0
-    """Modules compiled."""
+    """Number of modules compiled."""
     loaded: int = 0
-    """Modules taken from the cache."""
+    """Number of modules loaded from the cache."""
     seconds: float = 0.0
     """Seconds spent compiling and loading."""
 

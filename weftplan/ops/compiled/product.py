@@ -159,7 +159,7 @@ class _Tile:
         self.buffer = f.local(f.scalar, 2 * f.lanes * self.row)
 
     def channels_from(self, channel: str, panels: int) -> None:
-        """Emit the setup for ``panels`` panels from ``channel`` on."""
+        """Emit the addresses of the weights, results and factors of ``panels`` panels, from ``channel`` on."""
         f = self.f
         n = f.lanes
         self.panels = panels

@@ -29,7 +29,7 @@ HEAVY = 4
 COPIES_BYTES = SLICE_BYTES // 4
 """Bytes per image of a batch that padded copies of images may take in all parts, if there are more than two parts."""
 FEW = 1 << 23
-"""Minimum multiplications of a part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
+"""Minimum multiplications of a part, a fifth of a millisecond; waking a core for less costs much of the time saved."""
 LITTLE = 1 << 21
 """Minimum multiplications of a part for a helper that is awake: a fiftieth of a millisecond. Handing over a part,
 including the interpreter's work, takes about half of that."""
@@ -46,7 +46,7 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers in sequence."""
+        """Bytes of all buffers, one after another, each aligned."""
         return aligned(self.packed) + aligned(self.padded) + aligned(self.widened)
 
 

@@ -24,8 +24,9 @@ IMAGES_APART = 4
 needs several positions. The data gradient of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with
 8, 4.86 with 16, and 5.70 uncut."""
 WORTH_CUTTING = 1.25
-"""Ratio of products computed with padding to products without, above which the columns of a data gradient are cut into
-runs that the same taps reach. LeNet's second layer, 5x5 on 12x12 pixels, has 1.5 along each axis."""
+"""A data gradient's columns are cut into runs that the same taps reach if computing all taps everywhere, also on
+padding, takes more than this number of times the multiplications of the runs. For LeNet's second layer, 5x5 on 12x12
+pixels, the ratio is 1.5 along each axis."""
 APART_BYTES = 64 << 10
 """Maximum bytes of the output gradients of :data:`IMAGES_APART` images if columns are cut into runs: they must stay in
 a cache while all positions are computed."""
@@ -70,7 +71,7 @@ class Sizes:
 
     @property
     def stored(self) -> int:
-        """Bytes of an element of an array."""
+        """Bytes of an element in the caller's arrays."""
         return self.itemsize // 2 if self.halves else self.itemsize
 
     @property

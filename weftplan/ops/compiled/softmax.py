@@ -29,7 +29,7 @@ from weftplan.support.array_types import RawArray
 WORDS = ("x", "y", "first", "last", "classes", "row")
 """Argument words of a call: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
 LEAST = 1 << 14
-"""Minimum elements: for fewer, loading the compiled kernel costs more than it saves."""
+"""Minimum elements of a call; for fewer, loading the compiled kernel costs more than it saves."""
 LEAST_CLASSES = 64
 """Minimum classes; fewer do not fill the :data:`_BESIDE` vectors of partial sums."""
 LITTLE, FEW = 1 << 15, 1 << 19
@@ -48,7 +48,7 @@ def entry(target: Target | None = None) -> Entry:
 
 
 def _number(value: float) -> str:
-    """Return a float32 as LLVM writes it."""
+    """Return ``value``, rounded to float32, in LLVM's notation."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))
     return f"0x{bits:016X}"
 

@@ -22,14 +22,14 @@ class Target:
     cpu: str
     features: str
     bits: int
-    """Width of a vector register."""
+    """Width of a vector register, in bits."""
     registers: int
     """Number of vector registers."""
     compiler: str
     """Versions of llvmlite and LLVM."""
     register: str = "x"
-    """LLVM's inline assembly constraint for such a register; empty if the processor has none of that width, so that the
-    compiler splits vectors, which is slower."""
+    """LLVM's inline assembly constraint for a vector register. Empty if the processor has no registers of ``bits``
+    bits: the compiler then splits vectors, which is slower."""
 
     @property
     def name(self) -> str:

@@ -23,14 +23,14 @@ Refusal = Callable[[Params, Specs, Specs], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """One way to compute an operator."""
+    """An implementation of an operator: a kernel, its scratch bytes, and the calls that it takes."""
 
     name: str
     """``numpy``, ``native``, ``winograd`` or ``mixed`` (on a host; the last is NumPy's convolution with the compiled
     batch norm), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
-    """Bytes of scratch of one call."""
+    """Returns the scratch bytes of a call."""
     refusal: Refusal = field(default=lambda params, inputs, outputs: "")
     """Returns why the implementation cannot compute a call; empty if it can."""
     slower: Refusal = field(default=lambda params, inputs, outputs: "")

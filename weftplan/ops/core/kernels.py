@@ -298,7 +298,8 @@ def _into(function: Callable[..., object], a: object, b: object, out: object) ->
 
 
 MOST_PREPARED = 64
-"""Maximum blocks of a prepared call. Larger arrays would need many views, and their call overhead does not matter."""
+"""Maximum blocks of a prepared call. More blocks would need many views, and gain little: calls are cheap compared with
+the work on large arrays."""
 
 
 ScratchRule = Callable[[Params, DType], Sequence[DType]]

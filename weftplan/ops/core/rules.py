@@ -113,7 +113,7 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
 
 
 def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer one shape for all inputs and outputs."""
+    """Infer the same shape for all inputs and outputs; raise ShapeError if known shapes differ."""
     merged: Shape | None = None
     for position, shape in enumerate(ins):
         merged = merge_shape(merged, shape, f"input {position} against the inputs before it")
@@ -123,7 +123,7 @@ def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer one dtype for all inputs and outputs."""
+    """Infer the same dtype for all inputs and outputs; raise DTypeError if known dtypes differ."""
     merged: DType | None = None
     for position, dtype in enumerate(ins):
         merged = merge_dtype(merged, dtype, f"input {position} against the inputs before it")

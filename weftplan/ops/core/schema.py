@@ -350,5 +350,5 @@ class Op:
         return bool(self.aux) or any(out is not None for out in outputs)
 
     def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Return the scratch bytes of one call."""
+        """Return the scratch bytes of a call with these parameters, inputs and outputs."""
         return 0 if self.workspace is None else self.workspace(params, inputs, outputs)

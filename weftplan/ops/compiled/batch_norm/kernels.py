@@ -32,14 +32,14 @@ SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channe
 """Argument words of :func:`scales`."""
 
 KNOWN = 2
-"""The word ``given`` of a forward pass that also reads ``inverse``, computed by an earlier run of the batch norm."""
+"""Value of the word ``given`` in a forward pass that reads mean and ``inverse`` of an earlier run of the batch norm."""
 LANES = {"float": 16, "double": 8}
-"""Elements of a vector of 64 bytes, by type."""
+"""Number of elements of a 64-byte vector, by scalar type."""
 CHAINS = 4
 LINE = 64
 """Bytes of a cache line, and of a vector."""
 STRETCH = CHAINS * LINE
-"""Bytes of a channel per loop iteration."""
+"""Bytes of a channel that one loop iteration processes."""
 
 
 class _Channel:

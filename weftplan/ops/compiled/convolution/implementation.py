@@ -286,7 +286,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Return the scratch bytes of both gradients by Winograd's algorithm, computed one after the other."""
+    """Return the scratch bytes that both gradients share if Winograd's kernels compute them, one after the other."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 

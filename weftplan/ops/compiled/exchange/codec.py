@@ -20,7 +20,7 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import Target, host
 
 STEP = 16
-"""Elements of a step."""
+"""Number of elements that a step packs or unpacks."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
@@ -144,7 +144,7 @@ def _pack(bits: int) -> Function:
 
 
 def _looks_up(target: Target) -> int:
-    """Return the bits of a register in which lanes can look up one of four numbers; 0 if there is no instruction."""
+    """Return the vector bits of the processor's instruction for table look-ups; 0 if it has none."""
     return target.bits if target.bits in _LOOK_UP and target.register else 0
 
 
@@ -152,9 +152,9 @@ _LOOK_UP = {256: "llvm.x86.avx.vpermilvar.ps.256", 512: "llvm.x86.avx512.vpermil
 
 
 def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: int) -> str:
-    """Emit a table look-up: per lane, the element of ``table`` (four numbers, repeated) at the lowest two bits.
+    """Emit a table look-up: for each of :data:`STEP` lanes, the element that the lowest two bits of ``numbers`` select.
 
-    ``numbers`` has ``STEP`` lanes. x86-64 has an instruction for this, which ignores all other bits.
+    ``table`` is a vector of ``lanes`` floats that repeats four elements. The instruction of x86-64 ignores other bits.
     """
     name = _LOOK_UP[register_bits]
     floats, ints = f"<{lanes} x float>", f"<{lanes} x i32>"

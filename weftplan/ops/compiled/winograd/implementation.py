@@ -204,7 +204,7 @@ def layout(p: Pass) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """Return the compiled functions ``turned`` and ``winograd``."""
+    """Return the compiled functions ``turned`` and ``winograd``, by name."""
     return library(
         "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
     )
