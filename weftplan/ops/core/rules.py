@@ -45,7 +45,7 @@ def is_known(shape: Shape | None) -> bool:
 
 
 def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
-    """Return the shape that merges two partly known shapes of a tensor (None or 0: unknown).
+    """Return the merger of two partly known shapes of a tensor (None: unknown; 0: unknown dimension).
 
     Raises:
         ShapeError: the shapes contradict each other; the message begins with ``what``.
@@ -69,7 +69,7 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
 
 
 def merge_dim(a: int, b: int, what: str) -> int:
-    """Return the dimension that merges two dimensions, of which 0 is unknown.
+    """Return the dimension that is known from ``a`` or ``b`` (0: unknown).
 
     Raises:
         ShapeError: both are known and differ; the message begins with ``what``.
@@ -83,7 +83,7 @@ def merge_dim(a: int, b: int, what: str) -> int:
 
 
 def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
-    """Return the dtype that merges two dtypes, of which None is unknown.
+    """Return the dtype that is known from ``a`` or ``b`` (None: unknown).
 
     Raises:
         DTypeError: both are known and differ; the message begins with ``what``.

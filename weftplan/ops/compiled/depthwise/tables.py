@@ -26,7 +26,7 @@ from weftplan.support.array_types import RawArray
 
 
 def takes(s: Sizes) -> bool:
-    """Return whether these kernels compute a convolution: one filter per channel, two axes, strides of 1 or of 2."""
+    """Return whether these kernels compute a convolution: they need one filter per channel and strides of 1 or 2."""
     if (
         s.halves
         or s.channels != 1
@@ -125,7 +125,7 @@ def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes) -> KernelArguments:
-    """Return the arguments of the forward pass."""
+    """Return the arguments of the forward pass, without the addresses of arrays."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
@@ -146,7 +146,7 @@ def weight(s: Sizes) -> KernelArguments:
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes) -> KernelArguments:
-    """Return the arguments of the image gradient."""
+    """Return the arguments of the image gradient, without the addresses of arrays."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
         reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]

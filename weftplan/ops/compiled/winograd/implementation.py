@@ -32,9 +32,9 @@ from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 32
 """Minimum channels and filters at which this algorithm is faster: with fewer, computing v and y costs more than it
-saves. If rows have :data:`FULL` tiles, half of this number suffices."""
+saves. If rows have at least :data:`FULL` tiles, half of this number suffices."""
 FULL = 8
-"""Minimum tiles of a row that fills a vector well."""
+"""Minimum tiles of a row at which it fills vectors well."""
 LEAST_TILES = 32
 """Minimum tiles of a batch at which this algorithm is faster: with fewer, computing u costs more than it saves."""
 WHOLE = 5 << 18
