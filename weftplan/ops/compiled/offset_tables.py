@@ -49,7 +49,7 @@ class KernelArguments:
     tables: list[Words] = field(default_factory=list)
 
     def filled(self, **values: int) -> KernelArguments:
-        """Return a copy with these values set."""
+        """Return a copy in which the words called like the keywords have the given values."""
         words = self.words.copy()
         for name, value in values.items():
             words[self.names.index(name)] = value
@@ -89,6 +89,7 @@ def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes
         of: the arguments of the call that uses the packed rows.
         first: the first row, a multiple of ``lanes``.
         row_bytes: bytes between adjacent rows of the weight.
+        lanes: number of lanes of a vector, and so of rows in a panel.
     """
     pack = of._pack.copy()
     pack[PACK.index("rows")] = rows

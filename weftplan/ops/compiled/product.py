@@ -30,11 +30,17 @@ GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
           "packs", "scale", "shift")  # fmt: skip
+"""Argument words of :func:`gather`, for images ``first`` to ``last``, ``together`` images per product; steps between
+images, groups and bands are in bytes. With a nonzero ``copies`` each band of images is copied to ``padded`` as ``pad``
+describes. ``phase_table``: addresses of the products of a band, one per phase, then of those of the last band. A
+nonzero ``clears`` clears ``y`` first."""
 NARROW = ("x", "y", "count")
 """Argument words of :func:`narrow`, which rounds ``count`` float32 numbers to float16."""
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
+"""Argument words of :func:`weights`. A product sums ``chunk`` of an image's ``outer`` outer positions, or all pixels of
+``together`` images. Copies are described as in :data:`GATHER`."""
 
 
 class _Places:

@@ -98,7 +98,7 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
 
 
 def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: int) -> Cut:
-    """Return the parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
+    """Return the numbers of parts of a product of ``rows`` times ``reduced`` weights and images of ``image`` elements.
 
     A part reads ``together`` images at a time, and has ``copies`` bytes for padded copies. There are at most two parts,
     or as many as :data:`COPIES_BYTES` allows.
@@ -117,13 +117,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: i
 
 
 def forward_cut(s: Sizes) -> Cut:
-    """Return the parts of the forward pass."""
+    """Return the numbers of parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
     return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
 def data_cut(s: Sizes) -> Cut:
-    """Return the parts of the gradient of the data."""
+    """Return the numbers of parts of the gradient of the data."""
     image = s.groups * s.filters * s.pixels
     return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 

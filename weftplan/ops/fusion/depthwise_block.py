@@ -1,4 +1,4 @@
-"""A fused batch norm, depthwise convolution, batch norm block, and its fused gradient.
+"""A fused block of a batch norm, a depthwise convolution and a second batch norm, and the block's fused gradient.
 
 A relu follows the first batch norm, and may follow the second. Channels are independent, so a compiled kernel
 (``ops/compiled/depthwise/block.py``) computes all three layers of one channel while it is in the cache. It never writes
@@ -41,7 +41,7 @@ def norm(relu: bool) -> Op:
 
 
 def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
-    """Return the inputs of :func:`norm_gradient`; ``vectors``: gamma, beta, and the forward pass's mean and inverse."""
+    """Return the inputs of :func:`norm_gradient`; ``vectors``: gamma, beta, mean, and 1 / sqrt(variance + eps)."""
     gamma, beta, *kept = vectors
     return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
 

@@ -39,9 +39,9 @@ class Group:
     inputs: tuple[Shape, ...]
     """The shape of each input, with as many axes as :attr:`shape`; an axis of 1 is broadcast."""
     results: tuple[int, ...]
-    """Number of the value that is each output."""
+    """Numbers of the values that are the outputs."""
     shape: Shape
-    """The shape of every other value."""
+    """The shape of all values that are not inputs."""
     dtype: DType
 
     @property

@@ -42,7 +42,7 @@ from weftplan.support.array_types import RawArray
 FEW = 1 << 17
 """Minimum elements of a part, which is a range of channels."""
 LEAST_PLANE = 2
-"""Minimum elements of a plane. For planes of one element NumPy is faster, because its loops cover all channels."""
+"""Minimum elements of a plane. The kernels loop over planes; for planes of one element, NumPy is faster."""
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
