@@ -396,7 +396,7 @@ class Function:
 def module(functions: Sequence[Function], register_bits: int) -> str:
     """Return the text of a module with these functions, for vector registers of ``register_bits`` bits.
 
-    The compiler does not unroll its loops, and keeps the rounding of every operation.
+    The compiler does not unroll loops of the module, and does not change the rounding of any operation.
     """
     first = functions[0]
     texts = [one.text() for one in functions]

@@ -59,7 +59,7 @@ OPTIONS = ("--fmad=false",)
 """Options of the compiler. CuPy adds ``-ftz=true``, which flushes float32 values below 1.2e-38 to zero."""
 
 LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s[t], s[t + k])")
-"""A device function like ``total`` that returns the maximum of ``value`` over a block of threads, without NaN."""
+"""A device function like ``total`` that returns the maximum of ``value`` over a block of threads; it ignores NaN."""
 
 
 _WALK = {

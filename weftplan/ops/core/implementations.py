@@ -30,11 +30,11 @@ class Implementation:
     batch norm), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
-    """Returns the scratch bytes of a call."""
+    """A function that returns the scratch bytes of a call."""
     refusal: Refusal = field(default=lambda params, inputs, outputs: "")
-    """Returns why the implementation cannot compute a call; empty if it can."""
+    """A function that returns the reason why the implementation cannot compute a call; empty if it can."""
     slower: Refusal = field(default=lambda params, inputs, outputs: "")
-    """Returns why NumPy is expected to be faster for a call; empty if this implementation is."""
+    """A function that returns the reason why NumPy is expected to be faster for a call; empty if it is not."""
     otherwise: Implementation | None = None
     """The implementation to try next if this one refuses a call, before NumPy's kernel."""
 

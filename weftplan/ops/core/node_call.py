@@ -1,4 +1,4 @@
-"""Calls of kernels, for nodes of bound graphs and for operators called on arrays; no other module calls kernels.
+"""Calls of kernels: executors of bound graphs, and operators called on arrays, run kernels only through this module.
 
 A :class:`NodeCall` enforces the kernel contract: inputs are read-only in debug mode, a call without a wanted output is
 omitted, and results are accumulated after the kernel. It owns only views of its caller's arrays. One thread at a time

@@ -21,8 +21,8 @@ Inputs and outputs are contiguous. ``outputs[o]`` may be the same memory as ``in
 pair (i, o), and the kernel must then be correct. Kernels always *overwrite*; the caller accumulates (grad_req add,
 gradient sums) in workspace that the planner counts. Scratch comes only from ``ctx.take`` (never ``np.empty`` of
 activation size), and :attr:`Op.workspace` is the upper bound of its bytes. A kernel uses ``ctx.xp`` (numpy or cupy),
-never ``numpy`` by name. The only global state that it reads are the tile sizes (:mod:`weftplan.ops.core.tiling`), which
-its caller selects for the device, both for the kernel and for its workspace bytes.
+never ``numpy`` by name. It reads no global state except the tile sizes (:mod:`weftplan.ops.core.tiling`), which its
+caller selects for the device, both for the kernel and for its workspace bytes.
 
 Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) silently give the results of
 IEEE 754, as in MXNet.
@@ -289,7 +289,7 @@ class Op:
     random: bool = False
     """Whether the operator draws random numbers; common-subexpression elimination then never merges its nodes."""
     needs_training: Callable[[Params], bool] | None = None
-    """Returns whether a forward run outside training omits values that the gradient reads."""
+    """A function that returns whether a forward run outside training omits values that the gradient reads; None: no."""
     loss: bool = False
     """Whether the gradient ignores the incoming gradient (SoftmaxOutput, MakeLoss, …), so that head gradients are
     optional."""

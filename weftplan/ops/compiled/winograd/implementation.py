@@ -131,7 +131,7 @@ def data_pass(s: Sizes) -> Pass:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of a pass's scratch, in bytes, and its partition."""
+    """Layout of a pass's scratch, and the number of parts."""
 
     whole: bool
     """Whether the whole u is computed once and stored."""
