@@ -1,8 +1,8 @@
 """Compiled kernels: alternative implementations of operators, as LLVM IR compiled on first use.
 
 Importing this package registers them (:mod:`weftplan.ops.core.implementations`); llvmlite is imported when a plan first
-checks whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
-Cores that share an operation synchronize by functions compiled here.
+checks whether they can be used. A kernel's results have the same bits at every vector width. Threads that share an
+operation synchronize through functions compiled in this package.
 """
 
 import weftplan.ops.compiled.batch_norm.implementation

@@ -1,6 +1,6 @@
-"""Preparatory copies of compiled convolutions, as LLVM IR: padded planes, packed left operands.
+"""Copies that prepare compiled convolutions, as LLVM IR: padded planes and packed left operands.
 
-Blocks of words are read by name: :func:`word` and :func:`pointer`.
+:func:`word` and :func:`pointer` read argument words by name, for all kernels.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from weftplan.ops.compiled.ir import Function
 
 PAD = ("planes_step", "depth", "height", "width", "to_depth", "to_height", "to_width", "lead_depth",
        "lead_width")  # fmt: skip
-"""Argument words of a padded copy of planes: extents of the source and of the copy in elements, leading zeros."""
+"""Argument words of a padded copy of planes: bytes between source planes, extents of the source and of the copy in
+elements, and the number of leading zeros."""
 PACK = ("rows", "row_step", "step", "length", "transposes", "panel_step")
-"""Argument words for packing the left operand: its channels, bytes between channels and between outer positions, the
-number of inner positions (adjacent elements), whether channels lie further apart than inner positions, and bytes of a
+"""Argument words for packing the left operand: number of channels, bytes between channels and between outer positions,
+number of inner positions (adjacent elements), whether packing transposes (0: channels are adjacent), and bytes of a
 packed panel."""
 
 
 def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """Return the integer called ``name`` of a block of words."""
+    """Emit a load of the integer called ``name`` from ``words``, a block of words called ``names``."""
     return function.word(words, names.index(name))
 
 
 def pointer(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """Return the pointer called ``name`` of a block of words."""
+    """Emit a load of the pointer called ``name`` from ``words``, a block of words called ``names``."""
     return function.pointer(words, names.index(name))
 
 
 class _Source:
-    """The source of a copy: elements of a function's type, or float16 elements, which take half the bytes."""
+    """Emitter of loads from the source of a copy, whose elements have the function's type or are float16."""
 
     def __init__(self, f: Function, *, halves: bool) -> None:
         self.f = f
@@ -45,10 +46,10 @@ class _Source:
 
 
 def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
-    """``pad(from, to, how, planes, lead_height)``: copy planes, or bands of their rows, with zeros around them.
+    """Return the function ``pad(src, dst, how, planes, lead_height)``, which copies planes, or bands, with padding.
 
-    Rows are written in sequence with whole vectors; each row overwrites the previous row's excess, so the copy needs
-    room for one vector after its end. ``halves``: the planes are float16, their copies float32.
+    Rows are written in order, in whole vectors. Each row overwrites the previous row's excess, so the copy needs room
+    for one vector after its end. ``halves``: the planes are float16, their copies float32.
     """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "planes"), ("i64", "lead_height"))
     f = Function("pad", arguments, scalar, lanes, local=True)
@@ -93,7 +94,10 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
 
 
 def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
-    """``pack(from, to, how, outer, length)``: pack the left side of a product in panels; ``halves``: from float16."""
+    """Return the function ``pack(src, dst, how, outer, length)``, which packs a product's left operand into panels.
+
+    It packs ``outer`` outer positions of ``length`` inner positions each. ``halves``: the source is float16.
+    """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "outer"), ("i64", "length"))
     f = Function("pack", arguments, scalar, lanes, local=True)
     reader = _Source(f, halves=halves)

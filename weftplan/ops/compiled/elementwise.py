@@ -1,8 +1,8 @@
 """Formulas of :mod:`weftplan.ops.elementwise.formulas` as compiled loops, fused into a single pass.
 
-An element goes through the operations of the formula in their order, each rounded as NumPy rounds it, so bits are
-NumPy's on every processor. A loop is compiled for a formula without its constants, which are read when it runs. Any
-thread may call; nothing is kept but the functions.
+For each element, the loop runs the operations of the formula in order and rounds each as NumPy does, so results have
+NumPy's bits on every processor. A compiled loop reads its constants when it runs, so formulas that differ only in
+constants share it. Any thread may call; only the compiled functions are cached.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
-"""Minimum elements of a part of a formula for an idle core."""
+"""Minimum elements of a part."""
 BORDER = 64
-"""Alignment of parts in elements: cache lines."""
+"""Parts begin at multiples of this number of elements, so at cache lines."""
 _ARITHMETIC = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _COMPARED = {"not_equal": "une", "equal": "oeq", "less": "olt", "less_equal": "ole", "greater": "ogt",
              "greater_equal": "oge"}  # fmt: skip
@@ -34,13 +34,14 @@ assert set(_COMPARED) == TRUTHS
 
 
 Run = Callable[[Sequence[Any], int, int], None]
-"""``run(arrays, first, last)``: on a range of elements, which begins at a multiple of 64."""
+"""``run(arrays, first, last)`` computes a formula for the elements ``first`` to ``last``; ``first`` is a multiple of
+:data:`BORDER`."""
 
 
 def compiled(recorded: Recorded, dtype: DType) -> Run:
-    """Return a function that runs a formula on flat contiguous arrays of ``dtype``, on this core.
+    """Return a function that runs a formula on flat contiguous arrays of ``dtype``, on the calling thread.
 
-    Arrays of a call may be the same memory, but may not overlap otherwise.
+    Two arrays of a call may be the same memory, but may not overlap partly.
     """
     entry = _entry(recorded.formula, "float" if dtype == np.float32 else "double")
     constants = np.array(recorded.constants, dtype)
@@ -50,18 +51,18 @@ def compiled(recorded: Recorded, dtype: DType) -> Run:
     def run(arrays: Sequence[RawArray], first: int, last: int) -> None:
         words = np.array([first * size, last * size, numbers, *map(address, arrays)], np.int64)
         entry(address(words))
-        assert constants is not None  # they live as long as this function
+        assert constants is not None  # keeps the constants alive as long as this function
 
     return run
 
 
 def parts_of(size: int) -> int:
-    """Return the number of parts of ``size`` elements for idle cores."""
+    """Return the number of parts into which ``size`` elements are cut for idle cores."""
     return count(size, FEW, size)
 
 
 def available() -> bool:
-    """Return whether formulas can be compiled here."""
+    """Return whether formulas can be compiled for this machine."""
     return not isinstance(host(), str)
 
 
@@ -73,7 +74,10 @@ def _entry(formula: Formula, scalar: str) -> Entry:
 
 
 def _function(formula: Formula, scalar: str) -> Function:
-    """Return a function of (first byte, end byte, address of constants, addresses of arrays…)."""
+    """Return the function ``elementwise(words)``, which computes a formula on a range of bytes.
+
+    The words: first byte, end byte, address of the constants, addresses of the arrays.
+    """
     f = Function("elementwise", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     first, last, numbers = f.word("%words", 0), f.word("%words", 1), f.pointer("%words", 2)
     pointers = [f.pointer("%words", 3 + i) for i in range(formula.arrays)]

@@ -1,10 +1,10 @@
 """Compiled implementations of FullyConnected, forward and backward.
 
-Its three products are those of a 1x1 convolution of one image, so the kernels are those of
+The three products are those of a 1x1 convolution of one image, so the kernels are those of
 ``pointwise/implementation.py`` and ``pointwise/weights.py``. The output is a matrix times a transposed matrix, like the
-weight's gradient of a 1x1 convolution. Both gradients are plain products; the weight's reads the output's gradient
-transposed, like a 1x1 convolution's data gradient its weight. Any worker may call them: they write only to their
-arguments.
+weight gradient of a 1x1 convolution. Both gradients are plain products. The weight gradient reads the output's gradient
+transposed, as the data gradient of a 1x1 convolution reads its weight. Any worker may call the kernels: they write only
+to their arguments.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, alig
 from weftplan.support.array_types import RawArray
 
 LEAST = 8
-"""Minimum rows, columns and hidden units for these kernels: fewer do not fill their registers."""
+"""Minimum rows, columns and hidden units for these kernels; fewer do not fill their registers."""
 
 SHARE = 32
-"""Scratch of the weight gradient is at most 1 / SHARE of the weight per part: more would be a few percent faster."""
+"""A part's scratch for the weight gradient is at most 1 / SHARE of the weight; more would be a few percent faster."""
 LEAST_GATHERED = 64 << 10
-"""Minimum of that limit, in bytes."""
+"""Minimum of the limit by :data:`SHARE`, in bytes."""
 FAR = 512
-"""Hidden units above which a BLAS computes the gradient of the data as fast with vectors of 256 bits: the weight's rows
-for a block of registers no longer fit the nearest cache."""
+"""Hidden units above which a BLAS computes the data gradient as fast, on processors with vectors of at most 256 bits:
+the weight's rows for a block of registers no longer fit the first-level cache."""
 
 
 class Matrices:
@@ -70,12 +70,12 @@ class Matrices:
 
     @property
     def back_bytes(self) -> int:
-        """Scratch of both gradients, one after the other."""
+        """Scratch bytes of both gradients, which are computed one after the other."""
         return max(self.to_weight.nbytes, self.to_data.nbytes)
 
 
 def refusal(inputs: Specs) -> str:
-    """Return why these kernels refuse layers of such arrays; empty if they accept them."""
+    """Return the reason why these kernels refuse layers with these inputs; empty if they accept them."""
     target = host()
     if isinstance(target, str):
         return target
@@ -88,7 +88,7 @@ def refusal(inputs: Specs) -> str:
 
 
 def slower(m: Matrices) -> str:
-    """Return why NumPy is expected to be faster; empty if these kernels are."""
+    """Return the reason why NumPy is expected to be faster; empty if these kernels are."""
     if min(m.rows, m.columns, m.hidden) < LEAST:
         return f"fewer than {LEAST} rows, columns or hidden units"
     return ""
@@ -100,7 +100,7 @@ def _by_blas(m: Matrices) -> bool:
 
 
 def data_gradient(m: Matrices, ograd: RawArray, weight: RawArray, dgrad: RawArray, room: RawArray) -> Call:
-    """Return a call that computes the gradient of the data."""
+    """Return a call that computes the gradient of the data, by a BLAS or in scratch of ``m.to_data.nbytes``."""
     if not _by_blas(m):
         return pointwise.call(m.to_data, weight, ograd, None, dgrad, room)
     return partial(product, np, ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns))
@@ -126,7 +126,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     m = Matrices(spec(weight), spec(ograd))
     room = ctx.take((m.back_bytes,), np.uint8)
     calls: list[Call] = []
-    # The weight's gradient first: the data gradient may take the memory of the data.
+    # The weight gradient is computed first, because the data gradient may overwrite the data.
     if wgrad is not None:
         calls.append(pointwise.call(m.to_weight, data, ograd, None, wgrad, room))
     if dgrad is not None:
@@ -137,7 +137,12 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 
 
 def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], Matrices], *, gradient: bool) -> None:
-    """Register the kernel of ``make`` for ``op``; ``sizes`` derives the matrices from its specs."""
+    """Register the kernel whose calls ``make`` prepares for ``op``.
+
+    Args:
+        sizes: derives the matrices from the specs of inputs and outputs.
+        gradient: whether ``op`` is the backward operator, which needs scratch.
+    """
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         if not gradient:

@@ -1,8 +1,7 @@
-"""A small writer of LLVM IR: values, vectors, loops. It produces text and compiles nothing.
+"""A small builder of LLVM IR as text, with vectors and loops.
 
-A :class:`Function` collects the instructions of one function. Values are names (``%12``) or Python integers, which are
-folded if possible. Vectors have :attr:`Function.lanes` elements of one floating type, the module's width; a wider
-machine changes speed, not the order of additions.
+A :class:`Function` collects the instructions of one function. Values are names (``%t12``) or Python integers, which are
+folded if possible. Vectors have :attr:`Function.lanes` elements of one floating-point type.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 Value = str | int
-"""The name of a value, or a constant."""
+"""The name of a value, or an integer constant."""
 
 
 class Function:
-    """Builder of one function, ``void name(i64 or ptr, …)`` or one that returns a pointer.
+    """Builder of one function, which returns nothing or a pointer.
 
-    Methods append instructions. Those that emit a value return its name.
+    Its methods append instructions. A method that emits a value returns the value's name.
 
     Args:
-        name: its symbol.
-        arguments: (type, name) of each; the type is ``ptr`` or ``i64``.
-        scalar: ``float`` or ``double``.
-        lanes: elements of a vector.
-        local: True for one that only other functions of the module call.
+        name: symbol of the function.
+        arguments: (type, name) of each argument; the type is ``ptr`` or ``i64``.
+        scalar: type of a vector's elements, ``float`` or ``double``.
+        lanes: number of elements of a vector.
+        local: whether only other functions of the module call this function.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Function:
         self._block = "entry"
         self._loops: list[int] = []
         self.result: str | None = None
-        """The pointer that it returns, if it does."""
+        """Name of the pointer that the function returns; None: it returns nothing."""
         self.declared: dict[str, None] = {}
         """External functions that this function calls, in addition to those that every module declares."""
 
@@ -54,7 +53,7 @@ class Function:
         return self
 
     def declare(self, text: str) -> None:
-        """Declare an intrinsic that this function calls."""
+        """Add ``text``, the LLVM declaration of an external function that this function calls, to the module."""
         self.declared[text] = None
 
     # Instructions
@@ -78,19 +77,19 @@ class Function:
         return name
 
     def add(self, a: Value, b: Value) -> Value:
-        """Emit a + b, 64 bits."""
+        """Emit the sum of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a + b
         return a if b == 0 else b if a == 0 else self.value(f"add nsw i64 {a}, {b}")
 
     def sub(self, a: Value, b: Value) -> Value:
-        """Emit a - b, 64 bits."""
+        """Emit the difference ``a - b`` of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if b == 0 else self.value(f"sub nsw i64 {a}, {b}")
 
     def mul(self, a: Value, b: Value) -> Value:
-        """Emit a times b, 64 bits."""
+        """Emit the product of two 64-bit integers."""
         if isinstance(a, int) and isinstance(b, int):
             return a * b
         return a if b == 1 else b if a == 1 else self.value(f"mul nsw i64 {a}, {b}")
@@ -104,17 +103,17 @@ class Function:
         return self.value(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
 
     def compare(self, how: str, a: Value, b: Value) -> str:
-        """Emit a comparison of two integers: ``slt``, ``eq``, …"""
+        """Emit a comparison of two integers; ``how`` is LLVM's name for it: ``slt``, ``eq``, …"""
         return self.value(f"icmp {how} i64 {a}, {b}")
 
     def choose(self, condition: str, a: Value, b: Value) -> str:
-        """Emit a selection: a if the condition holds, else b; 64 bits."""
+        """Emit a selection of 64-bit integers: ``a`` if the condition is true, else ``b``."""
         return self.value(f"select i1 {condition}, i64 {a}, i64 {b}")
 
     # Memory; offsets are bytes
 
     def at(self, pointer: str, offset: Value) -> str:
-        """Emit ``pointer`` plus ``offset`` bytes."""
+        """Emit the address ``offset`` bytes after ``pointer``."""
         return pointer if offset == 0 else self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def word(self, pointer: str, index: Value = 0) -> str:
@@ -128,16 +127,16 @@ class Function:
         return self.value(f"load ptr, ptr {place}, align 8")
 
     def keep(self, value: Value, place: str, index: Value = 0) -> None:
-        """Emit a store of a 64-bit integer."""
+        """Emit a store of a 64-bit integer to element ``index`` of the array at ``place``."""
         target = place if index == 0 else self.value(f"getelementptr i64, ptr {place}, i64 {index}")
         self.emit(f"store i64 {value}, ptr {target}, align 8")
 
     def scalar_at(self, pointer: str) -> str:
-        """Emit a load of an element."""
+        """Emit a load of a scalar."""
         return self.value(f"load {self.scalar}, ptr {pointer}, align {self.size}")
 
     def put_scalar(self, value: str, pointer: str) -> None:
-        """Emit a store of an element."""
+        """Emit a store of a scalar."""
         self.emit(f"store {self.scalar} {value}, ptr {pointer}, align {self.size}")
 
     def load(self, pointer: str) -> str:
@@ -149,22 +148,21 @@ class Function:
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {self.size}")
 
     def store_past(self, value: str, pointer: str) -> None:
-        """Emit a store of a vector past the caches, to an address that is a multiple of its size; :meth:`fence` must
-        follow."""
+        """Emit a non-temporal store of a vector, to an address aligned to its size; :meth:`fence` must follow."""
         size = self.lanes * self.size
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {size}, !nontemporal !2")
 
     def prefetch(self, pointer: str) -> None:
-        """Prefetch a line into the second cache; an invalid address is harmless.
+        """Emit a prefetch of a cache line into the second-level cache; an invalid address is harmless.
 
-        Prefetches into the nearest cache would occupy all its fill buffers, so that unrelated loads wait: layers of few
-        channels took a tenth longer.
+        Prefetches into the first-level cache would occupy all its fill buffers, so that unrelated loads wait: layers of
+        few channels took a tenth longer.
         """
         self.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def fence(self) -> None:
-        """Make earlier stores, also past the caches, visible to every thread that is notified afterwards."""
+        """Emit a fence: a thread that is notified afterwards sees all earlier stores, also the non-temporal stores."""
         self.emit("fence seq_cst")
 
     def store_first(self, value: str, pointer: str, count: int) -> None:
@@ -192,7 +190,7 @@ class Function:
         return f"<{self.lanes} x half>"
 
     def load_halves(self, pointer: str, mask: str | None = None) -> str:
-        """Load a vector of float32 from as many float16; lanes whose mask is off are zero and not read."""
+        """Emit a load of a float32 vector from float16 elements; lanes whose mask is off are zero and not read."""
         kind, name = self._halves, f"@llvm.masked.load.v{self.lanes}f16.p0"
         if mask is None:
             halves = self.value(f"load {kind}, ptr {pointer}, align 2")
@@ -215,11 +213,11 @@ class Function:
         self.emit(f"store {kind} {halves}, ptr {pointer}, align 2")
 
     def put_half(self, value: str, pointer: str) -> None:
-        """Store an element of float32, rounded to float16."""
+        """Emit a store of a float32 element, rounded to float16."""
         self.emit(f"store half {self.value(f'fptrunc float {value} to half')}, ptr {pointer}, align 2")
 
     def load_masked(self, pointer: str, mask: str) -> str:
-        """Load a vector; lanes whose mask is off are zero and not read."""
+        """Emit a load of a vector; lanes whose mask is off are zero and not read."""
         kind = self.vector
         mask_kind = f"<{self.lanes} x i1>"
         return self.value(
@@ -228,7 +226,7 @@ class Function:
         )
 
     def store_masked(self, value: str, pointer: str, mask: str) -> None:
-        """Emit a store of the elements of a vector whose mask is on."""
+        """Emit a store of the lanes of a vector whose mask is on."""
         self.emit(
             f"call void @llvm.masked.store.{self._suffix}.p0({self.vector} {value}, ptr {pointer}, i32 {self.size}, "
             f"<{self.lanes} x i1> {mask})"
@@ -254,57 +252,57 @@ class Function:
         return self.splat(self.scalar_at(pointer))
 
     def floored(self, a: str, least: str = "zeroinitializer") -> str:
-        """Emit max(a, least): NaN stays NaN, and with zeros -0 becomes 0."""
+        """Emit max(a, least); NaN stays NaN, and with the default ``least`` -0 becomes 0."""
         keeps = self.value(f"fcmp ugt {self.vector} {a}, {least}")
         return self.value(f"select <{self.lanes} x i1> {keeps}, {self.vector} {a}, {self.vector} {least}")
 
     def positive(self, a: str) -> str:
-        """Emit 1 in lanes above 0 or NaN, else 0."""
+        """Emit a vector with 1 in lanes that are positive or NaN, and 0 in other lanes."""
         there = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
 
     def chosen(self, mask: str, a: str, b: str) -> str:
-        """Emit a selection: elements of a in lanes whose mask is on, else of b."""
+        """Emit a selection: the elements of ``a`` in lanes whose mask is on, of ``b`` in other lanes."""
         return self.value(f"select <{self.lanes} x i1> {mask}, {self.vector} {a}, {self.vector} {b}")
 
     def constant(self, number: str) -> str:
-        """Return a constant vector of one number in LLVM's notation."""
+        """Return a constant vector whose elements are all ``number``, which is in LLVM's notation."""
         return f"<{', '.join([f'{self.scalar} {number}'] * self.lanes)}>"
 
     def function(self, name: str, a: str) -> str:
-        """Emit ``sqrt`` or ``fabs`` of every element."""
+        """Emit the function ``name``, ``sqrt`` or ``fabs``, of every element."""
         return self.value(f"call {self.vector} @llvm.{name}.{self._suffix}({self.vector} {a})")
 
     def fma(self, a: str, b: str, c: str) -> str:
-        """Emit a times b plus c, rounded once."""
+        """Emit the fused multiply-add ``a * b + c`` of vectors, which rounds once."""
         kind = self.vector
         return self.value(f"call {kind} @llvm.fma.{self._suffix}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def ordered(self, vector: str, number: Value, register: str) -> tuple[str, str]:
-        """Emit an order: return both values such that users of ``number`` cannot move before ``vector`` is computed.
+        """Emit an ordering: return both values; uses of the new ``number`` cannot move before ``vector`` is computed.
 
-        It costs no instruction. Without it the compiler would load ahead until it runs out of registers. ``register``
-        is :attr:`Target.register <weftplan.ops.compiled.target.Target.register>`.
+        The ordering costs no instruction. Without it, the compiler moves loads forward until registers run out.
+        ``register`` is :attr:`Target.register <weftplan.ops.compiled.target.Target.register>`.
         """
         both = f"{{ {self.vector}, i64 }}"
         pair = self.value(f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
 
     def root(self, scalar: str) -> str:
-        """Emit the square root of an element."""
+        """Emit the square root of a scalar."""
         return self.value(f"call {self.scalar} @llvm.sqrt.f{8 * self.size}({self.scalar} {scalar})")
 
     def binary(self, how: str, a: str, b: str) -> str:
-        """Emit ``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
+        """Emit the operation ``how`` on two vectors: ``fadd``, ``fsub``, ``fmul`` or ``fdiv``."""
         return self.value(f"{how} {self.vector} {a}, {b}")
 
     def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
-        """Emit a vector of the elements ``lanes`` of the concatenation of two vectors."""
+        """Emit a vector of the elements at positions ``lanes`` in the concatenation of ``a`` and ``b``."""
         which = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.value(f"shufflevector {self.vector} {a}, {self.vector} {b}, <{len(lanes)} x i32> <{which}>")
 
     def transposed(self, rows: Sequence[str]) -> list[str]:
-        """Emit the transpose of a square of vectors, one per lane; missing rows are undefined."""
+        """Emit the transpose of a square matrix of up to ``lanes`` rows; columns of missing rows are undefined."""
         n = self.lanes
         vectors = [*rows, *["poison"] * (n - len(rows))]
         step = n // 2
@@ -323,7 +321,7 @@ class Function:
         return vectors
 
     def total(self, vector: str) -> str:
-        """Emit the sum of a vector's elements, added by halves: the same order on every machine."""
+        """Emit the sum of a vector's elements, a scalar; halves are added, in the same order on every machine."""
         step = self.lanes // 2
         while step:
             turned = self.shuffle(vector, "poison", [(lane + step) % self.lanes for lane in range(self.lanes)])
@@ -335,7 +333,10 @@ class Function:
 
     @contextlib.contextmanager
     def loop(self, first: Value, end: Value, step: Value = 1) -> Iterator[str]:
-        """Emit ``for i in range(first, end, step)``, all signed 64-bit; the ``with`` block emits its body."""
+        """Emit ``for i in range(first, end, step)``, of signed 64-bit integers; the ``with`` block emits the body.
+
+        Yield the name of ``i``.
+        """
         self._count += 1
         k, before = self._count, self._block
         self.emit(f"br label %head{k}")
@@ -355,14 +356,14 @@ class Function:
         self._label(f"done{k}")
 
     def leave(self, condition: str) -> None:
-        """Emit an exit of the innermost loop if the condition holds."""
+        """Emit a jump out of the innermost loop if the condition is true."""
         self._count += 1
         self.emit(f"br i1 {condition}, label %done{self._loops[-1]}, label %stay{self._count}")
         self._label(f"stay{self._count}")
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """Emit ``if condition:``; the ``with`` block emits its body."""
+        """Emit ``if condition:``; the ``with`` block emits the body."""
         self._count += 1
         k = self._count
         self.emit(f"br i1 {condition}, label %then{k}, label %after{k}")
@@ -377,7 +378,7 @@ class Function:
         self.emit(f"call void @{function.name}({arguments})")
 
     def text(self) -> str:
-        """Return the text of the whole definition."""
+        """Return the text of the function's definition."""
         arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
         kind = "internal " if self._local else ""
         result, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
@@ -393,9 +394,9 @@ class Function:
 
 
 def module(functions: Sequence[Function], register_bits: int) -> str:
-    """Return the text of a module with these functions.
+    """Return the text of a module with these functions, for vector registers of ``register_bits`` bits.
 
-    Loops are not unrolled by the compiler, and functions do not change the rounding of anything.
+    The compiler does not unroll loops of the module, and does not change the rounding of any operation.
     """
     first = functions[0]
     texts = [one.text() for one in functions]

@@ -1,8 +1,8 @@
-"""Compilation of IR to functions that Python calls, once per process or from the object cache.
+"""Compilation of LLVM IR to functions that Python calls, with a cache of object code on disk.
 
-Any thread may ask; the first compiles while the others wait. Functions are called through :mod:`ctypes`, which lets
-other Python threads run meanwhile. They take the address of a block of words and keep no state, so they may run in many
-threads at once, and in a child after a fork.
+A module is compiled or loaded once per process: the first thread that needs it compiles, and others wait. Functions are
+called through :mod:`ctypes`, which lets other Python threads run meanwhile. They take the address of a block of words
+and keep no state, so any number of threads may run them concurrently, also in a child after a fork.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.ops.compiled.target import Target, binding, host
 from weftplan.support import user_cache
 
 Entry = Callable[[int], None]
-"""A compiled function: it takes the address of its words."""
+"""A compiled function, whose argument is the address of its argument words."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class Statistics:
     """Cost of compilation in this process so far."""
 
     compiled: int = 0
-    """Modules compiled."""
+    """Number of modules compiled."""
     loaded: int = 0
-    """Modules taken from the cache."""
+    """Number of modules loaded from the cache."""
     seconds: float = 0.0
     """Seconds spent compiling and loading."""
 
@@ -43,11 +43,11 @@ statistics = Statistics()
 _lock = whole_in_children(Lock())
 _libraries: dict[str, dict[str, Entry]] = {}
 _kept: list[Any] = []
-"""Objects that must live as long as the functions."""
+"""LLVM's owners of the functions' memory, which must live as long as the functions."""
 
 
 def place() -> Path | None:
-    """Return the folder of the object cache, for reading and writing; None if there is none."""
+    """Return the folder of the object cache; None if the cache is off or the user has no cache folder."""
     return user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
 
 
@@ -57,11 +57,16 @@ def library(
     entries: Sequence[str],
     target: Target | None = None,
 ) -> dict[str, Entry]:
-    """Return the compiled ``entries`` of a module; ``functions`` writes its text if needed.
+    """Return the compiled functions of a module by name; compile or load the module on first use.
 
     Args:
-        name: distinguishes modules of one process; the content is part of the cache's key.
-        target: machine to compile for (default: this machine).
+        name: identifies the module within the process; the object cache identifies it by its text.
+        functions: builds the functions of the module for a target.
+        entries: names of the functions to return.
+        target: processor to compile for (default: this machine's).
+
+    Raises:
+        MXNetError: no code can be compiled for this machine.
     """
     if target is None:
         machine = host()
@@ -84,7 +89,7 @@ def library(
 
 
 def _object(text: str, target: Target) -> bytes:
-    """Return the object code of a module, from the cache or newly compiled."""
+    """Return the object code of a module's IR ``text``, from the cache or newly compiled."""
     where = place()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
     cached = user_cache.load(where, name)
@@ -106,7 +111,7 @@ def _machine(target: Target) -> Any:
 
 
 def compiled(text: str, target: Target) -> bytes:
-    """Compile a module. Few passes run, because the IR is already unrolled and ordered."""
+    """Return the object code of a module's IR ``text``. Few passes run: the IR is already unrolled and ordered."""
     llvm = binding()
     machine = _machine(target)
     module = llvm.parse_assembly(text)
@@ -129,9 +134,9 @@ def compiled(text: str, target: Target) -> bytes:
 
 @functools.cache
 def _linker() -> Any:
-    # JITLink puts a module into one piece of memory. LLVM's older linker allocates each section separately. If free
-    # memory is so scattered that a function is more than 2 GiB from its constants, it aborts the process. On Windows
-    # JITLink is young, so the older linker is used.
+    # JITLink allocates one piece of memory for a module. LLVM's older linker allocates each section separately, and
+    # aborts the process if a function ends up more than 2 GiB from its constants. JITLink is young on Windows, so the
+    # older linker is used there.
     return binding().create_lljit_compiler(_machine_for_linking(), use_jit_link=os.name != "nt")
 
 

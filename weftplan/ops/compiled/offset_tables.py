@@ -1,7 +1,7 @@
-"""Offset tables with which :mod:`weftplan.ops.compiled.product` runs a convolution, from sizes alone.
+"""Argument words and offset tables of the kernels in :mod:`weftplan.ops.compiled.product`, computed from sizes alone.
 
-All sizes have three spatial axes; missing leading axes have extent 1. Arguments are computed once per geometry, without
-the caller's arrays, and copied for each call.
+All sizes have three spatial axes; missing leading axes have extent 1. The arguments of a geometry are computed once,
+without addresses; each call fills the addresses of its arrays into a copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weftplan.ops.compiled.size_table import (
 Words = NDArray[np.int64]
 
 INNER = 64
-"""Maximum positions of the inner sum, so that its table stays in the nearest cache."""
+"""Maximum positions of the inner sum, so that its table stays in the first-level cache."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class KernelArguments:
     tables: list[Words] = field(default_factory=list)
 
     def filled(self, **values: int) -> KernelArguments:
-        """Return a copy with these values set."""
+        """Return a copy in which the words called like the keywords have the given values."""
         words = self.words.copy()
         for name, value in values.items():
             words[self.names.index(name)] = value
@@ -61,7 +61,7 @@ class KernelArguments:
 
     @property
     def rows_packed(self) -> int:
-        """Rows of the weight that :data:`GATHER` packs."""
+        """Number of rows of the weight that a call of ``gather`` packs."""
         return int(self._pack[PACK.index("rows")])
 
     @property
@@ -83,11 +83,13 @@ class KernelArguments:
 
 
 def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:
-    """Return the arguments of a call that only packs some rows of the weight for the call of ``of``.
+    """Return the arguments of a ``gather`` that only packs ``rows`` rows of the weight.
 
     Args:
-        first: a multiple of ``lanes``.
-        row_bytes: from one row of the weight to the next.
+        of: the arguments of the call that uses the packed rows.
+        first: the first row, a multiple of ``lanes``.
+        row_bytes: bytes between adjacent rows of the weight.
+        lanes: number of lanes of a vector, and so of rows in a panel.
     """
     pack = of._pack.copy()
     pack[PACK.index("rows")] = rows
@@ -101,7 +103,7 @@ def _words(names: Sequence[str], values: dict[str, int]) -> Words:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
-    """Return a table of (first times ``scale``, second times ``other``) bytes, never empty."""
+    """Return a table of ``pairs`` with its columns times ``scale`` and ``other``; a row of zeros if there are none."""
     rows = [(first * scale, second * other) for first, second in pairs]
     return np.array(rows or [(0, 0)], dtype=np.int64)
 
@@ -124,7 +126,7 @@ def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
 
 
 def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
-    """Return the offset of each tap in the source, relative to the first tap."""
+    """Return each tap's offset from the first tap in the source, in elements."""
     moves = [d * step for d, step in zip(s.dilate, steps, strict=True)]
     return [sum(i * move for i, move in zip(tap, moves, strict=True)) for tap in every(*map(range, s.kernel))]
 
@@ -141,7 +143,7 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
     products, held = [], []
     every_tap = tuple((i, i * s.dilate[1] - s.pad[1]) for i in range(s.kernel[1]))
     left = s.grid[1] - (bands.count - 1) * bands.rows
-    if bands.count == 1:  # rows that only some taps reach are not worth all of them
+    if bands.count == 1:  # rows that only some taps reach skip the other taps
         runs = 2 * runs_of((0, left, every_tap), 1, s.stride[1], s.image[1])
     else:
         runs = [(0, bands.rows, every_tap), (0, left, every_tap)]
@@ -177,8 +179,13 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
 def _gather(
     s: Sizes, bands: Bands, together: int, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
 ) -> tuple[Words, list[Words]]:
-    """Return the words of :data:`GATHER`: those that both directions share, and ``values``. ``products`` are the
-    products of a band, then of the last band, of ``together`` images."""
+    """Return (words of :data:`GATHER`, their tables) from ``values`` and words common to forward and data gradient.
+
+    Args:
+        together: number of images that the tables of ``products`` cover.
+        products: words of the products of each band but the last, then those of the last band.
+        source: extents of the planes that are copied or read.
+    """
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
         words[PRODUCT.index("rows")] //= together
@@ -196,8 +203,11 @@ def _product(
     columns: list[tuple[int, int]], panel: int, panel_step: int, channels: int, channel_step: int,
     out: int,
 ) -> tuple[Words, list[Words]]:  # fmt: skip
-    """Return the words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions
-    of w."""
+    """Return (words of one product, their tables).
+
+    Offsets are in elements of x and y, and in positions of w. An element of y has ``out`` bytes, a position of w
+    ``panel`` bytes.
+    """
     size = s.itemsize
     held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, out),
             _pairs(columns, size, out)]  # fmt: skip
@@ -223,7 +233,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
     products: tuple[list[Words], list[Words]] = ([], [])
     held: list[Words] = []
     split = list(reach.phases)
-    # Rows that only some taps reach are not worth all of them, and sometimes columns are not, either.
+    # Rows, and sometimes columns, that only some taps reach skip the other taps.
     for axis in range(3) if cuts_columns(s) else (1,) if bands.count == 1 else ():
         split[axis] = tuple(run for phase in split[axis] for run in runs_of(phase, s.stride[axis], 1, s.grid[axis]))
     for axes in every(*split):
@@ -233,7 +243,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
             tap = (chosen[0][0] * s.kernel[1] + chosen[1][0]) * s.kernel[2] + chosen[2][0]
             place = sum((e + lead) * step for (_, e), lead, step in zip(chosen, bands.lead, steps, strict=True))
             used.append((place, tap))
-        if not used:  # nothing is read there, and the image has been cleared
+        if not used:  # no window reads these positions, so ``gather`` has to clear them
             clears = True
             continue
         some = _divisor(s.filters, INNER // len(used))
@@ -313,6 +323,6 @@ After = tuple[Any, Any]
 
 
 def places_of(after: After | None) -> dict[str, int]:
-    """Return the words ``scale`` and ``shift`` of a call."""
+    """Return the words ``scale`` and ``shift`` of a call: the addresses of the two arrays, or 0 for None."""
     scale, shift = (0, 0) if after is None else map(address, after)
     return {"scale": scale, "shift": shift}

@@ -1,8 +1,8 @@
 """Parallel runs of a compiled function over ranges, on the calling thread and on idle cores.
 
-The number of ranges follows from sizes alone, or is 1 if no core is idle (``support/core_sharing.py`` has the rule).
-Awake helpers take ranges without the interpreter (``exchange/polling.py``). Every element is computed alike in any
-range, so a result's bits depend neither on the number of cores nor on that of ranges.
+The number of ranges follows from sizes alone, or is 1 if no core is idle (:mod:`weftplan.support.core_sharing`). Awake
+helpers take ranges without the interpreter (``exchange/polling.py``). An element's computation does not depend on its
+range, so the bits of a result depend neither on the number of cores nor on the number of ranges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weftplan.support.core_sharing import call_looker, idle_cores, split_in_room
 
 
 def count(work: int, few: int, units: int) -> int:
-    """Return the number of parts of ``work``, at most ``units``; if there are several, each has at least ``few``."""
+    """Return the number of parts for ``work``: at most ``units`` and :data:`MOST`, with at least ``few`` work each."""
     return max(1, min(MOST, work // few, units))
 
 
@@ -27,14 +27,14 @@ def in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
     moves: Mapping[str, int] | None = None, kind: str = "", light: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that runs ``entry`` on ranges ``first`` to ``last``, which together are 0 to ``size``.
+    """Return a call that runs ``entry`` on ranges ``first`` to ``last``, which together cover 0 to ``size``.
 
     Args:
-        arguments: all words but ``first`` and ``last``.
-        parts: the most ranges.
-        unit: ranges begin at multiples of it.
-        kind: names of the words after ``first`` and ``last``.
-        moves: bytes between the scratch pointers of adjacent rooms.
+        arguments: all words except ``first`` and ``last``.
+        parts: maximum number of ranges.
+        unit: ranges begin at its multiples.
+        moves: by the name of a scratch pointer, the bytes between the scratch rooms of two parts.
+        kind: suffix of the names of the words ``first`` and ``last``.
         light: whether a part takes less time than waking a helper; light parts go only to awake helpers.
     """
     units = -(-size // unit)
@@ -66,7 +66,7 @@ def in_parts(
 
     def work() -> None:
         idle = idle_cores()
-        if not idle:  # what ranges share is made once
+        if not idle:  # in a single range, data that ranges share is computed only once
             whole()
         elif with_lookers(run, min(idle, ranges - 1, polling.MOST_BOXES), all_or_none=not light):
             pass

@@ -4,14 +4,14 @@ For channels k and places q::
 
     y[k, q] (+)= sum over outer a, inner b of  w[k, a, b] * x[place(q) + outer(a) + inner(b)]
 
-Forward, the places are output pixels and the sum runs over channels and taps; for the gradient of the weight the places
-are channels and taps and the sum runs over pixels. All offsets come from tables of bytes that Python makes from shapes,
-so one function serves every kernel, stride, dilation and number of axes, and a network needs few functions.
+In a forward pass, the places are output pixels, and the sum runs over channels and taps. In a weight gradient, the
+places are channels and taps, and the sum runs over pixels. All offsets come from tables of byte offsets that Python
+computes from shapes, so one function serves every kernel, stride, dilation and number of axes.
 
-The left side is *packed*: panels of as many channels as a vector has lanes, ``[panel][a, b][lane]``. A tile of two
-panels and a few places stays in registers for the whole sum. Every element's sum is one chain of fused multiply-adds
-in the order of (a, b), so its bits depend neither on the width of vectors nor on tiles, and calls may be cut anywhere
-between places or panels.
+The left operand is *packed*: panels of as many channels as a vector has lanes, ``[panel][a, b][lane]``. The sums of a
+tile, two panels times a few places, stay in registers. Every sum is one chain of fused multiply-adds in the order of
+(a, b), so its bits depend neither on the width of vectors nor on tiles, and calls may be cut anywhere between places or
+panels.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
           "packs", "scale", "shift")  # fmt: skip
+"""Argument words of :func:`gather`, for images ``first`` to ``last``, ``together`` images per product; steps between
+images, groups and bands are in bytes. With a nonzero ``copies`` each band of images is copied to ``padded`` as ``pad``
+describes. ``phase_table``: addresses of the products of a band, one per phase, then of those of the last band. A
+nonzero ``clears`` clears ``y`` first."""
 NARROW = ("x", "y", "count")
-"""Argument words of the rounding of ``count`` float32 numbers to float16."""
+"""Argument words of :func:`narrow`, which rounds ``count`` float32 numbers to float16."""
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
+"""Argument words of :func:`weights`. A product sums ``chunk`` of an image's ``outer`` outer positions, or all pixels of
+``together`` images. Copies are described as in :data:`GATHER`."""
 
 
 class _Places:
-    """Emitter of an iteration over places (rows times columns), whose offsets are sums from two tables.
+    """Emitter of an iteration over places; a place's offset is its row's offset plus its column's, from two tables.
 
-    Addresses in x and offsets in y of the current tile are left in two small arrays on the stack.
+    The addresses in x and offsets in y of the current tile's places are in two small arrays on the stack.
     """
 
     def __init__(self, f: Function, how: str, rows: str, most: int) -> None:
@@ -56,12 +62,12 @@ class _Places:
         self.f.keep(0, self.column)
 
     def take(self, x: str, count: int) -> tuple[list[str], list[str]]:
-        """Emit an advance by ``count`` places, which stops at the last; return their (addresses in x, offsets in y)."""
+        """Emit an advance by ``count`` places, or to the last; return (their addresses in x, their offsets in y)."""
         f = self.f
         row, column = f.word(self.row), f.word(self.column)
         after = f.add(column, count)
         inside = f.compare("slt", after, self.columns)
-        with f.when(inside):  # one row, and it goes on
+        with f.when(inside):  # all places are in one row, which does not end with them
             pair = f.mul(row, 2)
             source = f.at(x, f.word(self.row_table, pair))
             target = f.word(self.row_table, f.add(pair, 1))
@@ -92,14 +98,16 @@ class _Places:
 
 
 def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, halves: bool = False) -> Function:
-    """``product(x, w, y, bias, how, rows, first_outer, outers, adds, relu, scale, shift)``.
+    """Return the function ``product(x, w, y, bias, how, rows, first, outers, adds, relu, scale, shift)``.
 
-    Sums that are whole, without ``adds``, are multiplied by ``scale`` and added to ``shift`` unless those are null, and
-    then, with ``relu`` not 0, ``max(y, 0)`` is stored.
+    It computes sums over ``outers`` outer positions, from ``first`` on. They begin with ``bias``, are multiplied by
+    ``scale``, and ``shift`` is added; each of these may be null. A nonzero ``relu`` replaces negative results by 0.
+    Results are stored to ``y``; with a nonzero ``adds`` they are added to it, and the caller passes no scale or relu.
 
-    ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
-    ``bias`` may be null. With ``halves`` ``y`` is of float16, and nothing is added to it. ``register``: see
-    :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
+    Args:
+        places: numbers of places that a tile may have, largest first; the last tile takes the smallest that suffices.
+        register: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
+        halves: whether ``y`` is float16; ``adds`` must then be 0.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
                  ("i64", "first"), ("i64", "outers"), ("i64", "adds"), ("i64", "relu"), ("ptr", "scale"),
@@ -108,7 +116,7 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
     tile = _Tile(f, places, register=register, halves=halves)
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
-    # All tiles are large but the last, which is the smallest that suffices.
+    # All tiles have the largest size except the last, which has the smallest that suffices.
     remainder = f.value(f"urem i64 {total}, {most}")
     done = f.local("i64")
 
@@ -157,7 +165,7 @@ class _Tile:
         self.buffer = f.local(f.scalar, 2 * f.lanes * self.row)
 
     def channels_from(self, channel: str, panels: int) -> None:
-        """Emit the setup for ``panels`` panels from ``channel`` on."""
+        """Emit the addresses of the weights, results and factors of ``panels`` panels, from ``channel`` on."""
         f = self.f
         n = f.lanes
         self.panels = panels
@@ -170,7 +178,7 @@ class _Tile:
         self.scale, self.shift = (f.at(name, f.mul(channel, f.size)) for name in ("%scale", "%shift"))
 
     def compute(self, places_left: Value, count: int) -> None:
-        """Compute the next ``count`` places, or only ``places_left`` if those are fewer."""
+        """Emit the computation of the next ``count`` places, or of ``places_left`` if those are fewer."""
         f = self.f
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
@@ -227,7 +235,10 @@ class _Tile:
                         put(value, there)
 
     def _turned(self, results: list[list[str]], count: int) -> Iterator[tuple[int, int, int, str, int]]:
-        """Yield (panel, first place, lane, vector of places of the lane's channel, number of places) for a tile."""
+        """Emit the transpose of a tile's results, so that a vector has several places of one channel.
+
+        Yield (panel, first place, lane, vector of the lane's channel, number of places).
+        """
         f = self.f
         for panel in range(self.panels):
             for start in range(0, count, f.lanes):
@@ -237,7 +248,7 @@ class _Tile:
                     yield panel, start, lane, turned[lane], some
 
     def _sum(self, sources: list[str]) -> list[list[str]]:
-        """Return the stack slots of the sums, by place and panel (the compiler turns them into registers)."""
+        """Emit the sums of a tile; return their stack slots, by place and panel. The compiler makes them registers."""
         f = self.f
         n, panels = f.lanes, self.panels
         sums = [[f.local(f.vector) for _ in range(panels)] for _ in sources]
@@ -267,9 +278,9 @@ class _Tile:
 
 
 def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``gather(how)``: compute a convolution, or its data gradient, of some images.
+    """Return the function ``gather(how)``, which computes a convolution, or its data gradient, of some images.
 
-    The weights of the first ``packs`` groups are packed before.
+    It first packs the weights of the first ``packs`` groups. ``helpers``: the functions ``pad``, ``pack``, ``product``.
     """
     f = Function("gather", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", GATHER, name) for name in GATHER}
@@ -328,10 +339,10 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bool = False) -> Function:
-    """``weights(how)``: compute the gradient of a convolution's weight; with ``halves`` in float32 from float16.
+    """Return the function ``weights(how)``, which computes the gradient of a convolution's weight.
 
-    The sum over pixels is cut into chunks whose size depends on shapes alone: each is one chain of additions, and the
-    chunks are added in order.
+    With ``halves`` the arrays are float16, and the gradient float32. The sum over pixels is cut into chunks whose size
+    depends on shapes alone; each chunk is one chain of additions, and chunks are added in order.
     """
     f = Function("weights", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", WEIGHTS, name) for name in WEIGHTS}
@@ -379,7 +390,7 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bo
 
 
 def narrow(lanes: int) -> Function:
-    """``narrow(how)``: round float32 numbers to float16."""
+    """Return the function ``narrow(how)``, which rounds float32 numbers to float16."""
     f = Function("narrow", (("ptr", "how"),), "float", lanes)
     x, y = (pointer(f, "%how", NARROW, name) for name in ("x", "y"))
     count = word(f, "%how", NARROW, "count")
@@ -392,8 +403,7 @@ def narrow(lanes: int) -> Function:
 
 
 def functions(scalar: str, target: Target, *, halves: bool = False) -> list[Function]:
-    """Return all functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in
-    float32."""
+    """Return all functions of the module of dense convolutions; ``halves``: on float16 arrays, computed in float32."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     helpers = {
         "pad": pad(scalar, lanes, halves=halves),

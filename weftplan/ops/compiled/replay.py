@@ -1,4 +1,4 @@
-"""Kernels that prepare a call once and replay it: the first call computes all that depends on sizes.
+"""Kernels that prepare a call once and replay it: the first call computes everything that depends on sizes.
 
 In Python, choosing the partition of a convolution and filling its argument words takes a tenth of a millisecond, longer
 than the computation of a small layer.
@@ -17,7 +17,7 @@ Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]
 
 
 class RepeatedKernel:
-    """A kernel whose calls are prepared by ``make``."""
+    """A kernel whose calls are prepared by ``make`` and can be replayed."""
 
     __slots__ = ("make",)
 
@@ -28,12 +28,12 @@ class RepeatedKernel:
         self.make(ctx, params, inputs, outputs)()
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call that prepares itself when it first runs; one thread at a time may run it."""
+        """Return a call that is prepared on its first run; one thread at a time may run it."""
         return _Later(partial(self.make, ctx, params, inputs, outputs))
 
 
 class _Later:
-    """A call that is prepared when it first runs."""
+    """A call that ``make`` prepares on its first run."""
 
     __slots__ = ("call", "make")
 
@@ -52,7 +52,7 @@ def nothing() -> None:
 
 
 def holding(call: Call, *arrays: object) -> Call:
-    """Return ``call`` with references that keep these arrays alive, since it has only their addresses."""
+    """Return ``call`` with references that keep ``arrays`` alive, since the call itself stores only their addresses."""
 
     def held(keeps: tuple[object, ...] = arrays) -> None:
         call()

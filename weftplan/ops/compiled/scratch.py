@@ -1,8 +1,8 @@
 """Partition of a dense convolution's passes, and their scratch memory.
 
-A part is a range of images, or of channels of the result; every part packs or copies into scratch of its own.
-Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another, and every
-element is the same chain of additions in any part.
+A part is a range of images, or of channels of the result, with its own scratch for packed weights and copied images.
+Parts and scratch follow from shapes alone, so a plan is valid on every machine. Every element is computed by the same
+chain of additions in any part.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ SLICE_BYTES = 384 << 10
 """Maximum bytes of packed weights per image of a batch; more weights are packed in slices of filters. Packed whole, the
 weights of the last layers need more than everything else in a network that runs on one image."""
 MOST_PACKED = 9 << 18
-"""Largest bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
-while reading the images once more for each slice costs only 1 to 2 % of the pass."""
+"""Maximum bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
+while reading the images again for each slice costs only 1 to 2 % of the pass."""
 NEAR_BYTES = 32 << 10
-"""Bytes of images and results that together stay in the nearest cache, so that reading them for each panel is cheap.
-Packed filters then take at most as much, or one panel, since they would dominate such a network's scratch."""
+"""Maximum bytes of images and results that together stay in the first-level cache, so that reading them for each panel
+is cheap. Packed filters are then limited to the same bytes, or one panel: more would dominate the network's scratch."""
 HEAVY = 4
 """Number of weight elements whose packing on one thread costs as much as reading one image element in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
 """Bytes per image of a batch that padded copies of images may take in all parts, if there are more than two parts."""
 FEW = 1 << 23
-"""Minimum multiplications of a part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
+"""Minimum multiplications of a part, a fifth of a millisecond; waking a core for less costs much of the time saved."""
 LITTLE = 1 << 21
-"""Minimum multiplications of a part for a helper that is awake: a fiftieth of a millisecond. Handing over a part takes
-about half of that, with the interpreter's work before it."""
+"""Minimum multiplications of a part for a helper that is awake: a fiftieth of a millisecond. Handing over a part,
+including the interpreter's work, takes about half of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Bytes of the buffers of a pass, all its parts together."""
+    """Bytes of each buffer of a pass, for all its parts."""
 
     packed: int
     padded: int
@@ -46,25 +46,25 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers in sequence."""
+        """Bytes of all buffers, one after another, each aligned."""
         return aligned(self.packed) + aligned(self.padded) + aligned(self.widened)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Parts of a pass: ranges of images, or of channels of the result; at least one of the numbers is 1."""
+    """Number of parts of a pass, as ranges of images and as ranges of the result's channels; one of the two is 1."""
 
     images: int
     channels: int
 
 
 def parts_of(work: int, units: int, *, little: bool) -> int:
-    """Return the number of parts of ``work`` multiplications in ``units``; with ``little`` parts may be light."""
+    """Return the number of parts for ``work`` multiplications, at most ``units``; ``little``: parts may be light."""
     return count(work, min(FEW, LITTLE) if little else FEW, units)
 
 
 def light(work: int, parts: int) -> bool:
-    """Return whether parts are so small that only helpers that are awake take them."""
+    """Return whether each of ``parts`` parts of ``work`` multiplications is too small to wake a helper for."""
     return work // parts < FEW
 
 
@@ -75,7 +75,7 @@ def wide(rows: int, itemsize: int) -> int:
 
 
 def tile(s: Sizes) -> int:
-    """Return the number of channels of a tile on the widest machine: parts of fewer would not fill its registers."""
+    """Return the number of channels in a tile on the widest machine; a part with fewer would not fill its registers."""
     return 2 * PANEL_BYTES // s.itemsize
 
 
@@ -86,7 +86,7 @@ def _work(s: Sizes) -> int:
 def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
     """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time.
 
-    They fill whole tiles, or whole panels if images and results fit :data:`NEAR_BYTES`.
+    The number is ``rows``, or fills whole tiles, or whole panels if images and results fit :data:`NEAR_BYTES`.
     """
     if s.groups > 1:
         return rows
@@ -98,13 +98,13 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
 
 
 def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: int) -> Cut:
-    """Return the parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
+    """Return the numbers of parts of a product of ``rows`` times ``reduced`` weights and images of ``image`` elements.
 
-    A part takes ``together`` images at a time, and has ``copies`` bytes for padded copies. There are two parts, or as
-    many as those bytes allow.
+    A part reads ``together`` images at a time, and has ``copies`` bytes for padded copies. There are at most two parts,
+    or as many as :data:`COPIES_BYTES` allows.
 
-    Parts of the images share the packed weights: a single thread packs them first. Parts of the channels pack their
-    own weights, and each part copies and reads all images.
+    Ranges of images share the weights, which are packed before. A part that is a range of channels packs its own
+    weights, and copies and reads all images.
     """
     wanted = count(_work(s), FEW, _most_parts(s, copies))
     images = min(wanted, -(-s.batch // together))
@@ -117,13 +117,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: i
 
 
 def forward_cut(s: Sizes) -> Cut:
-    """Return the parts of the forward pass."""
+    """Return the numbers of parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
     return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
 def data_cut(s: Sizes) -> Cut:
-    """Return the parts of the gradient of the data."""
+    """Return the numbers of parts of the gradient of the data."""
     image = s.groups * s.filters * s.pixels
     return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 
@@ -171,15 +171,15 @@ def _data_copy(s: Sizes) -> int:
 
 
 def _most_parts(s: Sizes, copies: int) -> int:
-    """Return the number of parts that may have ``copies`` bytes each for copies of images."""
+    """Return the maximum number of parts if each has ``copies`` bytes for copies of images."""
     return MOST if not copies else min(MOST, max(2, COPIES_BYTES * s.batch // copies))
 
 
 def weight_rows(s: Sizes) -> int:
-    """Return the number of filters whose gradient one part computes, in whole tiles.
+    """Return the number of filters whose gradient one part computes: whole tiles, or all filters.
 
-    Every part reads all images. If each part has to copy them, there are two parts if strides make the images large
-    compared with the output, and otherwise as many as have room for their copies.
+    Every part reads all images. If each part copies them, there are at most two parts if strides make the images large
+    compared with the output; otherwise :data:`COPIES_BYTES` limits the number of parts.
     """
     most = MOST if copied_once(s) else 2 if math.prod(s.stride) > 1 else _most_parts(s, image_copy(s))
     wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
@@ -197,7 +197,7 @@ def image_copy(s: Sizes) -> int:
 
 
 def weight_scratch(s: Sizes) -> Scratch:
-    """Return the scratch of a weight gradient: output gradients as panels, and padded images, of one chunk."""
+    """Return the scratch of a weight gradient: one chunk of output gradients as panels, and of padded images."""
     rows = weight_rows(s)
     slices = -(-s.filters // rows)
     pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
@@ -209,5 +209,5 @@ def weight_scratch(s: Sizes) -> Scratch:
 
 
 def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
-    """Return the bytes of ``planes`` planes in whole vectors, with one vector after them."""
+    """Return the bytes of ``planes`` planes rounded up to whole vectors, plus one vector for excess writes."""
     return -(-planes * math.prod(extents) * s.itemsize // PANEL_BYTES) * PANEL_BYTES + PANEL_BYTES

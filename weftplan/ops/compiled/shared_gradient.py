@@ -1,7 +1,7 @@
-"""Compiled implementation of the gradients of several FullyConnected layers with one weight.
+"""Compiled implementation of the gradients of several FullyConnected layers that share a weight.
 
-The rows of all layers are concatenated to the rows of a single layer, whose products ``fully_connected.py`` computes.
-Any worker may call them: they write only to their arguments.
+The rows of all layers are concatenated, and the gradients computed as those of a single layer in
+``fully_connected.py``. Any worker may call the kernel: it writes only to its arguments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _gradients(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
     if bgrad is not None:
         calls.append(partial(np.add.reduce, ograds, axis=0, out=bgrad))
     wanted = [(k, array) for k, array in enumerate(dgrads) if array is not None]
-    if wanted:  # the data is not read any more
+    if wanted:  # the data has been read, so the data gradients may take its memory
         calls.append(data_gradient(m, ograds, inputs[2 * count], datas, room))
     for k, array in wanted:
         calls.append(partial(np.copyto, array.reshape(each, m.columns), datas[k * each : (k + 1) * each]))

@@ -1,6 +1,6 @@
-"""Sizes of a compiled convolution: three axes, bands of rows, strided reads.
+"""Sizes of a compiled convolution: extents along three axes, bands of rows, and the positions that strides reach.
 
-Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another.
+All sizes follow from shapes alone, so a plan is valid on every machine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ IMAGES_APART = 4
 needs several positions. The data gradient of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with
 8, 4.86 with 16, and 5.70 uncut."""
 WORTH_CUTTING = 1.25
-"""Ratio of products computed with padding to products without, above which the columns of a data gradient are cut into
-runs that the same taps reach. LeNet's second layer, 5x5 on 12x12 pixels, has 1.5 along each axis."""
+"""A data gradient's columns are cut into runs that the same taps reach if computing all taps everywhere, also on
+padding, takes more than this number of times the multiplications of the runs. For LeNet's second layer, 5x5 on 12x12
+pixels, the ratio is 1.5 along each axis."""
 APART_BYTES = 64 << 10
-"""Maximum bytes of the output gradients of these images: they must stay in a cache while all positions are computed."""
+"""Maximum bytes of the output gradients of :data:`IMAGES_APART` images if columns are cut into runs: they must stay in
+a cache while all positions are computed."""
 BAND_BYTES = 96 << 10
-"""Bytes of a band: rows of an image, copied to contiguous memory. It stays in the second-level cache while all panels
-of the weight are applied."""
+"""Maximum bytes of a band, which is a range of image rows copied to contiguous memory. The band stays in the
+second-level cache while all panels of the weight are applied."""
 BAND_PLACES = 48
-"""Minimum output positions of a band: fewer do not pay for a pass over the weight's panels."""
+"""Minimum output positions of a band; with fewer, reading the weight's panels for each band costs too much."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. It determines the result's bits, so it is a constant."""
 PANEL_BYTES = 64
@@ -46,7 +48,7 @@ def _triple(values: Sequence[int], fill: int) -> Triple:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One convolution with three spatial axes."""
+    """Sizes of a convolution with three spatial axes."""
 
     batch: int
     groups: int
@@ -56,24 +58,25 @@ class Sizes:
     """Filters of one group."""
     image: Triple
     grid: Triple
+    """Number of windows along each axis."""
     kernel: Triple
     stride: Triple
     dilate: Triple
     pad: Triple
     itemsize: int
     whole: int = 0
-    """If this is a slice of a convolution's channels: the number of channels of the whole result; 0: no slice."""
+    """Channels of the whole result if these are the sizes of a slice of its channels; 0: no slice."""
     halves: bool = False
     """Whether arrays are float16; computation is then in float32, and ``itemsize`` is that of float32."""
 
     @property
     def stored(self) -> int:
-        """Bytes of an element of an array."""
+        """Bytes of an element in the caller's arrays."""
         return self.itemsize // 2 if self.halves else self.itemsize
 
     @property
     def copied(self) -> bool:
-        """Whether a weight's gradient reads copies of the images, with their padding."""
+        """Whether a weight gradient reads padded copies of the images instead of the images."""
         return self.pads or self.halves
 
     @property
@@ -88,7 +91,7 @@ class Sizes:
 
     @property
     def padded(self) -> Triple:
-        """Extents of an image as far as windows reach, padding included."""
+        """Extents of the range that all windows together read, padding included."""
         a, b, c = (
             (g - 1) * s + (k - 1) * d + 1
             for g, s, k, d in zip(self.grid, self.stride, self.kernel, self.dilate, strict=True)
@@ -102,7 +105,7 @@ class Sizes:
 
     @property
     def pointwise(self) -> bool:
-        """True if the image itself is the right side of a matrix product."""
+        """Whether the convolution is a plain matrix product, with the image as its right operand."""
         return self.taps == 1 and self.image == self.grid and not self.pads
 
     @property
@@ -122,18 +125,18 @@ class Sizes:
 
     @property
     def data_side_by_side(self) -> int:
-        """The same for a gradient of the data."""
+        """Number of images per product of a data gradient."""
         return min(self.batch, IMAGES_APART) if cuts_columns(self) else self.side_by_side
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of windows in one chain, if an image has more than one chain."""
+        """Number of rows of windows in one chain of a weight gradient, if an image has more than one chain."""
         return max(1, CHUNK // self.grid[2])
 
 
 @functools.lru_cache(maxsize=1024)
 def sizes(geo: Geometry) -> Sizes:
-    """Return the sizes of a convolution with three axes."""
+    """Return the sizes of a convolution; missing leading axes get extent 1 and no padding."""
     return Sizes(
         batch=geo.batch,
         groups=geo.groups,
@@ -152,16 +155,18 @@ def sizes(geo: Geometry) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """The bands of rows in which the source of a product is copied, with padding, or one band that is read in place."""
+    """The bands of rows in which a product's source is copied with padding, or a single band that is read in place."""
 
     copies: bool
+    """Whether bands are copied."""
     rows: int
     """Rows of windows in a band; the last band may have fewer."""
     count: int
+    """Number of bands."""
     extents: Triple
     """Extents of a plane of the copy, or of the source if it is read in place."""
     lead: Triple
-    """Zeros in front of the first band."""
+    """Number of zeros before the source along each axis, in the first band."""
     step: int
     """Number of source rows between the starts of adjacent bands."""
 
@@ -170,10 +175,15 @@ def _bands(
     planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, halo: int,
     pads: bool, s: Sizes,
 ) -> Bands:  # fmt: skip
-    """Return bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
+    """Return bands for ``rows`` rows of windows, each of ``row_places`` windows.
 
-    ``reach`` is the range that all of them read, padding included; ``halo`` the source rows that a row may read,
-    counted from the first that any row of the same number reads.
+    Args:
+        planes: number of source planes that are copied together.
+        source: extents of a source plane.
+        reach: extents of the range that all windows read, padding included.
+        step: number of source rows between adjacent rows of windows.
+        halo: number of source rows that a row of windows may read; several phases count from their common first row.
+        pads: whether windows read padding.
     """
     if not pads and not s.halves and planes * math.prod(source) * s.itemsize <= BAND_BYTES:
         return Bands(False, rows, 1, source, (0, 0, 0), 0)
@@ -188,6 +198,7 @@ def _bands(
 
 @functools.lru_cache(maxsize=1024)
 def forward_bands(s: Sizes) -> Bands:
+    """Return the bands of the images that a forward pass reads."""
     planes = s.side_by_side * s.groups * s.channels
     halo = (s.kernel[1] - 1) * s.dilate[1] + 1
     return _bands(planes, s.image, s.padded, s.pad, s.grid[1], s.grid[0] * s.grid[2], s.stride[1], halo=halo,
@@ -196,7 +207,7 @@ def forward_bands(s: Sizes) -> Bands:
 
 @functools.lru_cache(maxsize=1024)
 def cuts_columns(s: Sizes) -> bool:
-    """Return whether a data gradient cuts its columns into runs that the same taps reach, to read no padding."""
+    """Return whether a data gradient cuts its columns into runs that the same taps reach, so it needs no padding."""
     if s.halves or IMAGES_APART * s.groups * s.filters * s.pixels * s.itemsize > APART_BYTES:
         return False
     phases = reach_of(s).phases[2]
@@ -207,6 +218,7 @@ def cuts_columns(s: Sizes) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def data_bands(s: Sizes) -> Bands:
+    """Return the bands of the output gradients that a data gradient reads."""
     reach = reach_of(s)
     if cuts_columns(s):
         return Bands(False, max(count for _, count, _ in reach.phases[1]), 1, s.grid, (0, 0, 0), 0)
@@ -219,16 +231,17 @@ def data_bands(s: Sizes) -> Bands:
 
 
 Phase = tuple[int, int, tuple[tuple[int, int], ...]]
-"""Positions along an axis that are computed by the same taps: (first position, number of positions, a pair for each
-tap). The pair is (tap, source position that it reads for the first position)."""
+"""Positions along an axis that the same taps compute: (first position, number of positions, a pair for each tap). The
+pair is (tap, source position that the tap reads for the first position)."""
 
 
 def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
-    """Cut a phase into runs of positions; within a run the same taps read the source, 0…``extent``, and not padding.
+    """Cut a phase into runs of positions; in a run, the same taps read the source, and all other taps read padding.
 
     Args:
-        apart: distance between positions.
+        apart: distance between the positions of the phase.
         step: distance in the source between the reads of adjacent positions.
+        extent: extent of the source; positions outside 0 to ``extent`` are padding.
     """
     first, count, taps = phase
     runs: list[Phase] = []
@@ -246,21 +259,24 @@ def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The output positions that the data gradient reads along each axis."""
+    """The output positions that a data gradient reads along each axis."""
 
     lead: Triple
+    """Number of positions before the first output position."""
     extents: Triple
+    """Extents of the range that is read, padding included."""
     pads: bool
+    """Whether positions outside the output are read."""
     phases: tuple[tuple[Phase, ...], ...]
     """The phases of each axis."""
 
 
 @functools.lru_cache(maxsize=1024)
 def reach_of(s: Sizes) -> Reach:
-    """Return the windows that read each position of an image.
+    """Return the output positions that a data gradient reads, and its phases.
 
-    Window (h + pad - tap · dilate) / stride reads position h if it is an integer. The same taps read all positions of a
-    *phase*, which are a stride apart.
+    Through ``tap``, image position h belongs to window (h + pad - tap · dilate) / stride if that is an integer. So
+    positions that are a stride apart have the same taps; they form a *phase*.
     """
     phases, leads, extents, pads = [], [], [], False
     for image, grid, kernel, stride, dilate, pad in zip(

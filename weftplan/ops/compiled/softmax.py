@@ -1,7 +1,8 @@
-"""Compiled implementation of SoftmaxOutput: a single read of each row, exponentials in the CPU cache.
+"""Compiled implementation of SoftmaxOutput, which reads each row from memory once.
 
-A row's powers are summed in vectors of one length on every processor, in one order, so bits depend neither on the width
-of registers nor on how rows are cut. Any worker may call it: it writes only to its arguments and needs no scratch.
+A row's exponentials are summed in vectors of one length and in one order on every processor, so bits depend neither on
+the width of registers nor on how rows are cut. Any worker may call the kernel: it writes only to its arguments and
+needs no scratch.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from weftplan.support.array_types import RawArray
 WORDS = ("x", "y", "first", "last", "classes", "row")
 """Argument words of a call: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
 LEAST = 1 << 14
-"""Minimum elements: for fewer, loading the compiled kernel costs more than it saves."""
+"""Minimum elements of a call; for fewer, loading the compiled kernel costs more than it saves."""
 LEAST_CLASSES = 64
-"""Minimum classes: they fill the :data:`_BESIDE` vectors of partial sums."""
+"""Minimum classes; fewer do not fill the :data:`_BESIDE` vectors of partial sums."""
 LITTLE, FEW = 1 << 15, 1 << 19
 """Minimum elements of a part for a helper that is awake, and of a part that is worth waking a helper for."""
 _BESIDE = 4
 """Number of vectors of partial sums."""
 _MAGIC = 1.5 * 2**23
-"""Adding this to a small float32 rounds it to an integer, which is then in the low bits of the sum."""
+"""Adding this to a small float32 rounds it to an integer, which the low bits of the sum contain."""
 _LEAST_POWER = -126 * math.log(2)
-"""Exponents below this give 0."""
+"""The exponential of a smaller number counts as 0."""
 
 
 def entry(target: Target | None = None) -> Entry:
-    """Return the compiled function."""
+    """Return the compiled function ``softmax``."""
     return library("softmax", lambda _: [_function()], ("softmax",), target)["softmax"]
 
 
 def _number(value: float) -> str:
-    """Return a float32 as LLVM writes it."""
+    """Return ``value``, rounded to float32, in LLVM's notation."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))
     return f"0x{bits:016X}"
 
@@ -55,7 +56,7 @@ def _number(value: float) -> str:
 def power(f: Function, x: str) -> str:
     """Emit exp(x) for elements that are at most 0; NaN stays NaN.
 
-    With x = n log 2 + r, n an integer and r at most log(2) / 2 in size, exp(r) is a polynomial of eight terms that is
+    With x = n log 2 + r, an integer n and abs(r) <= log(2) / 2, exp(r) is approximated by a polynomial of eight terms,
     accurate to a bit or two, and n is added to the exponent.
     """
     kind = f"<{f.lanes} x i32>"
@@ -84,7 +85,7 @@ def _larger(f: Function, a: str, b: str) -> str:
 
 
 def _function() -> Function:
-    """``softmax(words)``: compute the softmax of rows as :data:`WORDS` describes."""
+    """Return the function ``softmax(words)``, which computes the softmax of the rows that :data:`WORDS` describes."""
     f = Function("softmax", (("ptr", "words"),), "float", LINE // 4)
     x, y = f.pointer("%words", 0), f.pointer("%words", 1)
     first, last, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))
@@ -99,7 +100,7 @@ def _function() -> Function:
     room = [f.local(f.vector) for _ in range(_BESIDE)]
 
     def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
-        """Emit ``what`` for every line of a row, with the slot of its partial result and the mask of the last line."""
+        """Emit ``what(address, slot of its partial result, mask)`` for every line of a row; None: a whole line."""
         with f.loop(0, most, wide) as at:
             for k, place in enumerate(room):
                 what(f.at(f.at(row, at), k * LINE), place, None)

@@ -1,7 +1,7 @@
-"""The processor that kernels are compiled for, or the reason for its absence; loads llvmlite lazily.
+"""The processor that kernels are compiled for, or the reason why none can be compiled; imports llvmlite on first use.
 
-Kernels need fused multiply-add and vectors: AVX2 with FMA or AVX-512 on x86, NEON on 64-bit Arm. Without them, without
-llvmlite, or if the process may not make memory executable, only NumPy's kernels are used.
+Kernels need vectors with fused multiply-add: AVX2 with FMA or AVX-512 on x86, NEON on 64-bit Arm. Only NumPy's kernels
+are used without these, without llvmlite, or if the process may not make memory executable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Target:
     cpu: str
     features: str
     bits: int
-    """Width of a vector register."""
+    """Width of a vector register, in bits."""
     registers: int
-    """Vector registers."""
+    """Number of vector registers."""
     compiler: str
     """Versions of llvmlite and LLVM."""
     register: str = "x"
-    """LLVM's inline assembly constraint for such a register; empty if the processor has none of that width, so that the
-    compiler splits vectors, which is slower."""
+    """LLVM's inline assembly constraint for a vector register. Empty if the processor has no registers of ``bits``
+    bits: the compiler then splits vectors, which is slower."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Target:
         return {512: "AVX-512", 256: "AVX2", 128: "NEON"}[self.bits]
 
     def lanes(self, itemsize: int) -> int:
-        """Return the number of elements of a vector."""
+        """Return the number of elements of ``itemsize`` bytes in a vector."""
         return self.bits // (8 * itemsize)
 
     @property
@@ -47,19 +47,19 @@ class Target:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Numbers of positions in a product's tile, the largest first: two panels of them and their operands fit the
-        registers."""
+        """Numbers of positions that a product's tile may have, largest first: its sums, of two panels of channels, fit
+        the registers together with their operands."""
         return (8, 4) if self.registers > 16 else (6, 4)
 
 
 def binding() -> ModuleType:
-    """Import ``llvmlite.binding``."""
+    """Import and return ``llvmlite.binding``."""
     return importlib.import_module("llvmlite.binding")
 
 
 @functools.cache
 def host() -> Target | str:
-    """Return this machine, or the reason why nothing can be compiled for it."""
+    """Return this machine's processor, or the reason why no code can be compiled for it."""
     try:
         llvm = binding()
         package = importlib.import_module("llvmlite")
@@ -80,7 +80,7 @@ def host() -> Target | str:
 
 
 def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> Target | str:
-    """Return the target for a processor with these features, or why there is none."""
+    """Return the target for a processor with these features, or the reason why kernels do not support it."""
     listed = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     if machine in ("arm64", "aarch64"):
         return Target(cpu, listed, 128, 32, versions, "w")

@@ -1,9 +1,9 @@
-"""The cost of an operator: arithmetic operations and passes over its data, for time models.
+"""The cost of an operator for time models: arithmetic operations, and passes over its data.
 
-Arithmetic is counted for the operators that do more than a few operations for each element: matrix products and
-convolutions (two for a multiplication with its addition, twice that for their backward nodes, which make two products).
-Everything else takes as long as its traffic; operators that sweep their data several times say how often. Pure
-functions of names, parameters and shapes; any thread may call them.
+Arithmetic is counted for operators with more than a few operations per element, which are matrix products,
+convolutions and RNNs. A multiplication with its addition counts as two operations. The time of all other operators
+follows from their memory traffic; :data:`SWEEPS` has those that read their data several times. The functions are pure,
+so any thread may call them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SWEEPS: Mapping[str, float] = {
     # Random bits cost more than the traffic of the mask.
     "Dropout": 4.0,
 }
-"""Factor of an operator's memory traffic, relative to one read of every input and one write of every output. It applies
-to backward nodes, too."""
+"""Memory traffic of an operator and of its backward node, relative to one read of every input and one write of every
+output."""
 
 _PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
 COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}
@@ -40,16 +40,16 @@ COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}
 def operations(
     name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, is_backward: bool, wanted: Sequence[bool]
 ) -> float:
-    """Arithmetic operations of one node of an operator in :data:`COUNTED`, or of its backward node.
+    """Return the arithmetic operations of a node of an operator in :data:`COUNTED`, or of its backward node.
 
     Args:
-        name: the operator; for a backward node the forward one.
-        ins: shapes of its inputs; of a backward node of products: outgoing gradient, left, right, and so on.
-        outs: shapes of its outputs.
-        is_backward: whether it is the backward node.
-        wanted: of each output, whether anybody reads it.
+        name: the operator; for a backward node the forward operator.
+        ins: shapes of the node's inputs; for a backward node of products: output gradient, left operand, right operand.
+        outs: shapes of the node's outputs.
+        is_backward: whether the node is the backward node.
+        wanted: for each output, whether another node reads it.
     """
-    if name == "RNN":  # every parameter meets every step of every sample, twice more for the gradients
+    if name == "RNN":  # every step of every sample is multiplied by every parameter, twice as often for gradients
         data, vector = (outs if is_backward else ins)[:2]
         return (4.0 if is_backward else 2.0) * prod(data[:2]) * prod(vector)
     if len(ins) < (3 if is_backward else 2):
@@ -60,14 +60,13 @@ def operations(
         return times * prod(out) * prod(right[1:])
     if name == "Deconvolution":
         return times * prod(left) * prod(right[1:])
-    # (m, k) by (k, n): the root of mk * kn * mn is mkn; a batch of B products counts B too often under the root.
+    # (m, k) by (k, n): the root of mk * kn * mn is mkn. In a batch of B products the root has a factor B too many.
     batch = left[0] if name == "batch_dot" else 1
     return times * sqrt(prod(out) * prod(left) * prod(right) / max(batch, 1))
 
 
 def window(params: Mapping[str, object]) -> int:
-    """Return the elements that a pooling window covers; the whole image counts once, because it is one ordinary
-    reduction."""
+    """Return the number of elements of a pooling window; 1 for a global pooling, which is one ordinary reduction."""
     kernel = params.get("kernel")
     if params.get("global_pool") or not isinstance(kernel, tuple):
         return 1

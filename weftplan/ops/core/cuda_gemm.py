@@ -1,8 +1,8 @@
 """Batched matrix products by cuBLAS, without the copies of ``cupy.matmul``.
 
-CuPy copies a transposed operand of a batched product, and makes arrays of pointers to multiply one matrix by many. No
-plan counts these, and no CUDA graph can hold them. cuBLAS itself needs neither. Any thread may call; the product goes
-to CuPy's current stream.
+CuPy copies a transposed operand of a batched product, and allocates arrays of pointers to multiply one matrix by many.
+Plans do not count this memory, and CUDA graphs cannot contain the allocations. cuBLAS itself needs neither. Any thread
+may call; the product is enqueued on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _CALLS = {"float32": "sgemmStridedBatched", "float64": "dgemmStridedBatched"}
 DTYPES = tuple(_CALLS)
 """Dtypes that :func:`gemm` multiplies."""
 _NUMBERS = {(name, value): np.full(1, value, name) for name in DTYPES for value in (0, 1)}
-"""The factors of product and result, which cuBLAS reads in host memory."""
+"""The constants 0 and 1 in host memory, for cuBLAS's factors of the product and of the old result."""
 _TF32 = 3
 """``CUBLAS_TF32_TENSOR_OP_MATH``."""
 
 
 def pointer(array: Any) -> int:
-    """Return the address of the bytes of an array of CuPy."""
+    """Return the device address of a CuPy array."""
     return int(array.data.ptr)
 
 
 def gemm(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray, *, add: bool = False) -> None:
-    """Write ``a`` times ``b`` into ``out``, or add it, in one launch.
+    """Write ``a @ b`` to ``out``, or with ``add`` add it to ``out``, in one launch.
 
     Args:
-        a: (batch, m, k), or (m, k), which is then the same for all.
-        b: (batch, k, n), or (k, n).
-        out: (batch, m, n), or (m, n) if both are matrices; its rows are contiguous.
+        a: of shape (batch, m, k), or (m, k) for the same matrix in all products.
+        b: of shape (batch, k, n), or (k, n) for the same matrix in all products.
+        out: of shape (batch, m, n), or (m, n) if both operands are matrices; its rows are contiguous.
 
     The rows or the columns of each matrix are contiguous. Arrays are not empty and share one dtype of :data:`DTYPES`.
     """
@@ -51,7 +51,7 @@ def gemm(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray, *, add: bool 
     if tensor_cores:
         before = cublas.getMathMode(handle)
         cublas.setMathMode(handle, _TF32)
-    # cuBLAS counts columns first, so it multiplies the transposes, the other way round.
+    # cuBLAS's matrices are column-major, so it multiplies the transposes in reversed order.
     getattr(cublas, _CALLS[name])(
         handle, turn_b, turn_a, n, m, a.shape[-1], one, pointer(b), ldb, step_b, pointer(a), lda, step_a, old,
         pointer(out), ldc, step_c, batch,
@@ -61,7 +61,10 @@ def gemm(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray, *, add: bool 
 
 
 def _layout(x: RawArray) -> tuple[int, int, int]:
-    """Return (1 if columns are contiguous, else 0; stride of rows, or columns; stride of matrices), in elements."""
+    """Return (whether columns are contiguous instead of rows, stride of rows or columns, stride of matrices).
+
+    The strides are in elements; that of a single matrix is 0.
+    """
     item = x.itemsize
     row, column = (stride // item for stride in x.strides[-2:])
     rows, columns = x.shape[-2:]

@@ -1,8 +1,9 @@
 """Generation, compilation and launch of kernels in CUDA C.
 
 A source is a template: ``T`` stands for the dtype of the data and ``A`` for the dtype of its accumulators. It is
-compiled on first launch, once for each pair of dtypes, and CuPy caches the result on disk. Products and sums are not
-contracted, so that a formula rounds as it does on a CPU. Nothing here waits for the device or allocates.
+compiled on first launch, once for each choice of dtypes, and CuPy caches the result on disk. Products and sums are not
+contracted to fused multiply-adds, so a formula rounds as it does on a CPU. No function waits for the device or
+allocates device memory.
 
 Any thread may launch. Two threads that launch a kernel for the first time may both compile it, which is harmless.
 """
@@ -24,18 +25,18 @@ from weftplan.ops.core.schema import DType, Params, TensorSpec
 from weftplan.support.array_types import ArrayModule, RawArray
 
 THREADS = 256
-"""Threads of a block that works on elements."""
+"""Threads of a block in kernels with a thread per element or vector of elements."""
 WIDE = 1024
 """Maximum threads of a block that computes a sum."""
 
 TERMS = 16
-"""Numbers that a thread adds up by itself, if there are as many, before a block adds up by halves."""
+"""Numbers that each thread adds, if there are enough, before the threads of a block add their sums by halves."""
 
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
 
 ALIGNMENT = 16
-"""Bytes that an instruction loads or stores, from an address that is a multiple."""
+"""Maximum bytes that an instruction loads or stores, at an address that is a multiple of them."""
 
 TOTAL = """
 __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
@@ -50,15 +51,15 @@ __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
     return s[0];
 }
 """
-"""A function for sources: the sum over a block, whose number of threads is a power of two of at most :data:`WIDE`;
-``s`` is shared memory for as many."""
+"""A device function ``total(s, value)`` for sources, which returns the sum of ``value`` over a block of threads. The
+number of threads is a power of two; ``s`` is shared memory with an element for each thread."""
 
 
 OPTIONS = ("--fmad=false",)
 """Options of the compiler. CuPy adds ``-ftz=true``, which flushes float32 values below 1.2e-38 to zero."""
 
 LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s[t], s[t + k])")
-"""The same for the largest; a NaN is passed over."""
+"""A device function like ``total`` that returns the maximum of ``value`` over a block of threads; it ignores NaN."""
 
 
 _WALK = {
@@ -86,21 +87,22 @@ _WALK = {
         }
     }""",
 }
-"""What :func:`walking` puts into sources. Arrays have fewer than 2^31 elements; unsigned numbers may pass the end."""
+"""The code that :func:`walking` puts into sources. Arrays have fewer than 2^31 elements, so that unsigned indices may
+pass the end without overflow."""
 
 
 def walking(code: str) -> str:
-    """Return a source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
+    """Return ``code`` with loops over the channels of an array of shape (outer, ``channels``, ``inner``).
 
-    ``PLACES`` stands for declarations: block ``blockIdx.x`` works on one of ``pieces`` pieces of channel ``c``, which
-    has ``count`` elements, and each thread on every ``blockDim.x``-th of them. Between ``WALK`` and ``STEP`` an element
-    is at ``at``. Divisions are made once for each thread.
+    ``PLACES`` becomes declarations: block ``blockIdx.x`` processes one of ``pieces`` pieces of channel ``c``, which has
+    ``count`` elements, and each of its threads every ``blockDim.x``-th element of the piece. ``WALK`` and ``STEP``
+    become the begin and the end of a loop, in which ``at`` is the index of an element. Each thread divides only once.
     """
     return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda found: _WALK[found[0]], code)
 
 
 def text_of(code: str, **types: DType) -> str:
-    """Return a source with its letters replaced by ``types``; ``A`` follows from ``T``."""
+    """Return a source with its letters replaced by the C names of ``types``; ``A`` follows from ``T``."""
     letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}
     if "T" in types:
         letters.setdefault("A", _NAMES[accumulator(np.dtype(types["T"])).name])
@@ -118,14 +120,14 @@ def _compiled(maker: Callable[..., Launcher], code: str, name: str, types: tuple
 
 
 def kernel(xp: ArrayModule, code: str, name: str, **types: DType) -> Launcher:
-    """Return the kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
+    """Return the compiled kernel ``name`` of a source with the dtypes ``types``; see :func:`text_of`."""
     return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
 def launch(
     xp: ArrayModule, code: str, name: str, blocks: int, threads: int, args: Sequence[object], **types: DType
 ) -> None:
-    """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; nothing if ``blocks`` is 0.
+    """Enqueue a kernel with ``blocks`` blocks of ``threads`` threads on the current stream; do nothing for 0 blocks.
 
     Raises:
         DeviceError: the source does not compile on this machine, or the compiler is missing.
@@ -150,17 +152,19 @@ def launch(
 def each(
     xp: ArrayModule, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType
 ) -> None:
-    """Enqueue one thread for ``lanes`` of ``count`` elements; the last argument of the kernel is ``count``."""
+    """Enqueue a kernel with one thread per ``lanes`` of ``count`` elements; ``count`` becomes its last argument."""
     launch(xp, code, name, -(-count // (THREADS * lanes)), THREADS, (*args, count), **types)
 
 
 def are_aligned(*arrays: RawArray) -> bool:
-    """Return whether vectors of :data:`ALIGNMENT` bytes may be loaded from and stored to the arrays."""
+    """Return whether kernels may load and store vectors of :data:`ALIGNMENT` bytes in all arrays."""
     return all(pointer(array) % ALIGNMENT == 0 for array in arrays)
 
 
 def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
-    """Threads for adding ``count`` numbers, of at least ``terms`` each unless they were ``least``: a power of two.
+    """Return the number of threads for adding ``count`` numbers, a power of two from ``least`` to ``most``.
+
+    Within these limits, it is the smallest power of two with at most ``terms`` numbers per thread.
 
     >>> width(1), width(100), width(10**6), width(1000, terms=16)
     (32, 128, 1024, 64)
@@ -170,7 +174,10 @@ def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> i
 
 
 def floats(*positions: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], str]:
-    """Return a refusal: the inputs at these positions must be float16, float32 or float64."""
+    """Return a refusal (:mod:`weftplan.ops.core.implementations`) of calls that kernels in CUDA C cannot compute.
+
+    The inputs at ``positions`` must be float16, float32 or float64, and all arrays have fewer than 2^31 elements.
+    """
 
     def refusal(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
         for position in positions:

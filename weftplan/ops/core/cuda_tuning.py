@@ -1,4 +1,4 @@
-"""Settings that limit the choice of convolution algorithms on a GPU."""
+"""Settings of matrix products and convolution algorithms on a GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Tuning(NamedTuple):
     """Settings of the CUDA libraries.
 
     Attributes:
-        autotune: 0: the library's recommendation; 1: the fastest measured algorithm within the workspace limit; 2: the
-            fastest measured algorithm.
-        tensor_cores: whether float32 may be rounded to TF32 for products.
+        autotune: choice of convolution algorithms. 0: the library's recommendation; 1: the fastest measured algorithm
+            within the workspace limit; 2: the fastest measured algorithm.
+        tensor_cores: whether products may round float32 to TF32.
     """
 
     autotune: int = OFF
@@ -36,7 +36,7 @@ _planned = _Planned()
 
 @contextmanager
 def planned_for(gpu: int) -> Iterator[None]:
-    """Within the ``with`` block this thread asks implementations for nodes of GPU ``gpu``, whichever is current."""
+    """Within the ``with`` block, implementations on this thread plan for GPU ``gpu`` instead of the current GPU."""
     before, _planned.gpu = _planned.gpu, gpu
     try:
         yield
@@ -45,12 +45,12 @@ def planned_for(gpu: int) -> Iterator[None]:
 
 
 def planned_gpu() -> int | None:
-    """Return the GPU of :func:`planned_for`; None: the current one."""
+    """Return the GPU that :func:`planned_for` sets for this thread; None: the current GPU."""
     return _planned.gpu
 
 
 def tuning(wanted: str | None = None) -> Tuning:
-    """Return the current settings; the parameter ``cudnn_tune`` of a node (``wanted``) takes precedence."""
+    """Return the current settings; ``wanted``, a node's parameter ``cudnn_tune``, takes precedence unless None."""
     level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
     if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED
@@ -60,6 +60,6 @@ def tuning(wanted: str | None = None) -> Tuning:
 
 
 def workspace_limit(params: Params) -> int:
-    """The bytes of scratch that an algorithm of a convolution may take."""
+    """Return the maximum scratch bytes of a convolution's algorithm."""
     limit = config.get("FLAGS_conv_workspace_size_limit")
     return int(params["workspace"] if limit < 0 else min(limit, params["workspace"])) << 20

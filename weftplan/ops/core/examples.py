@@ -1,4 +1,4 @@
-"""Examples of common operators, for their documentation; a test runs them."""
+"""Examples for the documentation of common operators; a test runs them as doctests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _HEAD = ">>> import weftplan as mx\n>>> x = mx.sym.Variable('x')\n"
 
 
 def _shapes(call: str, shape: str, output: str, *inputs: str) -> str:
-    """Return an example that shows the shapes of inputs and output."""
+    """Return the text of an example that shows the shapes of inputs and output of the symbol ``call``."""
     text = f"{_HEAD}>>> y = {call}\n>>> y.infer_shape(x={shape})[1]\n[{output}]"
     if inputs:
         text += f"\n>>> dict(zip(y.list_arguments()[1:], y.infer_shape(x={shape})[0][1:]))\n{{{', '.join(inputs)}}}"
@@ -16,7 +16,7 @@ def _shapes(call: str, shape: str, output: str, *inputs: str) -> str:
 
 
 def _values(call: str, output: str) -> str:
-    """Return an example that shows numbers."""
+    """Return the text of an example that shows the values of ``call`` for ``x = [[1, 2], [3, 4]]``."""
     return f">>> import weftplan as mx\n>>> x = mx.nd.array([[1, 2], [3, 4]])\n>>> {call}.asnumpy().tolist()\n{output}"
 
 

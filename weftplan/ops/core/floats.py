@@ -17,10 +17,10 @@ _INSTALL = "bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
 
 
 def dtype_of(value: DTypeLike) -> DType:
-    """Return ``np.dtype(value)``; ``"bfloat16"`` needs ml_dtypes.
+    """Return ``np.dtype(value)``, or ml_dtypes' bfloat16 for ``"bfloat16"``.
 
     Raises:
-        TypeError: no dtype; or bfloat16 without ml_dtypes, with the package to install.
+        TypeError: the value is no dtype, or it is ``"bfloat16"`` and ml_dtypes is not installed.
 
     >>> dtype_of("float16")
     dtype('float16')
@@ -31,13 +31,13 @@ def dtype_of(value: DTypeLike) -> DType:
         except ImportError:
             raise TypeError(_INSTALL) from None
     if isinstance(value, str) and value.lstrip("<>=|").startswith("a"):
-        raise TypeError(f"data type {value!r} not understood")  # NumPy's deprecated name of bytes
+        raise TypeError(f"data type {value!r} not understood")  # "a" is NumPy's deprecated name of bytes
     dtype: DType = np.dtype(value)
     return dtype
 
 
 def is_float(dtype: DType) -> bool:
-    """Return whether its numbers are floats.
+    """Return whether ``dtype`` is a floating-point dtype, bfloat16 included.
 
     >>> is_float(np.dtype("float16")), is_float(np.dtype("int8")), is_float(np.dtype("V2"))
     (True, False, False)
@@ -46,12 +46,12 @@ def is_float(dtype: DType) -> bool:
 
 
 def is_half(dtype: DType) -> bool:
-    """Return whether it is a float of two bytes, whose sums need a wider one."""
+    """Return whether ``dtype`` is a float of two bytes, whose sums need a wider accumulator."""
     return dtype.itemsize == 2 and is_float(dtype)
 
 
 def is_number(dtype: DType) -> bool:
-    """Return whether arrays may hold it: booleans, integers and floats.
+    """Return whether arrays may have ``dtype``: a boolean, integer or floating-point dtype.
 
     >>> is_number(np.dtype(bool)), is_number(np.dtype("complex64"))
     (True, False)

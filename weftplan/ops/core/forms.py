@@ -1,4 +1,4 @@
-"""Kernel signatures: functions of arrays, or of a workspace and arrays, one parameter each.
+"""Kernel forms: decorators that make kernels of functions with one argument per array.
 
 :func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None if
 unwanted) and its scratch arrays, each as one argument, and can always be prepared for replay::
@@ -7,14 +7,14 @@ unwanted) and its scratch arrays, each as one argument, and can always be prepar
     def _double(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         xp.add(x, x, out=out)
 
-:func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a
+:func:`workspace_kernel` is for kernels whose helper functions take scratch themselves: its function gets a
 :class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for kernels that
 depend on the run, through random numbers or the training flag: its function gets the whole
 :class:`~weftplan.ops.core.schema.OpContext`, and cannot be prepared. Elementwise formulas of several steps are a
 :class:`~weftplan.ops.core.kernels.BlockKernel`, which cuts large arrays into blocks.
 
-Each form satisfies :data:`~weftplan.ops.core.schema.Kernel`, so callers know one protocol. Kernels keep no state
-between calls, so any number of threads may share them.
+Each form satisfies the protocol :data:`~weftplan.ops.core.schema.Kernel`. Kernels keep no state between calls, so any
+number of threads may share them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ Call = Callable[[], object]
 Function = Callable[..., None]
 Room = Sequence[tuple[Shape, DType]]
 Scratch = Callable[..., Room]
-"""``scratch(p, *inputs, *outputs)``: shape and dtype of every scratch array. It may read ``shape`` and ``dtype`` of its
-arguments: the planner passes specs, a call its arrays (None for an ignored input or an unwanted output)."""
+"""``scratch(p, *inputs, *outputs)`` returns the shape and dtype of every scratch array. It may read only ``shape`` and
+``dtype`` of its arguments: the planner passes specs, and a call passes its arrays (None for an ignored input or an
+unwanted output)."""
 Specs = Sequence[TensorSpec]
 
 
 class ArrayKernel:
-    """The kernel ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
+    """A kernel that calls ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
 
     __slots__ = ("function", "scratch", "workspace")
 
@@ -46,7 +47,7 @@ class ArrayKernel:
         self.function = function
         self.scratch = scratch
         self.workspace = None if scratch is None else self._bytes
-        """``Op.workspace`` of this kernel."""
+        """The ``Op.workspace`` of this kernel; None: it takes no scratch."""
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
@@ -58,7 +59,7 @@ class ArrayKernel:
     on = prepare
 
     def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
-        """Return the function of NumPy arrays, followed by the flat workspace if there is scratch."""
+        """Return the function with NumPy and ``params`` bound; it gets the arrays, then the flat workspace if any."""
         function = partial(self.function, np, params)
         return function if self.scratch is None else with_views(function, self.scratch(params, *inputs, *outputs))
 
@@ -75,7 +76,10 @@ class ArrayKernel:
 
 
 def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
-    """Return ``function(*arrays, *scratch)`` as one of arrays and flat bytes (those only where ``room`` needs any)."""
+    """Return a function that calls ``function(*arrays, *scratch)`` with scratch arrays of the specs in ``room``.
+
+    Its arguments are the arrays, and a flat workspace that contains the scratch arrays unless these have no bytes.
+    """
     ranges, end = [], 0
     for shape, dtype in room:
         nbytes = TensorSpec(shape, dtype).nbytes
@@ -94,7 +98,7 @@ def with_views(function: Callable[..., object], room: Room) -> Callable[..., obj
 
 
 class ContextKernel:
-    """The kernel ``function(ctx, p, *inputs, *outputs)``; see :func:`context_kernel`."""
+    """A kernel that calls ``function(ctx, p, *inputs, *outputs)``; see :func:`context_kernel`."""
 
     __slots__ = ("function",)
 
@@ -114,7 +118,7 @@ class ContextKernel:
 
 
 class WorkspaceKernel(ContextKernel):
-    """A kernel ``function(ctx, p, *inputs, *outputs)`` that needs only the workspace of ``ctx``."""
+    """A kernel that calls ``function(ctx, p, *inputs, *outputs)``, which uses only the workspace of ``ctx``."""
 
     __slots__ = ()
     workspace = None  # the operator declares it
@@ -132,10 +136,10 @@ class WorkspaceKernel(ContextKernel):
 
 
 class ChosenKernel:
-    """A kernel that calls another kernel, chosen by the parameters; it is prepared as the chosen kernel is.
+    """A kernel that delegates to another kernel, which depends on the parameters.
 
     Args:
-        choose: returns the kernel and its parameters.
+        choose: returns the chosen kernel and its parameters, from the parameters of the call.
         elementwise: whether every kernel that ``choose`` may return works elementwise on arrays of one shape.
     """
 
@@ -154,18 +158,18 @@ class ChosenKernel:
         chosen(ctx, values, inputs, outputs)
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the other kernel's call with all arguments bound."""
+        """Return the chosen kernel's call with all arguments bound."""
         chosen, values = self.choose(params)
         return bound(chosen, ctx, values, inputs, outputs)
 
     def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call | None:
-        """Delegate to the chosen kernel."""
+        """Return the chosen kernel's prepared call; None if it cannot be prepared."""
         chosen, values = self.choose(params)
         prepare: Callable[..., Call | None] | None = getattr(chosen, "prepare", None)
         return None if prepare is None else prepare(ctx, values, inputs, outputs)
 
     def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
-        """Delegate to the chosen kernel."""
+        """Return the chosen kernel's bare form; None if it has none."""
         chosen, values = self.choose(params)
         make: Callable[..., Callable[..., object] | None] | None = getattr(chosen, "bare", None)
         return None if make is None else make(values, inputs, outputs)
@@ -182,10 +186,10 @@ def kernel(*, scratch: Scratch) -> Callable[[Function], ArrayKernel]: ...
 def kernel(
     function: Function | None = None, /, *, scratch: Scratch | None = None
 ) -> ArrayKernel | Callable[[Function], ArrayKernel]:
-    """Make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``, as a decorator.
+    """Decorator: make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``.
 
     Args:
-        scratch: shapes and dtypes of the scratch arrays. The operator's workspace follows from it.
+        scratch: returns the shapes and dtypes of the scratch arrays; the operator's workspace follows from them.
 
     >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
     ... def cube(xp, p, x, out, square):
@@ -200,7 +204,7 @@ def kernel(
 
 
 def context_kernel(function: Function) -> ContextKernel:
-    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, as a decorator."""
+    """Decorator: make a kernel of ``function(ctx, p, *inputs, *outputs)``, which cannot be prepared."""
     return ContextKernel(function)
 
 
@@ -210,6 +214,6 @@ def workspace_kernel(function: Function) -> WorkspaceKernel:
 
 
 def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    """Return the call of any kernel on these arrays, without a wrapper around the author's function if possible."""
+    """Return a call of any kernel with all arguments bound; it calls the author's function directly if possible."""
     on: Callable[..., Call] | None = getattr(kernel, "on", None)
     return partial(kernel, ctx, params, inputs, outputs) if on is None else on(ctx, params, inputs, outputs)

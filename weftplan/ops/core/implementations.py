@@ -1,11 +1,11 @@
-"""Alternative implementations of an operator: NumPy's default kernel, and others that register.
+"""Alternative implementations of an operator: the default kernel, written for NumPy, and registered others.
 
-NumPy's kernel also runs on CuPy. A GPU implementation needs fewer launches, does not synchronize, or adds in a fixed
-order.
+The default kernel also runs on CuPy. A GPU implementation needs fewer launches, does not synchronize, or adds in a
+fixed order.
 
-An :class:`Implementation` states which calls it takes, their scratch bytes and their expected cost. The choice for a
-node is made before anything is allocated, from the operator, its parameters, shapes, dtypes and a mode: it is the same
-every time on one machine.
+An :class:`Implementation` states which calls it can compute, their scratch bytes, and when NumPy is faster. An
+implementation is chosen before memory is allocated, from the operator, its parameters, shapes, dtypes and a mode, so
+the choice is always the same on one machine.
 """
 
 from __future__ import annotations
@@ -18,47 +18,46 @@ from weftplan.ops.core.schema import Kernel, Op, Params, TensorSpec
 MODES = ("auto", "numpy", "native")
 Specs = Sequence[TensorSpec]
 Refusal = Callable[[Params, Specs, Specs], str]
-"""Says why an implementation cannot compute a call, or is expected to be slower; empty if neither."""
+"""A function of (parameters, inputs, outputs) that returns a reason against an implementation; empty: no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """One way to compute an operator."""
+    """An implementation of an operator: a kernel, its scratch bytes, and the calls that it takes."""
 
     name: str
     """``numpy``, ``native``, ``winograd`` or ``mixed`` (on a host; the last is NumPy's convolution with the compiled
     batch norm), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
-    """Bytes of scratch of one call."""
+    """A function that returns the scratch bytes of a call."""
     refusal: Refusal = field(default=lambda params, inputs, outputs: "")
-    """Why it cannot compute a call; empty when it can."""
+    """A function that returns the reason why the implementation cannot compute a call; empty if it can."""
     slower: Refusal = field(default=lambda params, inputs, outputs: "")
-    """Why NumPy is expected to be faster for a call; empty if this implementation is."""
+    """A function that returns the reason why NumPy is expected to be faster for a call; empty if it is not."""
     otherwise: Implementation | None = None
     """The implementation to try next if this one refuses a call, before NumPy's kernel."""
 
     def __hash__(self) -> int:
-        return hash(self.name)  # each bind hashes all that are provided
+        return hash(self.name)  # cheap, because each bind hashes all registered implementations
 
     special: bool = False
-    """For some shapes alone: why it refuses others is not worth telling."""
+    """Whether it takes only few shapes, so that the reasons for its refusals are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which implementation computes a call, and why not another."""
+    """The implementation that computes a call, and the reason for the choice."""
 
     implementation: Implementation
     reason: str = ""
-    """Why those before it are not used; empty when there is none or the first is. Of a choice by measuring, that it
-    is."""
+    """Why preferred implementations are not used, or that the choice was measured; empty if the first one is used."""
     several: bool = False
-    """Whether there was a choice: the operator has other implementations than NumPy's."""
+    """Whether the operator has implementations other than NumPy's."""
 
     @property
     def text(self) -> str:
-        """For readers: ``native``, ``numpy (why)``."""
+        """The choice as text for users: ``native``, or ``numpy (reason)``."""
         return f"{self.implementation.name} ({self.reason})" if self.reason else self.implementation.name
 
 
@@ -66,21 +65,21 @@ _PROVIDED: dict[str, dict[str, Implementation]] = {"host": {}, "gpu": {}}
 
 
 def provide(op: str, implementation: Implementation, *, on: str = "host") -> None:
-    """Offer another implementation of the operator called ``op``, on a ``host`` or on a ``gpu``."""
+    """Register the preferred implementation of the operator called ``op``, on a ``host`` or on a ``gpu``."""
     _PROVIDED[on][op] = implementation
 
 
 def provided(on: str = "host") -> Mapping[str, Implementation]:
-    """Return the implementations other than NumPy's, by operator; empty for a device type without any."""
+    """Return the registered implementations by operator; empty for a device type without any."""
     return _PROVIDED.get(on, {})
 
 
 def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> Choice:
-    """Choose the implementation for a call.
+    """Return the implementation chosen for a call.
 
     Args:
-        mode: ``numpy``: NumPy's kernel; ``native``: a provided implementation for every call that it takes; ``auto``:
-            for every call that it is expected to speed up.
+        mode: ``numpy``: always NumPy's kernel; ``native``: a registered implementation if it can compute the call;
+            ``auto``: a registered implementation if it is also expected to be faster.
         on: device type of the arrays: ``host``, ``gpu``, or another type, which has only NumPy's kernels.
     """
     candidate = provided(on).get(op.name)
@@ -104,5 +103,5 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
 
 
 def numpy_of(op: Op) -> Implementation:
-    """Return an operator's kernel written for NumPy, which CuPy runs as well."""
+    """Return the implementation by an operator's default kernel, which runs on NumPy and CuPy."""
     return Implementation(name="numpy", kernel=op.forward, workspace=op.workspace_bytes)

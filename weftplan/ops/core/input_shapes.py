@@ -1,6 +1,6 @@
 """Input shapes of operators, for their documentation; a test compares them with shape inference.
 
-A name is a dimension, or a parameter of the operator; ``*name`` stands for any number of dimensions.
+In a shape, a name is a dimension or a parameter of the operator, and ``*name`` is any number of dimensions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Building blocks of kernels: copies, blockwise evaluation, reduction to a broadcast shape.
 
-An elementwise formula of several steps runs block by block: the scratch stays at :func:`weftplan.ops.core.tiling.block`
-elements however large the arrays are, and on a CPU a block stays in the cache between the steps. All block sizes depend
-on shapes and the type of the device alone, so every sum has one fixed order.
+An elementwise formula of several steps runs block by block. So its scratch has at most
+:func:`weftplan.ops.core.tiling.block` elements, and on a CPU a block stays in the cache between the steps. Block sizes
+depend only on shapes and the type of the device, so every sum has one fixed order.
 
-Kernels call ``negative`` on contiguous arrays only: NumPy 2.1 to 2.4.6 computes it wrongly where input and output are
-strided alike, at 16 bytes for elements of 4 and at 64 bytes for elements of 8. A multiplication by -1 gives the same
+Kernels call ``negative`` on contiguous arrays only: NumPy 2.1 to 2.4.6 computes it wrongly if input and output have the
+same strides, of 16 bytes for 4-byte elements or 64 bytes for 8-byte elements. A multiplication by -1 gives the same
 bits.
 """
 
@@ -47,11 +47,11 @@ COMPARISONS = (
     ("logical_or", "logical_or", "{} or {} is not 0"),
     ("logical_xor", "logical_xor", "exactly one of {} and {} is not 0"),
 )
-"""Operators that give 0 or 1: MXNet's word for it, NumPy's function, and when it is 1."""
+"""Operators whose results are 0 or 1: (MXNet's name, NumPy's function, the condition for 1)."""
 
 
 class _CopyKernel:
-    """Output 0 gets the elements of input 0 in order, whatever the two shapes; the same memory is left alone."""
+    """A kernel that copies the elements of input 0 in order to output 0, whose shape may be another."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class _CopyKernel:
         ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
-        """Return the bare copy."""
+        """Return a call that copies these arrays."""
         return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
 
 
@@ -67,11 +67,11 @@ copy_kernel = _CopyKernel()
 
 
 Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[..., object] | None"]
-"""Makes the bare form of a kernel for a call (see :data:`weftplan.ops.core.schema.Kernel`)."""
+"""A function that returns the bare form of a kernel for a call, or None (:data:`weftplan.ops.core.schema.Kernel`)."""
 
 
 class KernelWithBare:
-    """A kernel with a function that makes its bare form, which is replayed faster than the kernel itself."""
+    """A kernel with a bare form, which is replayed faster than the kernel itself; ``bare`` returns the form."""
 
     __slots__ = ("bare", "kernel", "workspace")
 
@@ -99,14 +99,14 @@ class KernelWithBare:
 
 
 def accumulator(dtype: DType) -> DType:
-    """Return the accumulator dtype for sums of ``dtype``: float32 for float16 and bfloat16, else itself."""
+    """Return the accumulator dtype for sums of ``dtype``: float32 for float16 and bfloat16, else ``dtype`` itself."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def blocks(ctx: Workspace, arrays: Sequence[RawArray], scratch: Sequence[DType] = ()) -> Iterator[tuple[RawArray, ...]]:
-    """Yield the matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
+    """Yield the blocks of ``arrays``, which have equal sizes: flat slices, then scratch arrays of the same length.
 
-    The scratch bytes are :func:`block_bytes`; scratch contents do not survive the block.
+    The scratch of all blocks is the same memory, of :func:`block_bytes` bytes.
     """
     flat = [array.reshape(-1) for array in arrays]
     size = flat[0].size
@@ -131,11 +131,13 @@ def block_bytes(size: int, scratch: Sequence[DType]) -> int:
 
 
 Kind = DType | Literal["float"] | None
-"""Dtype of a scratch block: a fixed one; None: the array's; "float": one to compute in (:func:`scratch_dtype`)."""
+"""Dtype of a scratch block. None: the dtype of the array; "float": a dtype to compute in (:func:`scratch_dtype`)."""
 
 
 def scratch_dtype(kind: Kind, dtype: DType) -> DType:
-    """Return a scratch block's dtype for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
+    """Return a scratch block's dtype for arrays of ``dtype``.
+
+    "float" gives float32 for float16 and bfloat16, float64 for integers, and any other float dtype itself.
 
     >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
     (dtype('float64'), dtype('float32'))
@@ -148,7 +150,7 @@ def scratch_dtype(kind: Kind, dtype: DType) -> DType:
 
 
 def block_workspace(*scratch: Kind) -> WorkspaceRule:
-    """Return ``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
+    """Return the ``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0, with this scratch."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         shape, dtype = inputs[0]
@@ -158,7 +160,7 @@ def block_workspace(*scratch: Kind) -> WorkspaceRule:
 
 
 def reduce_to(xp: ArrayModule, source: RawArray, target: RawArray) -> None:
-    """Write the sum of ``source`` over the axes along which ``target`` was broadcast to it into ``target``."""
+    """Sum ``source`` over the axes along which ``target`` broadcasts to its shape; write the sum to ``target``."""
     shape = source.shape
     padded = (1,) * (len(shape) - target.ndim) + target.shape
     if padded == shape:
@@ -170,7 +172,7 @@ def reduce_to(xp: ArrayModule, source: RawArray, target: RawArray) -> None:
 
 @lru_cache(maxsize=4096)
 def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
-    """Return ``out`` and the shapes that broadcast to it, with neighbouring axes joined if all treat them alike.
+    """Return ``out`` and the shapes that broadcast to it, with adjacent axes merged if no shape distinguishes them.
 
     >>> collapse((2, 3, 4, 5), (2, 3, 4, 5), (3, 1, 1))
     ((2, 3, 20), (2, 3, 20), (1, 3, 1))
@@ -196,13 +198,15 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
 
 
 def rows_per_block(out: Shape, limit: int | None = None) -> int:
-    """Return the leading rows of a tensor of shape ``out`` that make one block of ``limit`` elements (at least one
-    row)."""
+    """Return the number of leading rows of shape ``out`` in a block of at most ``limit`` elements; at least one row.
+
+    None: the elements of :func:`weftplan.ops.core.tiling.block`.
+    """
     return min(out[0], max(1, (limit or tiling.block()) // max(1, math.prod(out[1:]))))
 
 
 def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
-    """Yield the leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
+    """Yield slices that cut axis 0 of a tensor of shape ``shape`` into blocks of :func:`rows_per_block` rows.
 
     >>> list(row_blocks((5, tiling.block() // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -213,7 +217,7 @@ def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
 
 
 def gather(xp: ArrayModule, source: RawArray, index: RawArray, axis: int, out: RawArray) -> None:
-    """Compute ``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
+    """Write the elements of ``source`` at ``index`` along ``axis`` to ``out``; ``index``: int64, all within range."""
     if xp is np:
         np.take(source, index, axis=axis, out=out, mode="clip")  # "raise" would buffer the whole output
     else:
@@ -223,9 +227,9 @@ def gather(xp: ArrayModule, source: RawArray, index: RawArray, axis: int, out: R
 def divide_integers(
     xp: ArrayModule, a: RawArray | Scalar, b: RawArray | Scalar, out: RawArray, scratch: RawArray
 ) -> None:
-    """Compute ``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
+    """Write the quotients of integers ``a`` and ``b`` to ``out``, rounded towards zero; division by 0 gives 0.
 
-    ``out`` may be ``a`` or ``b``; ``scratch`` has its shape and dtype.
+    ``out`` may be ``a`` or ``b``; ``scratch`` has the shape and dtype of ``out``.
     """
     xp.fmod(a, b, out=scratch)
     xp.subtract(a, scratch, out=scratch)  # a multiple of b, nearer to zero than a: cannot overflow
@@ -233,7 +237,10 @@ def divide_integers(
 
 
 def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArray) -> None:
-    """Write to ``out`` (int64) the integers of ``index`` (any dtype), clipped or wrapped into [0, size)."""
+    """Write ``index`` (any dtype) as integers to ``out`` (int64), limited to [0, size).
+
+    ``mode``: ``wrap``: modulo ``size``; any other mode: clip.
+    """
     xp.copyto(out, index, casting="unsafe")
     if mode == "wrap":
         xp.remainder(out, size, out=out)
@@ -242,10 +249,10 @@ def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArr
 
 
 class UfuncKernel:
-    """The kernel ``ufunc(inputs[0], …, inputs[count - 1], out=outputs[0])``.
+    """A kernel that calls the array module's function ``name`` on the first ``count`` inputs, to write output 0.
 
-    Besides being a kernel it can be *prepared*: for arrays that will not change, :meth:`prepare` gives the bare call,
-    so that replaying a bound graph costs what the NumPy call costs.
+    A call prepared for given arrays (:meth:`prepare`) costs no more than the function itself. ``real``: compute
+    integers as float64.
     """
 
     __slots__ = ("count", "name", "real")
@@ -255,7 +262,7 @@ class UfuncKernel:
         self.name = name
         self.count = count
         self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
-        """Integers are computed as float64: the function has no loop that gives integers, or none that is wanted."""
+        """Whether integers are computed as float64, by request or because the function has no integer loop."""
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self._bound(ctx, inputs, outputs)()
@@ -267,13 +274,13 @@ class UfuncKernel:
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """Return the function itself if it is called without options."""
+        """Return NumPy's function itself if a call needs no options; else None."""
         function = getattr(np, self.name)
         kinds = {spec.dtype for spec in (*inputs, *outputs)}
         plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
         if not plain or function.__class__ is not np.ufunc:
             return None
-        # NumPy 2.4 has deprecated a third argument by place of these two.
+        # NumPy 2.4 deprecates a third positional argument of these two functions.
         return partial(_into, function) if self.name in ("maximum", "minimum") else function
 
     def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
@@ -291,18 +298,19 @@ def _into(function: Callable[..., object], a: object, b: object, out: object) ->
 
 
 MOST_PREPARED = 64
-"""Maximum blocks of a prepared call. Larger arrays would need many views, and their call overhead does not matter."""
+"""Maximum blocks of a prepared call. More blocks would need many views, and gain little: calls are cheap compared with
+the work on large arrays."""
 
 
 ScratchRule = Callable[[Params, DType], Sequence[DType]]
 
 
 class BlockKernel:
-    """The kernel of one formula on matching blocks of its inputs and its output; it can be prepared.
+    """A kernel that computes a formula block by block on its inputs and its output; it can be prepared.
 
     Args:
-        step: ``step(xp, params, *inputs, out, *scratch)`` on one block.
-        scratch: dtypes of the scratch blocks, from the parameters and the dtype of the output.
+        step: ``step(xp, params, *inputs, out, *scratch)``, which computes the formula on one block.
+        scratch: returns the dtypes of the scratch blocks, from the parameters and the dtype of the output.
     """
 
     __slots__ = ("scratch", "step")
@@ -313,12 +321,12 @@ class BlockKernel:
         self.scratch = scratch
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        if outputs[0] is not None:  # it may be where an operator has states: without the output those stay, too
+        if outputs[0] is not None:  # None is possible if the operator has states, which then do not change either
             for block in self._blocks(ctx, params, inputs, outputs):
                 self.step(ctx.xp, params, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the step bound to the views of every block, or the whole call if there are very many blocks."""
+        """Return a call of the step on every block's views, or of the kernel if :data:`MOST_PREPARED` is exceeded."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if outputs[0] is None:
             return whole
@@ -327,7 +335,7 @@ class BlockKernel:
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """Return the step if the arrays are one block."""
+        """Return the step with NumPy and ``params`` bound if the arrays have one shape and fit one block; else None."""
         shape, dtype = outputs[0]
         size = math.prod(shape)
         if size > tiling.block() or any(s.shape != shape for s in inputs):
@@ -337,7 +345,7 @@ class BlockKernel:
         return with_views(step, [(shape, np.dtype(kind)) for kind in scratch]) if scratch else step
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Return ``Op.workspace`` of this kernel."""
+        """Return the scratch bytes of a call."""
         shape, dtype = outputs[0]
         return block_bytes(math.prod(shape), self.scratch(params, dtype))
 
@@ -348,7 +356,7 @@ class BlockKernel:
 
 
 def replayed(step: Callable[..., object], made: Iterator[tuple[object, ...]]) -> Callable[[], object] | None:
-    """Return a function that calls ``step`` with each block of ``made``; None if there are very many."""
+    """Return a function that calls ``step`` with each block; None if there are more than :data:`MOST_PREPARED`."""
     calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
     if len(calls) > MOST_PREPARED:
         return None

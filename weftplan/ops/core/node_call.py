@@ -1,7 +1,8 @@
-"""The only call site of kernels, for nodes of bound graphs and for operators called on arrays.
+"""Calls of kernels: executors of bound graphs, and operators called on arrays, run kernels only through this module.
 
-A :class:`NodeCall` enforces the kernel's contract: guarded inputs in debug mode, no call without a wanted output, and
-accumulation after the kernel. It owns only views of its caller's arrays, and is used by one thread at a time.
+A :class:`NodeCall` enforces the kernel contract: inputs are read-only in debug mode, a call without a wanted output is
+omitted, and results are accumulated after the kernel. It owns only views of its caller's arrays. One thread at a time
+may use it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Call = Callable[[], object]
 
 
 class NodeCall:
-    """One node's kernel on raw arrays.
+    """A call of one node's kernel on raw arrays.
 
     Args:
         op: the operator.
@@ -27,10 +28,10 @@ class NodeCall:
         xp: the array module.
         inputs: arrays; None for ignored inputs.
         outputs: arrays; None for unwanted outputs.
-        workspace: flat bytes, at least as many as the operator declares; None if it declares none.
-        added: (array, output) pairs: the output is added to the array after the kernel.
-        guarded: debug mode: a kernel cannot write its inputs.
-        recompute: the call repeats a node of the forward part.
+        workspace: a flat array of at least the bytes that the operator declares; None if it declares none.
+        added: pairs (array, output); the output is added to the array after the kernel.
+        guarded: whether the kernel gets read-only inputs, except states (debug mode).
+        recompute: whether the call repeats a forward node in the backward pass.
         output_shapes: shapes of all outputs, needed if some of them are None.
     """
 
@@ -77,7 +78,7 @@ class NodeCall:
         self._idle = not op.has_work(outputs)
 
     def prepared(self) -> Call | None:
-        """Return a call that is right for every run; None if the kernel cannot be prepared."""
+        """Return a call that may be replayed in every run; None if the kernel cannot be prepared."""
         if self._idle:
             return _nothing
         prepare = getattr(self._kernel, "prepare", None)
@@ -88,7 +89,7 @@ class NodeCall:
         return replay if replay is None or not self._added else self._adding(replay)
 
     def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
-        """Return a call for runs with these arguments; it may be called repeatedly."""
+        """Return a call for runs with this training flag and random key; it may be called repeatedly."""
         if self._idle:
             return _nothing
         context = OpContext(
@@ -114,8 +115,10 @@ class NodeCall:
 def bare_call(
     kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
 ) -> Callable[..., object]:
-    """Return a function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that
-    computes calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
+    """Return a function that runs ``kernel`` on NumPy arrays of these shapes and dtypes.
+
+    Its arguments are the inputs, the outputs, and a flat array of ``workspace`` bytes unless that is 0. Any number of
+    threads may call it, any number of times.
     """
     make = getattr(kernel, "bare", None)
     bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
@@ -126,12 +129,12 @@ def bare_call(
         return lambda *arrays: kernel(
             OpContext(np, workspace=arrays[end]), params, list(arrays[:count]), list(arrays[count:end])
         )
-    context = OpContext(np)  # nothing in it changes without a workspace
+    context = OpContext(np)  # without a workspace, calls do not change it
     return lambda *arrays: kernel(context, params, list(arrays[:count]), list(arrays[count:]))
 
 
 def read_only(array: object) -> object:
-    """Return a read-only view of a NumPy array, as debug mode passes inputs to kernels; other arrays unchanged."""
+    """Return a read-only view of a NumPy array; return any other array unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()
@@ -140,4 +143,4 @@ def read_only(array: object) -> object:
 
 
 def _nothing() -> None:
-    """Do nothing: the call of a node without a wanted output, whose operation only orders the uses of its memory."""
+    """Do nothing, for a node without a wanted output; its operation in the engine only orders uses of its memory."""

@@ -1,8 +1,8 @@
-"""Parsers of operator parameters: from text or Python values to a canonical value.
+"""Parsers of operator parameters, which turn text or Python values into canonical values.
 
-A parser takes anything and returns the canonical value or raises ``ValueError`` saying what it expected; the operator
-and the parameter are named by :func:`weftplan.ops.core.registry.parse_params`. All parsed values are hashable, and
-:func:`format_value` writes them so that parsing the text again gives the same value.
+A parser accepts any object and returns the canonical value, or raises ``ValueError`` that names the expected values;
+:func:`weftplan.ops.core.registry.parse_params` adds the operator and the parameter. All parsed values are hashable, and
+parsing the text that :func:`format_value` returns gives the same value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from weftplan.support.array_types import DType, DTypeLike
 
 Parser = Callable[[Any], Any]
 _MEANINGS: dict[Parser, str] = {}
-"""The annotation of a parser's argument: the values that it accepts."""
+"""For each parser, the type annotation of the values that it accepts."""
 
 
 def meaning(parser: Parser) -> str:
-    """Return the annotation of the values that a parser accepts.
+    """Return the type annotation, as text, of the values that a parser accepts.
 
     >>> meaning(p_int), meaning(p_optional(p_enum("max", "avg"))), meaning(p_tuple(p_float)), meaning(len)
     ('int', "Literal['max', 'avg'] | None", 'float | Sequence[float]', 'Any')
@@ -50,18 +50,21 @@ DTYPE_CODES: dict[int, str] = {
     11: "uint64",
     12: "bfloat16",
 }
-"""MXNet 1.9.1's numbers of dtypes, as files and ``__dtype__`` attributes hold them."""
+"""MXNet 1.9.1's numbers of dtypes, which files and ``__dtype__`` attributes contain."""
 
 _CODE_OF = {name: code for code, name in DTYPE_CODES.items()}
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-"""Names of dtypes elsewhere."""
+"""Short names of dtypes in other libraries, for hints in errors."""
 _TRUE = frozenset({"true", "1"})
 _FALSE = frozenset({"false", "0"})
 _NONE = frozenset({"none", ""})
 
 
 def dtype_code(dtype: DTypeLike) -> int:
-    """Return MXNet's number of ``dtype``; raise ValueError if MXNet has none.
+    """Return MXNet's number of ``dtype``.
+
+    Raises:
+        ValueError: MXNet has no number for it.
 
     >>> dtype_code("float16")
     2
@@ -80,7 +83,7 @@ def p_int(value: Any) -> int:
     """
     if isinstance(value, str):
         text = value.strip()
-        if text[-1:] == "L":  # files written by Python 2 hold 3L
+        if text[-1:] == "L":  # files written by Python 2 contain 3L
             text = text[:-1]
         try:
             return int(text)
@@ -111,11 +114,11 @@ def p_range(least: int, most: int) -> Parser:
 
 
 p_inputs = p_range(1, 1 << 20)
-"""A number of inputs. Names of inputs are made from it, so it has a limit; a file of symbols is checked more closely:
-it holds the inputs themselves."""
+"""The parser of a number of inputs. It has a limit, because names of inputs are made from the number. A symbol file is
+checked more strictly, since it contains the inputs themselves."""
 MOST_OUTPUTS = 1 << 16
 p_outputs = p_range(1, MOST_OUTPUTS)
-"""A number of outputs of one node. No file holds the outputs themselves, so this limit is all that bounds them."""
+"""The parser of a node's number of outputs. No file contains the outputs themselves, so only this limit bounds them."""
 
 
 def p_float(value: Any) -> float:
@@ -133,7 +136,7 @@ def p_float(value: Any) -> float:
 
 
 def p_bool(value: object) -> bool:
-    """Return a boolean, from ``True/False/1/0`` or that text in any case.
+    """Return a boolean, from True, False, 1 or 0, or from their text in any case.
 
     >>> p_bool("True"), p_bool(0)
     (True, False)
@@ -147,7 +150,7 @@ def p_bool(value: object) -> bool:
 
 
 def p_str(value: object) -> str:
-    """Return any text unchanged.
+    """Return ``value`` as text.
 
     >>> p_str("cpu(0)")
     'cpu(0)'
@@ -156,7 +159,7 @@ def p_str(value: object) -> str:
 
 
 def p_tuple(item: Parser) -> Parser:
-    """Return a parser of tuples of ``item``: from a sequence, one item, or text in ``()``, ``[]`` or bare.
+    """Return a parser of tuples of ``item``, from a sequence, a single item, or text with or without brackets.
 
     >>> p_tuple(p_float)("[1, 0.5]"), p_tuple(p_optional(p_int))("(None, 2)")
     ((1.0, 0.5), (None, 2))
@@ -205,7 +208,7 @@ def p_shape(value: object) -> tuple[int, ...]:
 
 
 def p_optional(parser: Parser) -> Parser:
-    """Return ``parser``, but ``None`` and the text ``"None"`` give None.
+    """Return a parser like ``parser`` that also accepts None; the texts ``"None"`` and ``""`` give None.
 
     >>> p_optional(p_int)("None"), p_optional(p_int)("4")
     (None, 4)
@@ -220,7 +223,7 @@ def p_optional(parser: Parser) -> Parser:
 
 
 def p_enum(*choices: str) -> Parser:
-    """Return a parser that accepts exactly these words.
+    """Return a parser that accepts exactly the texts ``choices``.
 
     >>> p_enum("max", "avg")("avg")
     'avg'
@@ -250,7 +253,7 @@ def p_dtype(value: object) -> DType:
                 f"expected a dtype: {int(value)} is not one of MXNet's numbers 0 to {max(_CODE_OF.values())}"
             )
         value = DTYPE_CODES[int(value)]
-    spec: Any = value  # what is no dtype raises
+    spec: Any = value  # dtype_of raises TypeError for other values
     try:
         dtype: np.dtype[Any] | None = dtype_of(spec) if value is not None else None
     except TypeError as error:
@@ -265,7 +268,7 @@ def p_dtype(value: object) -> DType:
 
 
 def format_value(value: object) -> str:
-    """Return the text of a parsed value as symbol files hold it.
+    """Return the text of a parsed value, in the form of symbol files.
 
     >>> format_value((3, 3)), format_value(True), format_value(None), format_value(np.dtype("int8"))
     ('(3, 3)', 'True', 'None', 'int8')

@@ -1,13 +1,13 @@
 """Parallel matrix products whose bits do not depend on the number of cores.
 
-A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
-several calls, along the longer side of the result. The cuts follow from the sizes alone, on every machine and engine;
-:mod:`weftplan.support.core_sharing` decides which core computes which part.
+A BLAS with more threads adds in another order. So each BLAS call has one thread, and this module cuts a large product
+into several calls, along the longer side of the result. The cuts follow from the sizes alone, on every machine and
+engine; :mod:`weftplan.support.core_sharing` decides which core computes which part.
 
-The bits do not depend on the operands' addresses either. NumPy recognizes a matrix that is multiplied by its own
-transpose, by address and strides, and computes it by another routine (``syrk`` in place of ``gemm``), whose last bits
-differ. A plan that lets two operands share memory would then change results, so kernels multiply through this module,
-which never passes NumPy such a product.
+The bits do not depend on the operands' addresses either. From addresses and strides, NumPy recognizes a matrix that is
+multiplied by its own transpose, and computes it by another routine (``syrk`` in place of ``gemm``), whose last bits
+differ. So a plan in which two operands share memory could change results. Kernels therefore multiply through this
+module, which never passes such a product to NumPy.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split
 
 FEW = 1 << 24
-"""Multiplications of one part: a third of a millisecond at 100 GFLOP/s. Cutting products of a small network in two
-costs 0 to 4 per cent of them on one core, and in four 3 to 9."""
+"""Minimum multiplications of a part: a third of a millisecond at 100 GFLOP/s. On one core, products of a small network
+take 0 to 4 per cent longer if they are cut in two, and 3 to 9 per cent if in four."""
 MOST = 4
-"""Parts of one product."""
+"""Maximum parts of a product."""
 SHARE = 4
 """Minimum ratio of the bytes of a convolution's arrays to the scratch of all its parts, if it has more than two
-parts: an inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 with this rule, 85 with four parts
+parts. An inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 MB with this rule, and 85 MB with four parts
 everywhere."""
 STEP = 16
-"""Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
+"""Parts begin at multiples of this, so that a BLAS computes whole tiles, except the last."""
 
 
 def matmul(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute ``out = a @ b`` for matrices in one call; on a GPU, non-contiguous rows are not copied."""
+    """Compute ``out = a @ b`` for matrices on the calling thread; on a GPU without copies of transposed operands."""
     if xp is not np and out.dtype.name in DTYPES and a.dtype == b.dtype == out.dtype and a.size and b.size:
         gemm(xp, a, b, out)
     else:
@@ -44,9 +44,9 @@ def matmul(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
 def multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute ``out = a @ b`` for matrices or stacks; the bits do not depend on whether ``a`` and ``b`` share memory.
 
-    Where shapes and strides would let ``b`` be the transpose of ``a``, the columns are computed in two calls, wherever
-    the two lie: neither call has as many columns as rows then. On AVX2 that costs 3 µs on 8 for 64 by 64 by 64 numbers,
-    10 % for 128 columns, 3 to 14 % for 256, the most where sums are short, and 2 to 4 % for 512 and more.
+    If ``b`` could be the transpose of ``a`` by shapes and strides, the columns are computed in two calls, at any
+    addresses: then neither result is square. On AVX2 a product of 64 by 64 by 64 numbers takes 11 µs instead of 8. 128
+    columns take 10 % longer, 256 columns 3 to 14 % (most for short sums), and 512 or more columns 2 to 4 %.
     """
     columns = out.shape[-1]
     if xp is np and columns == out.shape[-2] > 1 and a.strides[-2:] == b.strides[:-3:-1]:
@@ -58,7 +58,7 @@ def multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
 
 
 def _halfway(columns: int) -> int:
-    """Return the first column of the second of two calls that together compute ``columns`` columns."""
+    """Return the column at which ``columns`` columns are cut in two: a multiple of :data:`STEP` if there is one."""
     middle = -(-columns // (2 * STEP)) * STEP
     return middle if middle < columns else columns // 2
 
@@ -74,7 +74,7 @@ def ranges(size: int, count: int) -> list[slice]:
 
 
 def product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute the same, on several cores of a host if that pays."""
+    """Compute ``out = a @ b`` for matrices; a large product on a host is cut into parts for several cores."""
     if xp is not np or out.size * a.shape[1] < 2 * FEW:
         matmul(xp, a, b, out)
     else:
@@ -82,7 +82,7 @@ def product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
 
 
 def products(*each: tuple[RawArray, RawArray, RawArray]) -> None:
-    """Compute several independent products on a host; the cores wait for each other once."""
+    """Compute independent products ``(a, b, out)`` of matrices on a host; cores wait for each other only at the end."""
     parts = [part for one in each for part in _parts(*one)]
 
     def compute(number: int) -> None:
@@ -91,13 +91,13 @@ def products(*each: tuple[RawArray, RawArray, RawArray]) -> None:
 
     if len(parts) > len(each):
         split(compute, len(parts))
-    else:  # all are small
+    else:  # all products are small
         for number in range(len(parts)):
             compute(number)
 
 
 def _parts(a: RawArray, b: RawArray, out: RawArray) -> list[tuple[RawArray, RawArray, RawArray]]:
-    """Return the smaller products that make up a product."""
+    """Return the parts of a product as smaller products (a, b, out); the product itself if it is small."""
     rows, columns = out.shape
     work = rows * columns * a.shape[1]
     if work < 2 * FEW:
@@ -112,9 +112,9 @@ def _parts(a: RawArray, b: RawArray, out: RawArray) -> list[tuple[RawArray, RawA
 
 
 def stacked_product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute ``out = a @ b`` for stacks of matrices, on a GPU in one call.
+    """Compute ``out = a @ b`` for stacks of matrices; a large product on a host in parts for several cores.
 
-    ``b`` and ``out`` have shape (batch, groups, …), ``a`` has (groups, …).
+    ``b`` and ``out`` have shape (batch, groups, …), ``a`` has shape (groups, …).
     """
     batch = out.shape[0]
     parts = min(out.size * a.shape[-1] // FEW, MOST, batch)

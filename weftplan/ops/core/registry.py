@@ -1,7 +1,7 @@
 """The operator registry: a process-wide dictionary, filled when ``weftplan.ops`` is imported.
 
-This file owns the table and the parsing of parameters that every way to call an operator shares. Registering is meant
-for the import of a module; looking up may be done from any thread.
+This module owns the table of operators, and the parsing of parameters for all kinds of calls. Operators are registered
+when modules are imported; any thread may look them up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _PLANNERS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Add ``op`` under its name and aliases; a name that exists is an error. Returns ``op``."""
+    """Add ``op`` under its name and aliases, and return it.
+
+    Raises:
+        ParameterError: a name is registered already.
+    """
     for name in (op.name, *op.aliases):
         if name in _OPS or name in _ALIASES:
             raise ParameterError(f"operator {name!r} is registered already")
@@ -30,7 +34,11 @@ def register(op: Op) -> Op:
 
 
 def get(name: str) -> Op:
-    """Return the operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
+    """Return the operator with the name or alias ``name``.
+
+    Raises:
+        UnknownOperatorError: there is none; the message suggests similar names.
+    """
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
         # Users never call the gradients' operators by name.
@@ -42,7 +50,11 @@ def get(name: str) -> Op:
 
 
 def register_planner_op(op: Op) -> Op:
-    """Add an operator that only the planner uses: only :func:`find` returns it. Return ``op``."""
+    """Add an operator that only the planner uses and only :func:`find` returns; return ``op``.
+
+    Raises:
+        ParameterError: the name is registered already.
+    """
     if find(op.name) is not None:
         raise ParameterError(f"operator {op.name!r} is registered already")
     _PLANNERS[op.name] = op
@@ -56,18 +68,18 @@ def find(name: str) -> Op | None:
 
 ANY = "*"
 _makers: dict[str, Callable[[Mapping[str, Any]], Op]] = {}
-"""Functions that make a single operator (``Op.single``) from a node's attributes, by the operator's name."""
+"""Functions that build the operator of a single node (``Op.single``) from its attributes, by the operator's name."""
 
 
 def register_maker(name: str, make: Callable[[Mapping[str, object]], Op]) -> None:
-    """Let ``make`` give the operator of each node of that name."""
+    """Register ``make`` as the function that builds the operator of each node whose operator is called ``name``."""
     _makers[name] = make
 
 
 def resolve(name: str, attrs: Mapping[str, object]) -> Op:
-    """Return the operator of a node: as :func:`get`, or built from the attributes by a registered maker.
+    """Return the operator of a node, by :func:`get`, or built from its attributes by a registered maker.
 
-    The maker named :data:`ANY` is asked for names that are not registered.
+    The maker registered as :data:`ANY` builds operators for names that are not registered.
     """
     make = _makers.get(name)
     if make is None and not contains(name) and ANY in _makers:
@@ -76,22 +88,24 @@ def resolve(name: str, attrs: Mapping[str, object]) -> Op:
 
 
 def contains(name: str) -> bool:
-    """Return whether ``name`` is an operator or an alias."""
+    """Return whether ``name`` is the name or alias of an operator, other than the planner's."""
     return name in _OPS or name in _ALIASES
 
 
 def names(*, aliases: bool = True) -> Iterator[str]:
-    """Yield all operator names, and the aliases unless ``aliases`` is False."""
+    """Yield the names of all operators other than the planner's, and their aliases unless ``aliases`` is False."""
     yield from _OPS
     if aliases:
         yield from _ALIASES
 
 
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
-    """Return the parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
+    """Return all parameters of ``op``, parsed from the texts or Python values in ``attrs``, or their defaults.
+
+    Keys of the form ``__x__`` are skipped. ``node``: name of the node for error messages.
 
     Raises:
-        ParameterError: unknown key, missing required parameter, or text that does not parse.
+        ParameterError: unknown key, missing required parameter, or value that does not parse.
     """
     where = f"operator {op.name}" + (f" ({node!r})" if node else "")
     known = {param.name: param for param in op.params}

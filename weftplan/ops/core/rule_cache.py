@@ -1,8 +1,8 @@
 """The rule cache: results of operators' inference rules, computed once per process.
 
-Shapes, dtypes, scratch and the implementation of a call depend only on the operator, its parameters and a few facts.
-Networks of one process have most of their layers in common, and a symbol is analysed several times: for its shapes, for
-training and for inference.
+Shapes, dtypes, scratch bytes and the implementation of a call depend only on the operator, its parameters and a few
+facts, such as input shapes. Results are often used again: the networks of a process have many equal layers, and a
+symbol is analysed several times, for its shapes, for training and for inference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 4096
 
 
 class Settled(Generic[R]):
-    """A cache of one rule's results. Callers must not modify a result; any thread may look one up."""
+    """A cache of one rule's results, for any thread. Callers must not modify a result."""
 
     __slots__ = ("_found",)
 
@@ -29,10 +29,10 @@ class Settled(Generic[R]):
     def answer(self, op: Op, params: Params, facts: Iterable[Hashable], ask: Callable[[], R]) -> R:
         """Return ``ask()``, cached by operator, parameters and facts.
 
-        Nothing is cached for user-defined operators, whose rules may change, for parameters that cannot be hashed, and
-        for errors.
+        Results of user-defined operators are not cached, since their rules may change, nor are results for parameters
+        that cannot be hashed, or errors.
         """
-        key = (op.name, *params.items(), *facts)  # with their names: users give parameters in any order
+        key = (op.name, *params.items(), *facts)  # names are in the key, because users pass parameters in any order
         try:
             kept = None if op.single else self._found.get(key)
         except TypeError:

@@ -1,12 +1,11 @@
 """Building blocks of operator declarations: shape, dtype and gradient rules, backward operators.
 
-Shape and dtype rules work in both directions: they merge what is known of inputs and outputs and raise when two known
-facts clash. They never mutate the lists that they are given.
+Shape and dtype rules work in both directions: they merge the known facts about inputs and outputs, and raise if two
+facts contradict each other. They never mutate the lists that are passed to them.
 
-Backward operators need no inference of their own: output k of a ``_backward_*`` node has the shape and dtype of
-forward input ``grad_inputs[k]``, which the planner takes straight from the forward node. Their rules
-(:func:`pass_shape`, :func:`pass_dtype`) therefore return what they were given; a backward kernel that needs a shape
-reads it off its outputs.
+Backward operators need no inference. Output k of a ``_backward_*`` node has the shape and dtype of forward input
+``grad_inputs[k]``, which the planner reads from the forward node. So their rules (:func:`pass_shape`,
+:func:`pass_dtype`) return their arguments; a backward kernel that needs a shape reads it from its outputs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DTypes = list[DType | None]
 
 
 def is_known(shape: Shape | None) -> bool:
-    """Return whether rank and every dimension are known.
+    """Return whether the rank and every dimension of a shape are known (not 0).
 
     >>> is_known((2, 3)), is_known((2, 0)), is_known(None)
     (True, False, False)
@@ -46,7 +45,10 @@ def is_known(shape: Shape | None) -> bool:
 
 
 def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
-    """Merge two partly known shapes of the same tensor; ``what`` names them in the ShapeError.
+    """Return the merger of two partly known shapes of a tensor (None: unknown; 0: unknown dimension).
+
+    Raises:
+        ShapeError: the shapes contradict each other; the message begins with ``what``.
 
     >>> merge_shape((0, 3), (2, 0), "lhs and rhs")
     (2, 3)
@@ -67,7 +69,10 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
 
 
 def merge_dim(a: int, b: int, what: str) -> int:
-    """Return the same for one dimension, 0 being unknown.
+    """Return the dimension that is known from ``a`` or ``b`` (0: unknown).
+
+    Raises:
+        ShapeError: both are known and differ; the message begins with ``what``.
 
     >>> merge_dim(0, 4, "columns")
     4
@@ -78,8 +83,12 @@ def merge_dim(a: int, b: int, what: str) -> int:
 
 
 def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
-    """Return the dtype that both sides agree on; DTypeError naming both when they differ."""
-    if a is None or b is None:  # first: NumPy holds float64 and None to be equal
+    """Return the dtype that is known from ``a`` or ``b`` (None: unknown).
+
+    Raises:
+        DTypeError: both are known and differ; the message begins with ``what``.
+    """
+    if a is None or b is None:  # must be tested first: in NumPy float64 equals None
         return b if a is None else a
     if a == b:
         return a
@@ -87,7 +96,10 @@ def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
 
 
 def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
-    """Return ``axis`` counted from the front; ShapeError when the tensor has no such axis.
+    """Return the nonnegative number of ``axis``, which counts from the end if negative.
+
+    Raises:
+        ShapeError: a tensor of ``ndim`` dimensions has no such axis; the message begins with ``what``.
 
     >>> normalize_axis(-1, 3)
     2
@@ -101,7 +113,7 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
 
 
 def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer one shape for all inputs and outputs."""
+    """Infer the same shape for all inputs and outputs; raise ShapeError if known shapes differ."""
     merged: Shape | None = None
     for position, shape in enumerate(ins):
         merged = merge_shape(merged, shape, f"input {position} against the inputs before it")
@@ -111,7 +123,7 @@ def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer one dtype for all inputs and outputs."""
+    """Infer the same dtype for all inputs and outputs; raise DTypeError if known dtypes differ."""
     merged: DType | None = None
     for position, dtype in enumerate(ins):
         merged = merge_dtype(merged, dtype, f"input {position} against the inputs before it")
@@ -121,11 +133,7 @@ def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
 
 
 def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
-    """Return ``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
-
-    Raises:
-        DTypeError: as ``rule``, or the first input turns out to hold none.
-    """
+    """Return a dtype rule: ``rule``, with a DTypeError if the first input of operator ``name`` is not a float."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
         new = rule(params, ins, outs)
@@ -138,19 +146,19 @@ def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
 
 
 def pass_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Infer nothing: for backward operators, whose shapes the planner takes from the forward node."""
+    """Infer nothing. This rule is for backward operators, whose shapes the planner reads from the forward node."""
     return ins, outs
 
 
 def pass_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Infer nothing: for backward operators."""
+    """Infer nothing. This rule is for backward operators, whose dtypes the planner reads from the forward node."""
     return ins, outs
 
 
 def broadcast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     """Infer shapes by NumPy's broadcasting rule for two inputs.
 
-    Backwards, a known output and one input tell a dimension of the other wherever only one value is possible.
+    An unknown dimension of one input is inferred from the output and the other input if only one value is possible.
     """
     lhs, rhs = ins
     out = outs[0]
@@ -192,12 +200,12 @@ def _broadcast_dim(a: int, b: int, out: int, what: str) -> tuple[int, int, int]:
 
 
 def zero_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """Return no gradient for any input (rounding, comparisons, indices, …)."""
+    """Return no gradient for any input; this is the gradient rule of rounding, comparisons, indices and so on."""
     return [None] * builder.num_inputs
 
 
 def same_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """Return the incoming gradient itself, for every input: no node is made."""
+    """Return the incoming gradient itself as the gradient of every input, without a new node."""
     return [builder.ograd()] * builder.num_inputs
 
 
@@ -207,14 +215,18 @@ def grad(
     into: Sequence[int] | None = None,
     params: Params | Callable[[Params], Params] | None = None,
 ) -> GradientRule:
-    """Return a gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs
-    ``into``.
+    """Return a gradient rule that adds one node, whose outputs are the gradients of inputs.
 
     Args:
-        op: name of the operator that computes the gradients.
+        op: name of the node's operator.
         uses: its inputs in order: ``"g0"`` gradient of output 0, ``"x1"`` forward input 1, ``"y0"`` forward output 0.
-        into: forward inputs to which the outputs belong (default: 0, 1, …); all other inputs get no gradient.
-        params: parameters of the node; a function of the forward parameters; None: the forward parameters.
+        into: for each output of the node, the forward input whose gradient it is (default: 0, 1, …); all other inputs
+            get no gradient.
+        params: parameters of the node, or a function that returns them from the forward parameters; None: the forward
+            parameters.
+
+    Raises:
+        ValueError: an item of ``uses`` has another form.
     """
     for use in uses:
         if use[0] not in "gxy" or not use[1:].isdigit():
@@ -255,9 +267,10 @@ def backward(
     random: bool = False,
     workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
 ) -> Op:
-    """Register ``_backward_<forward>``: output k is the gradient of input ``grad_inputs[k]`` of ``forward``.
+    """Register and return the operator ``name``, by default ``_backward_<forward>``, that computes gradients.
 
-    ``params`` must be the forward operator's whenever its gradient rule passes the forward parameters on.
+    Its output k is the gradient of input ``grad_inputs[k]`` of ``forward``. If the gradient rule passes the forward
+    parameters to the node, ``params`` must be those of the forward operator.
     """
 
     def names_of(wanted: tuple[int, ...]) -> tuple[str, ...]:
@@ -292,7 +305,7 @@ def backward(
 
 
 def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:
-    """Return the workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
+    """Return the workspace bytes of a kernel that takes one scratch array of each shape and dtype.
 
     >>> import numpy as np
     >>> take_bytes(((2, 3), np.dtype("float32")), ((100,), np.dtype("float64")))
@@ -302,7 +315,7 @@ def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:
 
 
 ADDITIVE_INPLACE = (InplacePair(0, 0), InplacePair(1, 0))
-"""Binary elementwise operators: the output may take either input."""
+"""In-place pairs of binary elementwise operators: the output may take the memory of either input."""
 UNARY_INPLACE = (InplacePair(0, 0),)
 IDENTITY_INPLACE = (InplacePair(0, 0, identity=True),)
-"""Operators that only rename memory (Reshape, _copy, …): the output *is* the input."""
+"""In-place pair of operators whose output *is* the input (Reshape, _copy, …)."""

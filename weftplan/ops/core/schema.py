@@ -1,29 +1,31 @@
 """The declaration of an operator: a frozen :class:`Op` for symbol, planner, ndarray and executor.
 
-An operator is data plus a few pure functions. It knows nothing of graphs, engines or storage:
+An operator is data and a few pure functions, independent of graphs, engines and storage:
 
 * the *kernel* computes outputs from inputs on raw arrays of one array module;
-* shape and dtype inference work in both directions on lists with holes (``None`` = unknown, 0 = unknown dimension);
-* the *gradient rule* describes backward nodes through a small builder, so that the graph package can stay above;
+* shape and dtype inference work in both directions on partly known lists (``None``: unknown; 0: unknown dimension);
+* the *gradient rule* describes backward nodes through a small builder, so that it does not import the graph package;
 * planner facts (inplace pairs, ignored inputs, workspace bytes) are declared, never discovered.
 
 Kernel contract
 ---------------
-Authors write functions of single arrays (:mod:`weftplan.ops.core.forms`); callers see
-``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None. Any subset of the outputs may
-be None: a plan drops outputs that no reader needs, and recomputation can drop any output. The others keep their
-bits, and states change as if all were wanted (only a step of an optimizer leaves the states of an unwanted weight
-alone). A kernel that computes one output from another asks :meth:`OpContext.memory_of` for the memory of the latter.
-The caller omits a call that changes nothing (:meth:`Op.has_work`), so the output of a kernel with one output and no
-state is never None.
-Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
-declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
-gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
-(never ``np.empty`` of activation size): :attr:`Op.workspace` is the upper bound of what a kernel may take.
-A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the tile sizes
-(:mod:`weftplan.ops.core.tiling`), which its caller sets for the device, for the kernel and for its workspace alike.
-Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says,
-silently, as in MXNet.
+Authors write functions with one argument per array (:mod:`weftplan.ops.core.forms`); callers call
+``kernel(ctx, params, inputs, outputs)``. A kernel writes every ``outputs[k]`` that is not None. Any subset of the
+outputs may be None: a plan drops outputs that no reader needs, and recomputation can drop any output. This changes
+neither the bits of the other outputs nor those of states (except that an optimizer's step without its weight leaves the
+states unchanged). A kernel that computes one output from another gets memory for an unwanted output by
+:meth:`OpContext.memory_of`. The caller omits a call that changes nothing (:meth:`Op.has_work`), so the output of a
+kernel with one output and no state is never None.
+
+Inputs and outputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a declared inplace
+pair (i, o), and the kernel must then be correct. Kernels always *overwrite*; the caller accumulates (grad_req add,
+gradient sums) in workspace that the planner counts. Scratch comes only from ``ctx.take`` (never ``np.empty`` of
+activation size), and :attr:`Op.workspace` is the upper bound of its bytes. A kernel uses ``ctx.xp`` (numpy or cupy),
+never ``numpy`` by name. It reads no global state except the tile sizes (:mod:`weftplan.ops.core.tiling`), which its
+caller selects for the device, both for the kernel and for its workspace bytes.
+
+Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) silently give the results of
+IEEE 754, as in MXNet.
 """
 
 from __future__ import annotations
@@ -44,20 +46,20 @@ from weftplan.support.tensor_types import Shape as Shape
 from weftplan.support.tensor_types import aligned as aligned
 
 Params = Mapping[str, Any]
-"""Parsed parameters of one node, every declared name present."""
+"""Parsed parameters of one node, with every declared name."""
 Arrays = Sequence[Any]
 """Inputs or outputs of a kernel: arrays of one array module, None for an ignored input or an unwanted output."""
 
 
 class TensorSpec(NamedTuple):
-    """Shape and dtype of one input or output, both known."""
+    """The known shape and dtype of an input or output."""
 
     shape: Shape
     dtype: DType
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the contiguous array."""
+        """Bytes of a contiguous array with this shape and dtype."""
         size = self.dtype.itemsize
         for dim in self.shape:
             size *= dim
@@ -65,7 +67,7 @@ class TensorSpec(NamedTuple):
 
 
 class SpecLike(Protocol):
-    """An object with shape and dtype: a :class:`TensorSpec` if a plan asks, an array in a call."""
+    """An object with a shape and a dtype: a :class:`TensorSpec` during planning, an array in a call."""
 
     @property
     def shape(self) -> Shape: ...
@@ -84,7 +86,7 @@ REQUIRED: Any = _Required()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter: how its text (or Python value) is parsed, and its default (REQUIRED: none)."""
+    """A parameter of an operator: name, parser of its text or Python value, and default (REQUIRED: none)."""
 
     name: str
     parse: Callable[[Any], Any]
@@ -93,11 +95,11 @@ class Param:
 
 
 class EntryRef(Protocol):
-    """An opaque reference to one output of one node."""
+    """An opaque reference to an output of a node."""
 
 
 class GradientBuilder(Protocol):
-    """Given to a gradient rule, for one forward node."""
+    """The interface by which a gradient rule reads one forward node and adds backward nodes."""
 
     @property
     def params(self) -> Params: ...
@@ -114,7 +116,7 @@ class GradientBuilder(Protocol):
         ...
 
     def ograd(self, index: int = 0) -> EntryRef:
-        """Return the sum of the gradients of output ``index``."""
+        """Return the incoming gradient of output ``index``, summed over all uses of the output."""
         ...
 
     def node(
@@ -127,21 +129,21 @@ class GradientBuilder(Protocol):
     ) -> Sequence[EntryRef]:
         """Add a node of ``op`` named ``<forward name>_<suffix>`` and return all its outputs.
 
-        ``params`` None means :attr:`params` (only for ops that declare the same parameters).
+        ``params``: None: the forward node's :attr:`params`, if ``op`` declares the same parameters.
         """
         ...
 
     def showing(self, params: Params) -> GradientBuilder:
-        """Return the same builder with other parameters, for the rule of a base operator."""
+        """Return a builder for the same node that shows ``params`` as its parameters, for another operator's rule."""
         ...
 
 
 GradientRule = Callable[[GradientBuilder], Sequence["EntryRef | None"]]
-"""Returns one entry per forward input; None where no gradient flows (the planner then makes zeros)."""
+"""A function that returns the gradient of each forward input; None: no gradient (the planner then uses zeros)."""
 
 
 class Workspace:
-    """The array module and the scratch of one call. One object per call; not shared between threads."""
+    """The array module and the scratch of one call, for one thread."""
 
     __slots__ = ("_offset", "_workspace", "xp")
 
@@ -151,12 +153,11 @@ class Workspace:
         self._offset = 0
 
     def take(self, shape: Shape, dtype: DTypeLike) -> RawArray:
-        """Return an uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this
-        call."""
+        """Return an uninitialised contiguous array from the workspace, aligned to 64 bytes and valid in this call."""
         nbytes = np.dtype(dtype).itemsize
         for dim in shape:
             nbytes *= dim
-        if not nbytes:  # nothing was declared for it, so there may be no workspace at all
+        if not nbytes:  # operators declare no bytes for empty arrays, so there may be no workspace
             empty: RawArray = self.xp.empty(shape, dtype)
             return empty
         start = self._offset
@@ -172,16 +173,16 @@ class Workspace:
 
     @property
     def room(self) -> int:
-        """Bytes of workspace that have not been taken: at least what the operator declares."""
+        """Bytes of the workspace that have not been taken; at first, at least the bytes that the operator declares."""
         return 0 if self._workspace is None else int(self._workspace.size) - self._offset
 
     @property
     def flat(self) -> tuple[RawArray, ...]:
-        """Return all bytes of the workspace as one array; an empty tuple if there is no workspace."""
+        """A tuple with all bytes of the workspace as one array; an empty tuple if there is no workspace."""
         return () if self._workspace is None else (self._workspace,)
 
     def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return ``call``, which takes from this workspace, such that it may be called again and again."""
+        """Return a repeatable form of ``call``: it resets this workspace before each run."""
         if self._workspace is None:
             return call
 
@@ -193,7 +194,7 @@ class Workspace:
 
 
 class OpContext(Workspace):
-    """Everything that a kernel may use in addition to its arrays: its workspace and facts about the run."""
+    """The workspace of a call and facts about the run: everything that a kernel may use in addition to its arrays."""
 
     __slots__ = ("is_train", "output_shapes", "random_key", "recompute")
 
@@ -211,14 +212,14 @@ class OpContext(Workspace):
         self.is_train = is_train
         self.random_key = random_key
         self.recompute = recompute
-        """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
+        """Whether this call repeats a forward node in the backward pass; it updates no moving statistics then."""
         self.output_shapes = output_shapes
         """Shapes of all outputs, unwanted outputs (None) included; empty if every output is wanted."""
 
     def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> RawArray:
-        """Return an output; if it is unwanted but others are computed from it, new memory of its shape.
+        """Return output ``index``, or new memory of its shape and ``dtype`` if the output is unwanted (None).
 
-        No plan counts that memory: a kernel asks only if it has no other place for the values.
+        Plans do not count new memory, so a kernel calls this only if it has no other place for the values.
         """
         array: RawArray | None = outputs[index]
         if array is None:
@@ -226,7 +227,7 @@ class OpContext(Workspace):
         return array
 
     def generator(self) -> Generator:
-        """Return a generator seeded by ``random_key`` alone, so that a recomputed node draws the same numbers."""
+        """Return a generator seeded only by ``random_key``, so that a recomputed node draws the same numbers."""
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
@@ -235,15 +236,18 @@ class OpContext(Workspace):
 
 
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
-"""A kernel may have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments (or
-None) with the same effect on these very arrays. An executor, whose arrays keep their addresses, replays it instead of
-the kernel. It may use ``ctx``'s array module and workspace, in every call.
+"""A kernel; see the kernel contract of this module.
 
-A kernel may have a method ``bare(params, inputs, outputs)`` of specs that returns a function of NumPy arrays of those
-shapes and dtypes (or None): inputs, then outputs, then the flat workspace if the call declares one. The function keeps
-no state between calls, so threads may share it; it replaces the kernel, with the same bits, if no array is None."""
+A kernel may have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments (or None)
+with the same effect on these arrays. An executor, whose arrays keep their addresses, replays the function instead of
+the kernel. Each call of it may use the array module and workspace of ``ctx``.
+
+A kernel may have a method ``bare(params, inputs, outputs)`` that returns a function (or None) for the specs ``inputs``
+and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the call declares
+one. It replaces the kernel, with the same bits, if no array is None. It keeps no state between calls, so threads may
+share it."""
 WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
-"""Bytes of scratch of a call, from the specs of its inputs and outputs."""
+"""A function that returns the scratch bytes of a call, from the specs of its inputs and outputs."""
 ShapeRule = Callable[
     [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
 ]
@@ -254,7 +258,7 @@ DTypeRule = Callable[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One operator. Fields that may depend on parameters are either a value or a function of the parsed parameters."""
+    """An operator. A field that may depend on parameters is a value or a function of the parsed parameters."""
 
     name: str
     forward: Kernel
@@ -262,40 +266,43 @@ class Op:
     infer_dtype: DTypeRule
     params: tuple[Param, ...] = ()
     inputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("data",)
-    """Names of the inputs (aux states included), as they appear in ``<node>_<input>``."""
+    """Names of the inputs, auxiliary states included. A variable created for an input is called ``<node>_<input>``."""
     variadic: str | None = None
-    """Name of the parameter that holds the number of inputs (``num_args``), filled when composing."""
+    """Name of the parameter that is the number of inputs (``num_args``), set when the node is composed."""
     aux: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
-    """Inputs that the kernel mutates (auxiliary states): FMutateInputs. Empty only if there are never any."""
+    """Indices of inputs that the kernel mutates (auxiliary states), MXNet's FMutateInputs. Empty only if there are
+    never any."""
     outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
     """Names of all outputs, hidden outputs included."""
     visible_outputs: int | Callable[[Params], int] | None = None
-    """Number of outputs that a user sees (None: all)."""
+    """Number of outputs that a user sees; None: all."""
     gradient: GradientRule | None = None
-    """None: not differentiable (an error unless every incoming gradient is zero)."""
+    """The gradient rule. None: not differentiable, which is an error unless every incoming gradient is zero."""
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
     ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
-    """Ignored inputs: only their shape and dtype matter, so they need not stay alive, and the kernel gets None."""
+    """Indices of inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None."""
     workspace: WorkspaceRule | None = None
-    """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes. None: what the
-    kernel says itself, as one does that is written with its scratch (:mod:`weftplan.ops.core.forms`)."""
+    """Scratch bytes of a call: the sum of ``aligned(nbytes)`` of all arrays that the kernel takes. None: the rule of
+    the kernel, if it declares its scratch (:mod:`weftplan.ops.core.forms`), else no scratch."""
     input_init: Mapping[int, str] = field(default_factory=dict)
-    """``__init__`` attribute given to auto-created variables of these inputs (JSON text as MXNet writes it)."""
+    """By input, the ``__init__`` attribute of an automatically created variable (JSON text in MXNet's form)."""
     random: bool = False
-    """Draws random numbers: never merged by common-subexpression elimination."""
+    """Whether the operator draws random numbers; common-subexpression elimination then never merges its nodes."""
     needs_training: Callable[[Params], bool] | None = None
-    """Whether a forward run outside training omits values that the gradient reads."""
+    """A function that returns whether a forward run outside training omits values that the gradient reads; None: no."""
     loss: bool = False
-    """The gradient ignores the incoming gradient (SoftmaxOutput, MakeLoss, …), so head gradients are optional."""
+    """Whether the gradient ignores the incoming gradient (SoftmaxOutput, MakeLoss, …), so that head gradients are
+    optional."""
     backward_of: str | None = None
-    """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
+    """Name of the forward operator; None: this is no backward operator."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    """In a backward operator, for each output the index of the forward input whose gradient it is."""
     aliases: tuple[str, ...] = ()
     in_mxnet: bool = True
-    """MXNet 1.9.1 has an operator of this name with these parameters. False for an operator of weftplan alone."""
+    """Whether MXNet 1.9.1 has an operator of this name with these parameters."""
     single: bool = False
-    """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
-    nothing is remembered under its name."""
+    """Whether the operator belongs to a single node (``Custom``): it is not in the registry, and no results are cached
+    under its name."""
     doc: str = ""
 
     def __post_init__(self) -> None:
@@ -331,7 +338,7 @@ class Op:
         return self.aux(params) if callable(self.aux) else self.aux
 
     def ignored(self, params: Params) -> tuple[int, ...]:
-        """Return the indices of inputs whose values are not read."""
+        """Return the indices of the inputs whose values the kernel does not read."""
         return self.ignored_inputs(params) if callable(self.ignored_inputs) else self.ignored_inputs
 
     def gradient_inputs(self, params: Params) -> tuple[int, ...]:
@@ -339,9 +346,9 @@ class Op:
         return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
 
     def has_work(self, outputs: Sequence[object]) -> bool:
-        """Return False for a call that would change nothing: all outputs are None, and there is no state."""
+        """Return whether a call changes anything: an output is not None, or the operator has states."""
         return bool(self.aux) or any(out is not None for out in outputs)
 
     def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Return the scratch bytes of one call."""
+        """Return the scratch bytes of a call with these parameters, inputs and outputs."""
         return 0 if self.workspace is None else self.workspace(params, inputs, outputs)

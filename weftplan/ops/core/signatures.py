@@ -1,6 +1,6 @@
 """Call signatures of operators, their documentation and the text of their stubs.
 
-One description serves ``mx.sym`` and ``mx.nd``: inputs by name, then parameters with their defaults and legal values.
+``mx.sym`` and ``mx.nd`` have the same signatures: inputs by name, then parameters with defaults and legal values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANY_NUMBER = inspect.Parameter.VAR_POSITIONAL
 
 
 class Hint(str):
-    """An annotation that shows itself without quotes."""
+    """The text of an annotation, which a signature shows without quotes."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class Hint(str):
 
 
 def usual_inputs(op: Op) -> tuple[str, ...] | None:
-    """Return the names of the inputs (under the default parameters if they matter); None for any number."""
+    """Return the names of an operator's inputs with default parameters; None if their number is not fixed."""
     if op.variadic is not None:
         return None
     if isinstance(op.inputs, tuple):
@@ -46,7 +46,7 @@ def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
     """Return the signature of an operator's function.
 
     Args:
-        array: class of its inputs and its result: ``Symbol`` or ``NDArray``.
+        array: class of the inputs and of the result, ``Symbol`` or ``NDArray``.
         extra: further keywords, whose default is None.
 
     >>> from weftplan.ops.core import registry
@@ -113,12 +113,15 @@ def document(op: Op) -> str:
 
 
 def _open(hint: str) -> str:
-    """Return the annotation for type checkers: a text that a program computes is no error where words are expected."""
+    """Return the annotation for type checkers: ``Literal`` also accepts ``str``, for texts that a program computes."""
     return f"{hint} | str" if hint.startswith("Literal[") else hint
 
 
 def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
-    """Return a line of a stub file: the definition of the function, or of the method of the first input."""
+    """Return a line of a stub file: the definition of an operator's function, or with ``method`` of an array's method.
+
+    ``extra``: see :func:`signature`.
+    """
     parameters = signature(op, array, extra)
     return written(
         name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))
@@ -126,7 +129,7 @@ def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = 
 
 
 def written(name: str, found: inspect.Signature) -> str:
-    """Return one line of a stub file for a signature."""
+    """Return a line of a stub file: the definition of a function called ``name`` with the signature ``found``."""
     plain = [
         p.replace(default=... if p.default is not p.empty else p.empty, annotation=Hint(_open(str(p.annotation))))
         if p.annotation is not p.empty
@@ -138,7 +141,7 @@ def written(name: str, found: inspect.Signature) -> str:
 
 
 def _of_method(found: inspect.Signature) -> list[inspect.Parameter]:
-    """Return the parameters of a method: ``self`` stands for the first input, or comes before any number of them."""
+    """Return the parameters of a method: ``self`` replaces the first input, or precedes a variable number of inputs."""
     kept = list(found.parameters.values())
     if kept and kept[0].kind is not _ANY_NUMBER:
         kept = kept[1:]

@@ -1,11 +1,11 @@
 """Tile sizes of kernels: blocks of elements, tiles of convolutions.
 
-A CPU works in tiles that stay in a core's cache. On a GPU each tile is a launch, which costs as much as many elements,
-so its tiles are as large as the scratch allows. Plans are made without the device, so the sizes depend on its type
-alone, and every sum has one fixed order on each type of device.
+A tile on a CPU stays in a core's cache. On a GPU each tile is a launch, which costs as much as many elements, so tiles
+are as large as the scratch allows. Plans are made without the device, so the sizes depend only on its type, and every
+sum has one fixed order on each type of device.
 
-A caller that asks an operator for its workspace, and a caller that runs its kernel, set the device type first: both
-must see the same sizes. The sizes are thread-local; the default is those of a CPU.
+The sizes are thread-local, by default those of a CPU. Code that asks an operator for its workspace bytes, or runs its
+kernel, must first select the sizes of the device type, the same for both.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Grain(NamedTuple):
     """Sizes of blocks and tiles on a type of device.
 
     Attributes:
-        block: elements of one block of an elementwise formula, a reduction or a row-wise operator.
-        tile_bytes: bytes of the columns of one tile of a convolution, beyond which a larger tile gains nothing.
-        least: elements below which cutting a small array costs more in calls than it saves in scratch.
+        block: maximum elements of a block of an elementwise formula, a reduction or a row-wise operator.
+        tile_bytes: bytes of the columns of a convolution's tile; larger tiles are not faster.
+        least: minimum elements of a block of a small array; smaller blocks would cost more in calls than they save.
     """
 
     block: int
@@ -30,11 +30,11 @@ class Grain(NamedTuple):
 
 
 HOST = Grain(block=1 << 16, tile_bytes=2 << 20)
-"""A few arrays of a block, and the columns of a tile, fit a second-level cache."""
+"""Sizes on a CPU: a few arrays of a block, and the columns of a tile, fit a second-level cache."""
 
 GPU = Grain(block=1 << 27, tile_bytes=1 << 30, least=1 << 27)
-"""The tile of a launch only has to fit into memory next to the network. Tiles larger than ``Convolution``'s default
-``workspace`` of 1024 MiB do not occur."""
+"""Sizes on a GPU: a tile only has to fit into memory together with the network. Tiles larger than ``Convolution``'s
+default ``workspace`` of 1024 MiB do not occur."""
 
 _BY_TYPE = {"gpu": GPU}
 
@@ -56,14 +56,14 @@ def of(device_type: str) -> Grain:
 
 
 def block() -> int:
-    """Return the number of elements of one block for the device that this thread works for."""
+    """Return the maximum elements of a block, for the device type that this thread has selected."""
     return _thread.grain.block
 
 
 def share(size: int) -> int:
-    """Return the elements per block of an array of ``size`` elements if its scratch could raise a small network's peak.
+    """Return the elements of a block for an array of ``size`` elements, if scratch could raise a small network's peak.
 
-    This is a quarter of the array, between ``Grain.least`` and ``Grain.block``.
+    The number is a quarter of the array, but at least ``Grain.least`` and at most ``Grain.block``.
 
     >>> share(10_000), share(100_000), share(10**9) == block()
     (4096, 25000, True)
@@ -72,12 +72,12 @@ def share(size: int) -> int:
 
 
 def tile_bytes() -> int:
-    """Return the bytes of one tile's columns for the device that this thread works for."""
+    """Return the bytes of a tile's columns, for the device type that this thread has selected."""
     return _thread.grain.tile_bytes
 
 
 class using:  # read as a word of a ``with`` statement
-    """Within a ``with`` block this thread works in pieces of ``grain``. A bind enters hundreds."""
+    """A context in which this thread uses the sizes ``grain``; a class, because a bind enters it hundreds of times."""
 
     __slots__ = ("_before", "_grain")
 
@@ -93,7 +93,7 @@ class using:  # read as a word of a ``with`` statement
 
 
 def bound(grain: Grain, call: Callable[[], object]) -> Callable[[], object]:
-    """Return ``call`` run with the tile sizes ``grain``; ``call`` itself if those are the default."""
+    """Return a function that runs ``call`` with the sizes ``grain``; ``call`` itself if ``grain`` is the default."""
     if grain is HOST:
         return call
 

@@ -1,11 +1,11 @@
-"""A fused batch norm, depthwise convolution, batch norm block, and its fused gradient.
+"""A fused block of a batch norm, a depthwise convolution and a second batch norm, and the block's fused gradient.
 
-A relu follows the first batch norm, and may follow the second. Channels are independent throughout, so a compiled
-kernel (``ops/compiled/depthwise/block.py``) takes one channel through all three layers while it is in the cache. The
-relu's result is never written; the backward pass recomputes it from the data, and the gradients between the layers stay
-in the cache. Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_depthwise.py``), after
-gradients exist and sizes are known. NumPy's kernels run in sequence, with scratch for the results between them. Both
-have the bits of the unfused nodes.
+A relu follows the first batch norm, and may follow the second. Channels are independent, so a compiled kernel
+(``ops/compiled/depthwise/block.py``) computes all three layers of one channel while it is in the cache. It never writes
+the first relu's result, which the backward pass recomputes from the data, and gradients between the layers stay in the
+cache. NumPy's kernels run one after another, with scratch for the results between them. Both have the bits of the
+unfused nodes. Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_depthwise.py``), after
+gradients exist and sizes are known.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from weftplan.support.array_types import RawArray
 
 NAME = "BatchNorm+depthwise+BatchNorm"
 BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
-"""Parameters: those of the first batch norm, the convolution and the second batch norm, and whether a relu follows."""
+"""Names of the parameters: those of the first batch norm, of the convolution and of the second batch norm, and whether
+a relu follows."""
 _CONVOLUTION = registry.get("Convolution")
 _CONVOLUTION_GRADIENT = registry.get("_backward_Convolution")
 
 
 def norm_gradient(relu: bool) -> Op:
-    """Return the gradient of a batch norm, or of a batch norm with a relu."""
+    """Return the gradient operator of a batch norm, or with ``relu`` of a batch norm fused with a relu."""
     name = "_backward_BatchNorm"
     return joined.GRADIENTS[name] if relu else registry.get(name)
 
 
 def norm(relu: bool) -> Op:
-    """Return a batch norm, or with ``relu`` a batch norm fused with a relu."""
+    """Return the operator of a batch norm, or with ``relu`` of a batch norm fused with a relu."""
     return joined.norm_of(joined.RELU * relu)
 
 
 def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
-    """Inputs of :func:`norm_gradient`; ``vectors`` are gamma, beta, and the two that the forward pass has kept."""
+    """Return the inputs of :func:`norm_gradient`; ``vectors``: gamma, beta, mean, and 1 / sqrt(variance + eps)."""
     gamma, beta, *kept = vectors
     return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
 
@@ -50,7 +51,7 @@ def _room(ctx: OpContext, nbytes: int) -> RawArray | None:
 
 
 def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: RawArray | None) -> None:
-    """One of the three, in scratch that all use."""
+    """Run ``op``, an operator of the block, in the scratch ``room``, which all operators of the block share."""
     own = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=room)
     op.forward(own, params, inputs, outputs)
 
@@ -60,7 +61,7 @@ def _spec(array: RawArray) -> TensorSpec:
 
 
 def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> RawArray:
-    """Return memory for the result of the convolution, over which the second batch norm may write the block's."""
+    """Return memory for the result of the convolution: its output, or that of the block if only that is wanted."""
     out, inner = outputs[:2]
     return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
 
@@ -79,7 +80,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     out, _, *kept = outputs
     inner = memory_of_inner(ctx, inputs[0], outputs)
     between = ctx.take(data.shape, data.dtype)
-    # A gamma that counts as 1 is not there, and has the form of beta.
+    # An ignored gamma, which counts as 1, is None; its spec is that of beta.
     specs = [_spec(beta if array is None else array) for array in inputs]
     specs[6] = _spec(inputs[7])
     room = _room(ctx, _forward_room(params, specs, _spec(inner)))

@@ -1,8 +1,8 @@
-"""Batch norm with known statistics and optional relu: recomputes a forward result bit for bit.
+"""Batch norm with given statistics and optional relu, which recomputes a forward result bit for bit.
 
-Only the planner adds nodes of this operator. Under recomputation they compute the result of a batch norm from the
-inputs that its gradient keeps anyway: the data, the mean, and 1 / sqrt(variance + eps). That is one pass over the data;
-repeating the batch norm takes two or three.
+Only the planner adds nodes of this operator. Under recomputation they compute the result of a batch norm from inputs
+that its gradient needs anyway: the data, the mean, and 1 / sqrt(variance + eps). This takes one pass over the data;
+repeating the batch norm would take two or three.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ def normalized(
     fixed: bool,
     relu: bool,
 ) -> None:
-    """Write ``data`` (channels on axis 1) normalized by known statistics to ``out``, which may be ``data``.
+    """Write ``data`` (channels on axis 1), normalised by given statistics, to ``out``, which may be ``data``.
 
-    ``vectors`` are gamma, beta, mean and 1 / sqrt(variance + eps); ``scale`` and ``shift`` are scratch of one element
-    for each channel; ``fixed``: gamma counts as 1.
+    Args:
+        vectors: gamma, beta, mean and 1 / sqrt(variance + eps).
+        scale, shift: scratch of one element per channel.
+        fixed: whether gamma counts as 1.
+        relu: whether a relu follows.
     """
     gamma, beta, mean, inverse = vectors
     if fixed:

@@ -1,8 +1,8 @@
-"""Fused pointwise nodes: one kernel computes a tree of elementwise nodes, element by element.
+"""Fused pointwise operator: one kernel computes a tree of elementwise nodes, element by element.
 
-Only the planner makes nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, where
-``ops/cuda/pointwise.py`` generates the kernel. The kernel here runs the members one after the other, with scratch for
-every result; it is the definition, and runs if no kernel can be generated. Both have the bits of the members.
+Only the planner adds nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, for which
+``ops/cuda/pointwise.py`` generates the kernel. The kernel of this module runs the member nodes one after another, with
+scratch for every result; it is used if no kernel can be generated. Both kernels have the bits of the unfused nodes.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ class Member(NamedTuple):
     op: Op
     params: Params
     reads: tuple[int | None, ...]
-    """The values that it reads; None for an input that it ignores."""
+    """Numbers of the values that the node reads; None for an ignored input."""
     writes: tuple[int | None, ...]
-    """The values that it computes; None for an output that no node reads."""
+    """Numbers of the values that the node computes; None for an output that no node reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The members of a fused node. The first values are its inputs; the members compute the others in their order."""
+    """The members of a fused node, and its values: first the node's inputs, then the results of members in order."""
 
     members: tuple[Member, ...]
     inputs: tuple[Shape, ...]
     """The shape of each input, with as many axes as :attr:`shape`; an axis of 1 is broadcast."""
     results: tuple[int, ...]
-    """The value of each output."""
+    """Numbers of the values that are the outputs."""
     shape: Shape
-    """The shape of every other value."""
+    """The shape of all values that are not inputs."""
     dtype: DType
 
     @property
     def num_values(self) -> int:
-        """How many values there are."""
+        """Number of values: inputs, and values that members write."""
         return len(self.inputs) + sum(one is not None for member in self.members for one in member.writes)
 
     def broadcasts(self, number: int) -> bool:
-        """Return whether an input has fewer elements than the results."""
+        """Return whether input ``number`` is broadcast to the shape of the results."""
         return self.inputs[number] != self.shape
 
     def spec(self, value: int) -> TensorSpec:
-        """Return shape and dtype of a value."""
+        """Return the shape and dtype of value number ``value``."""
         return TensorSpec(self.inputs[value] if value < len(self.inputs) else self.shape, self.dtype)
 
     def specs(self, values: Sequence[int | None]) -> list[TensorSpec]:
-        """Return shape and dtype of the values of a member; a value that is ignored or unwanted counts as a result."""
+        """Return the specs of a member's values; a None (an ignored or unwanted value) gets the spec of a result."""
         return [TensorSpec(self.shape, self.dtype) if one is None else self.spec(one) for one in values]
 
 
@@ -78,7 +78,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 
 def _scratch(group: Group) -> int:
-    """Return the bytes of scratch that the most demanding member takes."""
+    """Return the scratch bytes of the group's most demanding member."""
     return max(op.workspace_bytes(own, group.specs(reads), group.specs(writes))
                for op, own, reads, writes in group.members)  # fmt: skip
 
@@ -100,7 +100,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
-    """Return all in-place pairs of equal shape: a thread reads its elements before it writes any."""
+    """Return all pairs of an unbroadcast input and an output: a thread reads its elements before it writes any."""
     group: Group = params[GROUP]
     whole = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
     return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in whole)

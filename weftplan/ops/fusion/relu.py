@@ -1,8 +1,8 @@
-"""Fused relu: a layer, or a convolution with batch norm, followed by relu, forward and backward.
+"""Fused relu: operators for a layer, or a convolution with batch norm, followed by a relu; forward and backward.
 
-Only the planner makes nodes of them (``planner/symbolic/passes/fuse_relu.py``), after gradients are there, so they
-have no gradient, no name that a user can call and no place in the table of operators. What they compute has the same
-bits as the nodes. Compiled forms are offered under their names, as for every operator.
+Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_relu.py``), after gradients exist. So the
+operators have no gradient, and users cannot find them by name. Results have the bits of the unfused nodes. Compiled
+implementations are registered under the operators' names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RELU = "+relu"
 
 
 def layer_of(name: str) -> str:
-    """The operator of the layer with which a joined one begins; other names as they are.
+    """Return the name of the layer with which a fused operator begins; return any other operator's name unchanged.
 
     >>> layer_of("Convolution+BatchNorm+relu"), layer_of("Pooling")
     ('Convolution', 'Pooling')
@@ -61,12 +61,12 @@ def _backward_batch_norm() -> Op:
 
 
 def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Return (inputs of the convolution, inputs of the batch norm but for its data)."""
+    """Split the inputs of a fused node into (inputs of the convolution, inputs of the batch norm except its data)."""
     return [*inputs[:2], *inputs[6:]], list(inputs[2:6])
 
 
 def norm_of(relu: str) -> Op:
-    """Return a batch norm, or with :data:`RELU` a batch norm fused with a relu."""
+    """Return the operator of a batch norm, or of a batch norm fused with a relu if ``relu`` is :data:`RELU`."""
     return LAYERS["BatchNorm"] if relu else registry.get("BatchNorm")
 
 
@@ -77,7 +77,7 @@ def _normalized(relu: str) -> Op:
         own, norm_inputs = _apart(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         conv.forward(ctx, params, own, outputs)
-        # Both use the same scratch, one after the other.
+        # Convolution and batch norm use the same scratch, one after the other.
         normalize = partial(
             behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None]
         )
@@ -126,22 +126,22 @@ def _normalized(relu: str) -> Op:
 
 
 LAYERS = {name: _layer(name) for name in ("BatchNorm", "Convolution")}
-"""Fused layer and relu, by the layer's operator."""
+"""Operators of a layer fused with a relu, by the name of the layer's operator."""
 NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
-"""A convolution fused with a batch norm, without and with a relu. Its inputs are the convolution's data and weight, the
-batch norm's four vectors, and the convolution's bias if it has one."""
+"""Operators of a convolution fused with a batch norm, by the suffix "" or :data:`RELU`. The inputs are the
+convolution's data and weight, the batch norm's four vectors, and the convolution's bias if there is one."""
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
-"""Fused gradients of relu and layer, by the operator of the layer's gradient. A fused gradient does not read the relu's
-output; its inputs are those of the layer's gradient, with beta after gamma."""
+"""Operators of the gradient of a layer and its relu, by the name of the layer's gradient. They do not read the relu's
+output; their inputs are those of the layer's gradient, with beta after gamma."""
 for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
     registry.register_planner_op(_made)
 
 
 def is_relu(op: Op, params: Params) -> bool:
-    """Return whether a node computes max(x, 0)."""
+    """Return whether a node of ``op`` with these parameters computes max(x, 0)."""
     return op.name == "relu" or (op.name == "Activation" and params["act_type"] == "relu")
 
 
 def is_gradient_of_relu(op: Op, params: Params) -> bool:
-    """Return whether a node is the gradient of such a one, of inputs (incoming gradient, output)."""
+    """Return whether a node is the gradient of a relu Activation; its inputs are (incoming gradient, output)."""
     return op.name == "_backward_Activation" and params["act_type"] == "relu"

@@ -1,8 +1,8 @@
-"""Gradients of several FullyConnected layers that share a weight: one product for the weight.
+"""Gradients of several FullyConnected layers that share a weight, with one product for the weight.
 
-Small batches make many small products whose results have to be added. Concatenating the rows of several layers gives
-that sum in one product, which is large enough for two cores. Only
-:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` adds nodes of this operator, so users cannot find it by
+With small batches, the weight's gradient is the sum of many small products. If the rows of the layers are concatenated,
+one product computes the sum, and is large enough for two cores. Only
+:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` adds nodes of this operator, and users cannot find it by
 name.
 """
 
@@ -35,7 +35,7 @@ def _outputs(count: int, whole: bool, biased: bool) -> tuple[str, ...]:
 
 
 def _shapes(p: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Those of a layer's weight, bias and data follow from its outgoing gradient and its data."""
+    """Infer the shapes of the gradients of weight, bias and data from the first layer's output gradient and data."""
     count, hidden, ograd, data = p["count"], p["num_hidden"], ins[0], ins[p["count"]]
     if ograd is None or data is None or not is_known(ograd) or not is_known(data):
         return ins, outs
@@ -44,12 +44,12 @@ def _shapes(p: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """All are alike."""
+    """Infer the dtype of the first input for all outputs."""
     return ins, [ins[0]] * len(outs)
 
 
 def gathered_rows(p: Params, *arrays: SpecLike) -> Room:
-    """Return all rows of the outgoing gradients, and all rows of the data."""
+    """Return the (shape, dtype) of all output gradients' rows concatenated, and of all data's rows concatenated."""
     count, hidden = p["count"], p["num_hidden"]
     dtype = arrays[0].dtype
     rows = count * (math.prod(arrays[0].shape) // hidden)

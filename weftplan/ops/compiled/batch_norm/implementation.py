@@ -1,7 +1,7 @@
 """Compiled implementation of BatchNorm, forward and backward.
 
-Channels are independent, and idle cores may take some of them. :class:`Pass` is a prepared pass, for fusions that call
-the kernels together with others.
+Channels are independent, so idle cores may take ranges of them. Fused operators prepare a :class:`Pass` and run its
+kernel together with other kernels.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
-"""Minimum elements of a part, a range of channels, for an idle core."""
+"""Minimum elements of a part, which is a range of channels."""
 LEAST_PLANE = 2
-"""Minimum elements of a plane. One element is no range to loop over, and NumPy takes all channels at once."""
+"""Minimum elements of a plane. The kernels loop over planes; for planes of one element, NumPy is faster."""
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
-    """Return the compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype`` by name: ``forward``, ``backward`` and ``scales``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"batch-norm-{scalar}",
@@ -57,7 +57,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """Return (outer, channels, inner)."""
+    """Return (elements of the axes before the channels, number of channels, elements of the axes after them)."""
     axis = params["axis"] % len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
@@ -76,10 +76,14 @@ def _address(array: RawArray | None) -> int:
 
 
 def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind: int = 0) -> dict[str, int]:
-    """Return the words for prefetching during a pass over planes of ``plane`` bytes.
+    """Return the words that make a pass over planes of ``plane`` bytes prefetch another array, channel by channel.
 
-    The pass prefetches the same channel of another array, or the channel ``behind`` channels later. That array starts
-    ``at`` an address (0: none); ``image`` and ``channel`` are the bytes between its images and channels.
+    Args:
+        when: the phase that prefetches, ``EARLY`` or ``LATE``.
+        at: address of the array; 0: no prefetch.
+        image: bytes between its images.
+        channel: bytes between its channels.
+        behind: number of channels by which the prefetched channel is after the pass's current channel.
     """
     lines = -(-channel * STRETCH // (LINE * plane)) if at else 0
     values = {"at": at + behind * channel, "image": image, "channel": channel, "lines": lines}
@@ -87,8 +91,10 @@ def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind
 
 
 def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray) -> Call:
-    """Return a call that computes scale and shift of each channel from ``statistics``: gamma, beta, mean and
-    variance."""
+    """Return a call that computes ``scale`` and ``shift`` of each channel.
+
+    ``statistics``: gamma, beta, mean and variance.
+    """
     gamma, beta, mean, var = statistics
     constants = np.array([params["eps"]], scale.dtype)
     values = {
@@ -102,23 +108,24 @@ def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A prepared pass over the channels of a BatchNorm: its words, and the work before and after it."""
+    """A prepared pass over the channels of a BatchNorm: argument words, and calls to make before and after it."""
 
     words: dict[str, int]
-    """By name; ``last`` is left to the caller."""
+    """Argument words by name; the caller adds ``last``."""
     constants: Any
-    """An array to which a word points."""
+    """The array to which the word ``constants`` points."""
     before: Call
     behind: Call
+    """The call to make after the pass."""
 
 
 def moves_statistics(ctx: OpContext, params: Params) -> bool:
-    """Return whether a call changes the moving statistics."""
+    """Return whether a call with this context updates the moving statistics."""
     return ctx.is_train and not params["use_global_stats"] and not ctx.recompute
 
 
 def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
-    """Return the pass of a BatchNorm, followed by a relu if ``relu``; ``outputs[0]`` may be the data."""
+    """Return the pass of a BatchNorm, with a relu if ``relu``; ``outputs[0]`` may share the memory of the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
@@ -154,7 +161,7 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
 
 
 def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    """Return a call that recomputes a batch norm from known statistics."""
+    """Return a call that recomputes a batch norm from its saved mean and 1 / sqrt(variance + eps)."""
     data, gamma, beta, mean, inverse = inputs
     images, channels, plane = _extents({"axis": 1}, data.shape)
     nbytes = plane * data.itemsize
@@ -171,7 +178,7 @@ def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
 
 
 def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """Return the call of :func:`forward_pass`."""
+    """Return a call that runs :func:`forward_pass` over all channels, in parts."""
     return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
 
 
@@ -187,7 +194,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 def backward_pass(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: RawArray | None = None
 ) -> Pass:
-    """Return the pass of a BatchNorm's gradients; with ``beta`` a relu follows the batch norm."""
+    """Return the pass of a BatchNorm's gradients; unless ``beta`` is None, a relu follows the batch norm."""
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
@@ -213,7 +220,7 @@ def backward_pass(
 
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
-    """Return why these kernels refuse this data with statistics of dtype ``vector``; empty if they accept it."""
+    """Return the reason why these kernels refuse ``data`` with statistics of dtype ``vector``; empty if they accept."""
     target = host()
     if isinstance(target, str):
         return target
@@ -223,7 +230,13 @@ def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
 
 
 def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
-    """Register the kernel of ``make``; ``data`` and ``vector`` are indices of inputs, ``count`` its scratch vectors."""
+    """Register the kernel whose calls ``make`` prepares for ``op``.
+
+    Args:
+        data: index of the input that is normalised.
+        vector: index of an input with the dtype of the statistics.
+        count: number of scratch vectors with one element per channel.
+    """
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
         return refusal(params, inputs[data], inputs[vector].dtype)

@@ -1,8 +1,8 @@
-"""Kernels of BatchNorm as LLVM IR, forward and backward: one channel at a time.
+"""Kernels of BatchNorm as LLVM IR, forward and backward, which compute one channel of all images at a time.
 
-A channel of all images is read up to three times, after the first time from a cache. Sums run in a fixed number of
-chains: one for each element of four vectors of 64 bytes. The chains are added in a fixed order, so bits do not depend
-on the width of vectors.
+A channel is read up to three times; only the first read is from memory, later reads are from a cache. Sums run in a
+fixed number of chains, one for each element of four vectors of 64 bytes. The chains are added in a fixed order, so bits
+do not depend on the width of vectors.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from collections.abc import Callable, Mapping, Sequence
 from weftplan.ops.compiled.ir import Function, Value
 
 EARLY, LATE = "early", "late"
-"""Phases that prefetch: the computation of a channel's sums, and the writing of its results."""
+"""The phases of a channel that can prefetch: the computation of its sums, and the writing of its results."""
 _FETCH = ("at", "image", "channel", "lines")
 FETCHED = tuple(f"{when}_{what}" for when in (EARLY, LATE) for what in _FETCH)
-"""Words of the prefetch into the second cache, channel by channel: address of the first, bytes between images and
-between channels, and lines for each :data:`STRETCH` of the current channel; 0: no prefetch. Without prefetches memory
-is idle while a channel is in a cache, and the passes wait at the next channel."""
+"""Words of each phase's prefetch into the second-level cache: address of the first channel, bytes between images and
+between channels, and cache lines per :data:`STRETCH` of the current channel (0: no prefetch). Without prefetches,
+memory is idle while the kernel reads a channel from a cache, and the kernel waits for the next channel."""
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu", *FETCHED)  # fmt: skip
 BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
             "plane", "given", "first", "last", "dx_image", "dx_channel", *FETCHED)  # fmt: skip
-"""Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
-are inputs, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (null: 1) may be null. ``relu``:
-whether a relu computes ``y`` from the normalised data. The gradient has ``beta`` if there is a relu, else null: the
-sign of the relu's input is recomputed from the data, which reads fewer bytes than the relu's output. ``dx_image`` and
-``dx_channel``: bytes between images of ``dx``, and between its channels."""
+"""Argument words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: whether
+the statistics are inputs, so that no gradient flows through them. ``y``, ``dx`` and ``gamma`` (null: 1) may be null.
+``relu``: whether a relu follows. In the gradient, ``beta`` is not null if a relu follows: the sign of the relu's input
+is recomputed from the data, which reads fewer bytes than the relu's output. ``dx_image`` and ``dx_channel``: bytes
+between images of ``dx``, and between its channels."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
-"""Words of the function that computes each channel's scale and shift from known statistics."""
+"""Argument words of :func:`scales`."""
 
 KNOWN = 2
-"""The word ``given`` of a forward pass that also reads ``inverse``, computed by an earlier run of the batch norm."""
+"""Value of the word ``given`` in a forward pass that reads mean and ``inverse`` of an earlier run of the batch norm."""
 LANES = {"float": 16, "double": 8}
-"""Elements of a vector of 64 bytes, by type."""
+"""Number of elements of a 64-byte vector, by scalar type."""
 CHAINS = 4
 LINE = 64
 """Bytes of a cache line, and of a vector."""
 STRETCH = CHAINS * LINE
-"""Bytes of a channel per loop iteration."""
+"""Bytes of a channel that one loop iteration processes."""
 
 
 class _Channel:
@@ -69,8 +69,10 @@ class _Channel:
     ) -> None:
         """Emit ``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
 
-        ``result`` (a pointer, bytes between images and between channels) is an array with another layout: in the body
-        the same offset from :attr:`result` addresses it. ``fetches`` is the phase of :data:`FETCHED` to prefetch in.
+        Args:
+            result: an array with another layout, as (pointer, bytes between images, bytes between channels). In the
+                body, its vector is at the same offset from :attr:`result`.
+            fetches: the phase whose prefetches are emitted; empty: none.
         """
         f = self.f
         with f.loop(0, self.images) as image:
@@ -90,7 +92,7 @@ class _Channel:
                 body(f.add(begin, self.whole), 1, self.mask)
 
     def _fetching(self, when: str, image: str, channel: str) -> Callable[[str], None]:
-        """Return a function of a position in a plane that emits the prefetches of :data:`FETCHED`."""
+        """Return a function that emits the prefetches of phase ``when`` for a position in a plane."""
         f = self.f
         at, image_step, channel_step, lines = (self.words[f"{when}_{what}"] for what in _FETCH)
         begin = f.add(at, f.add(f.mul(image, image_step), f.mul(channel, channel_step)))
@@ -103,13 +105,13 @@ class _Channel:
         return fetch
 
     def load(self, pointer: str, offset: Value, mask: str | None) -> str:
-        """Load a vector of the channel; it is zero after a plane's end."""
+        """Emit a load of a vector of the channel; lanes whose mask is off, after a plane's end, are zero."""
         f = self.f
         place = f.at(pointer, offset)
         return f.load(place) if mask is None else f.load_masked(place, mask)
 
     def store(self, value: str, pointer: str, offset: Value, mask: str | None) -> None:
-        """Store a vector; nothing is stored after a plane's end."""
+        """Emit a store of a vector's lanes whose mask is on; None: of all lanes."""
         f = self.f
         place = f.at(pointer, offset)
         if mask is None:
@@ -118,12 +120,12 @@ class _Channel:
             f.store_masked(value, place, mask)
 
     def kept(self, value: str, mask: str | None) -> str:
-        """Return ``value`` with zeros after a plane's end."""
+        """Emit ``value`` with zeros in lanes whose mask is off, after a plane's end."""
         return value if mask is None else self.f.chosen(mask, value, "zeroinitializer")
 
 
 class _Sum:
-    """Chains of additions, which the compiler keeps in registers."""
+    """Emitter of a sum in :data:`CHAINS` chains of additions, which the compiler keeps in registers."""
 
     def __init__(self, f: Function) -> None:
         self.f = f
@@ -139,7 +141,7 @@ class _Sum:
         self.f.store(change(self.f.load(self.chains[chain])), self.chains[chain])
 
     def total(self) -> str:
-        """Emit the sum of all chains; return it as a scalar."""
+        """Emit the sum of the elements of all chains, a scalar."""
         f = self.f
         a, b, c, d = (f.load(chain) for chain in self.chains)
         return f.total(f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d)))
@@ -159,14 +161,19 @@ def _or_one(f: Function, pointer: str, offset: Value) -> str:
 
 
 def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:
-    """Return a channel's scale and shift; ``of`` has pointers to gamma and beta."""
+    """Emit a channel's (scale, shift).
+
+    Args:
+        of: pointers by name, among them gamma and beta.
+        place: the channel's offset in gamma and beta, in bytes.
+    """
     op = _scalars(f)
     scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
     return scale, op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
 
 
 def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
-    """Return the words; the first ``pointers`` are pointers."""
+    """Emit loads of the words called ``names``, of which the first ``pointers`` are pointers; return them by name."""
     return {
         name: f.pointer("%words", index) if index < pointers else f.word("%words", index)
         for index, name in enumerate(names)
@@ -174,7 +181,10 @@ def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
 
 
 def forward(scalar: str) -> Function:
-    """``forward(words)``: compute mean, variance, 1 / sqrt(variance + eps) and the normalised data of each channel."""
+    """Return the function ``forward(words)``, which computes each channel's statistics and normalised data.
+
+    The statistics are mean, variance and 1 / sqrt(variance + eps).
+    """
     f = Function("forward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, FORWARD, 8)
     op = _scalars(f)
@@ -228,7 +238,7 @@ def forward(scalar: str) -> Function:
 
 
 def scales(scalar: str) -> Function:
-    """``scales(words)``: compute scale and shift of each channel, as :func:`forward` does."""
+    """Return the function ``scales(words)``, which computes each channel's scale and shift from given statistics."""
     f = Function("scales", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, SCALES, 7)
     eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
@@ -249,7 +259,7 @@ def scales(scalar: str) -> Function:
 
 
 def backward(scalar: str) -> Function:
-    """``backward(words)``: compute the gradients of gamma and beta, and of the data unless ``dx`` is null."""
+    """Return the function ``backward(words)``: gradients of gamma and beta, and of the data unless ``dx`` is null."""
     f = Function("backward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, BACKWARD, 10)
     op = _scalars(f)

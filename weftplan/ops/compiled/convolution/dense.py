@@ -1,7 +1,7 @@
-"""Dense convolutions by compiled products on caller-provided buffers: forward and both gradients.
+"""Dense convolutions by compiled matrix products: the forward pass and both gradients, in caller-provided buffers.
 
-Each pass is cut into the parts of ``ops/compiled/scratch.py`` for idle cores; a buffer holds the rooms of all parts in
-sequence.
+``ops/compiled/scratch.py`` decides how a pass is cut into parts for idle cores. Each part has its own scratch room; a
+buffer contains the rooms of all parts, one after another.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split, split_in_rooms
 
 FEW_PACKED = 1 << 20
-"""Minimum bytes of weights that a part packs if idle cores help: a fifth of a millisecond."""
+"""Minimum bytes of packed weights per part if several cores pack them; they take a fifth of a millisecond."""
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:
-    """Return the compiled functions for ``dtype``: ``gather`` and ``weights``, for float16 also ``narrow``."""
+    """Return the compiled functions for ``dtype`` by name: ``gather`` and ``weights``, for float16 also ``narrow``."""
     scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
     return library(
         f"convolution-{'half' if halves else scalar}",
@@ -62,12 +62,15 @@ def _target(target: Target | None) -> Target:
 
 
 _Slice = tuple[Sizes, int]
-"""(sizes, first channel)."""
+"""A slice of a result's channels: (its sizes, its first channel)."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
-    """Return the slices of a result's channels: slices of ``some`` channels, and a smaller last slice."""
+    """Cut a result's channels into slices of ``some`` channels; the last slice may be smaller.
+
+    The result is the output if ``forward``, else the gradient of the data.
+    """
     every = s.filters if forward else s.channels
     if some == every:
         return [(s, 0)]
@@ -83,13 +86,20 @@ def _gather(
     together: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False,
     **arrays: Any,
 ) -> Call:  # fmt: skip
-    """Return the calls of ``gather`` for each slice, with ``together`` images each; ``steps``: bytes of weight, result
-    and bias from one channel to the next."""
+    """Return a call that runs ``gather`` for every slice, in parts.
+
+    Args:
+        make: returns the arguments of a slice, from its sizes and the number of lanes.
+        together: number of images per product.
+        scratch: the buffers of all parts.
+        steps: by array, the bytes from one channel of the result to the next.
+        arrays: the arrays by the names of their argument words; None: null.
+    """
     target = _target(target)
     entry = entries(arrays["x"].dtype, target)["gather"]
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
     packed, padded = scratch.packed // cut.channels, scratch.padded // (cut.channels * cut.images)
-    # The copy of all images that a part's first slice has made serves its others.
+    # A part's first slice copies all images; its later slices read the same copy.
     kept = bands.copies and bands.count == 1 and s.batch <= together
 
     def arguments(piece: _Slice, room: int) -> offset_tables.KernelArguments:
@@ -98,7 +108,7 @@ def _gather(
         begin["packed"] += room * packed
         begin["padded"] += room * padded
         if part.whole:
-            begin["clears"] = 0  # it would clear other slices, too
+            begin["clears"] = 0  # clearing would erase the results of other slices
         return make(part, target.lanes(s.itemsize)).filled(**begin, relu=int(relu))
 
     if cut.images > 1:
@@ -133,7 +143,12 @@ def _gather(
 def _packing(
     entry: Entry, here: offset_tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int
 ) -> Call:
-    """Return a call that packs a slice's weights (``nbytes`` bytes), in parts if that pays."""
+    """Return a call that packs a slice's weights into ``nbytes`` bytes, in parts of at least :data:`FEW_PACKED` bytes.
+
+    Args:
+        here: the arguments of the slice's ``gather``.
+        row_bytes: bytes between adjacent rows of the weight.
+    """
     rows = here.rows_packed
     parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
     if parts == 1:
@@ -151,8 +166,10 @@ def forward(
     padded: RawArray | None, target: Target | None = None, *,
     widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that convolves ``x`` with ``weight`` into ``y``, adds ``bias`` unless None, and applies the
-    relu."""
+    """Return a call that convolves ``x`` with ``weight`` into ``y``, in the buffers of ``forward_scratch``.
+
+    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    """
     of_filter = dict.fromkeys(("bias", "scale", "shift"), s.itemsize)
     steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, **of_filter}
     scale, shift = (None, None) if after is None else after
@@ -174,12 +191,12 @@ def data_gradient(
     padded: RawArray | None,
     target: Target | None = None,
 ) -> Call:
-    """Return a call that computes ``dgrad``, the gradient with respect to the image."""
+    """Return a call that computes ``dgrad``, the gradient of the image, in the buffers of ``data_scratch``."""
     steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
     slices = _slices(s, channels_at_once(s), forward=False)
     call = _gather(offset_tables.data, s, slices, data_bands(s), s.data_side_by_side, data_cut(s), data_scratch(s),
                    steps, target, x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
-    # Some places may be read by no window, and a slice does not clear them.
+    # The gradient is 0 at positions that no window reads, and slices do not clear them.
     return call if len(slices) == 1 else one_after_other(partial(dgrad.fill, 0), call)
 
 
@@ -188,7 +205,7 @@ def weight_gradient(
     target: Target | None = None, *,
     widened: Any = None,
 ) -> Call:  # fmt: skip
-    """Return a call that computes ``wgrad``, the gradient with respect to the weight."""
+    """Return a call that computes ``wgrad``, the gradient of the weight, in the buffers of ``weight_scratch``."""
     target = _target(target)
     kernels = entries(data.dtype, target)
     entry = kernels["weights"]
@@ -202,7 +219,7 @@ def weight_gradient(
     once: dict[str, int] = {}
     copy: Call = nothing
     if copied_once(s) and len(slices) > 1:
-        # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
+        # With no group the call only copies. Each row overwrites the previous row's excess, so one thread copies all.
         copy = offset_tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).ready(entry)
         x, copies, once = image, 0, {"copies": 0}
     calls: dict[tuple[int, int], Call] = {}

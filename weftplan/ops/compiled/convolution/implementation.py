@@ -1,8 +1,8 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
-This module decides which sizes they take, when NumPy is expected to be faster, and how much scratch they declare. The
-kernels are those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``.
-Any worker may call them: they write only to their arguments.
+This module decides which sizes the implementations take, when NumPy is expected to be faster, and how much scratch each
+declares. The kernels are those of ``dense.py``, ``pointwise/``, ``depthwise/`` and ``winograd/``. Any worker may call
+them: they write only to their arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
-    """Return why these kernels cannot compute a convolution of this data; empty if they can."""
+    """Return the reason why these kernels cannot compute a convolution of this data; empty if they can."""
     target = host()
     if isinstance(target, str):
         return target
@@ -54,7 +54,7 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
 
 
 def _slower(geo: Geometry, *, forward: bool) -> str:
-    """Return why NumPy is expected to be faster; empty when it is not."""
+    """Return the reason why NumPy is expected to be faster; empty if it is not."""
     s = sizes(geo)
     if forward and geo.pointwise and pointwise.forward_pass(s) is None:
         return "a plain matrix product"
@@ -64,7 +64,10 @@ def _slower(geo: Geometry, *, forward: bool) -> str:
 
 
 def _nbytes(s: Sizes, *scratches: Scratch) -> int:
-    """Return the scratch bytes of passes that run one after another: those of the most demanding pass."""
+    """Return the scratch bytes of passes that run one after another: the maximum of ``scratches``.
+
+    A convolution that the depthwise kernels take needs their scratch instead.
+    """
     if depthwise_tables.takes(s):
         return aligned(depthwise_tables.scratch(s))
     return max(need.nbytes for need in scratches)
@@ -75,7 +78,7 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> RawArray:
 
 
 def _buffers(room: RawArray, need: Scratch) -> tuple[RawArray, RawArray | None, RawArray | None]:
-    """Return the buffers of a dense pass, packed, padded and widened; None for buffers that it does not need."""
+    """Cut ``room`` into the buffers of a dense pass: (packed, padded or None, widened or None); None: not needed."""
     begin = aligned(need.packed)
     end = begin + aligned(need.padded)
     return (
@@ -91,13 +94,13 @@ def _plain(s: Sizes) -> bool:
 
 
 def _forward_scratch(s: Sizes) -> Scratch:
-    """Return the scratch of :func:`_correlate`."""
+    """Return the scratch of :func:`_correlate`, unless the convolution is depthwise (:func:`_nbytes`)."""
     small = pointwise.forward_pass(s)
     return forward_scratch(s) if small is None else Scratch(small.nbytes, 0)
 
 
 def _data_scratch(s: Sizes) -> Scratch:
-    """Return the scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
+    """Return the scratch of the data gradient in :func:`_adjoint`; a plain matrix product needs none."""
     small = pointwise.data_pass(s)
     if small is not None:
         return Scratch(small.nbytes, 0)
@@ -206,7 +209,10 @@ def _forward(
 def _normalized(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
 ) -> Call:
-    """Return a call that computes a convolution and then a batch norm, in one pass if the statistics are known."""
+    """Return a call that computes a convolution and then a batch norm, in one pass if the statistics are fixed.
+
+    ``fast``: convolve by Winograd's algorithm.
+    """
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -221,13 +227,13 @@ def _normalized(
 
 
 def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
-    """Return (parameters of the batch norm, inputs of the convolution, inputs of the batch norm except its data)."""
+    """Split a fused node into (batch norm's parameters, convolution's inputs, batch norm's inputs except the data)."""
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
 
 def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
-    """Return a call that runs ``convolve``, then the batch norm in place, as a separate node would compute it."""
-    # Both use the same scratch, one after the other.
+    """Return a call that runs ``convolve``, then the batch norm in place on ``out``, with the bits of two nodes."""
+    # Convolution and batch norm use the same scratch, one after the other.
     norm_ctx = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
     norm_inputs, norm_outputs = [out, *statistics], [out, None, None]
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
@@ -237,7 +243,10 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
-    """Return the scratch bytes of a convolution, which needs ``nbytes``, followed by a batch norm."""
+    """Return the scratch bytes of a convolution, which needs ``nbytes``, followed by a batch norm.
+
+    ``relu``: the suffix of a batch norm with a relu, else empty.
+    """
     norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
     if batch_norm.refusal(norm, out, statistics[1].dtype):
@@ -248,7 +257,7 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 
 
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """Return a call that computes NumPy's convolution and then the batch norm."""
+    """Return a call that runs NumPy's convolution, then the batch norm."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -277,7 +286,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Return the scratch bytes of both gradients by Winograd's algorithm, computed one after the other."""
+    """Return the scratch bytes that both gradients share if Winograd's kernels compute them, one after the other."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 
@@ -308,8 +317,15 @@ def _provide(
     op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
     scratch: Callable[[Sizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[Sizes], int]] | None = None,
 ) -> None:  # fmt: skip
-    """Register the kernel that ``make`` returns for ``op``; the dtype of input ``data`` decides. If Winograd's products
-    are faster, ``fast`` returns the kernel and its scratch bytes."""
+    """Register the compiled implementations of ``op``.
+
+    Args:
+        make: prepares the calls of the dense, pointwise and depthwise kernels.
+        geometry: derives the geometry from parameters, inputs and outputs.
+        data: index of the input whose dtype these kernels must support.
+        scratch: returns the scratch of each pass.
+        fast: prepares the calls of Winograd's kernels, and returns their scratch bytes; None: there are none.
+    """
     relu = joined.RELU * op.endswith(joined.RELU)
 
     def needed(nbytes: int, params: Params, inputs: Specs, outputs: Specs) -> int:
@@ -354,7 +370,10 @@ def _provide(
 
 
 def _mixed(relu: str) -> Implementation:
-    """Return an implementation that runs NumPy's convolution, then the compiled batch norm, as two nodes would."""
+    """Return an implementation that runs NumPy's convolution, then the compiled batch norm, with the bits of two nodes.
+
+    ``relu``: the suffix of a batch norm with a relu, else empty.
+    """
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         norm, _, statistics = _apart(params, inputs)

@@ -1,10 +1,10 @@
 """Compiled implementation of a fused depthwise convolution between two batch norms, with gradient.
 
-One function takes a channel of all images through the kernels of ``batch_norm/kernels.py`` and ``implementation.py``,
-one after the other, and then the next channel, so that their intermediate results stay in the cache. The first batch
-norm and its relu are applied while planes are copied with their padding; the gradient of the convolution's output uses
-the memory of the data's gradient until that is written. Bits are those of the kernels called one after
-the other on whole arrays. Channels are independent, and idle cores may take some of them.
+For one channel of all images after another, a function calls the kernels of ``batch_norm/kernels.py`` and
+``implementation.py``, so that intermediate results stay in the cache. The first batch norm and its relu are applied
+while planes are copied with their padding. The gradient of the convolution's output uses the memory of the data's
+gradient until that is written. Bits are those of the kernels called one after another on whole arrays. Channels are
+independent, so idle cores may take ranges of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weftplan.ops.nn import convolution
 from weftplan.support.array_types import RawArray
 
 Blocks = Mapping[str, Sequence[str]]
-"""By the name of a kernel's call the names of its words."""
+"""For each kernel call of a function, by the call's name: the names of the kernel's argument words."""
 _FORWARD: Blocks = {"first": batch_norm_kernels.FORWARD, "layer": PASS, "second": batch_norm_kernels.FORWARD}
 _BACKWARD: Blocks = {
     "second": batch_norm_kernels.BACKWARD,
@@ -46,7 +46,7 @@ _BACKWARD: Blocks = {
     "first": batch_norm_kernels.BACKWARD,
 }
 _OWN = ("first", "last", "weighs")
-"""Words before those of the blocks: channels, and whether the weight's gradient is wanted."""
+"""Words before those of the kernels: the range of channels, and whether the weight's gradient is wanted."""
 
 
 def _names(blocks: Blocks) -> tuple[str, ...]:
@@ -54,7 +54,10 @@ def _names(blocks: Blocks) -> tuple[str, ...]:
 
 
 class _Driver:
-    """A function that runs kernels on one channel after the other; the words of all of them are one array."""
+    """Builder of a function that runs several kernels on one channel after another.
+
+    One array contains the argument words of all kernels.
+    """
 
     def __init__(self, name: str, blocks: Blocks, scalar: str) -> None:
         self.f = Function(name, (("ptr", "words"),), scalar, batch_norm_kernels.LANES[scalar])
@@ -73,21 +76,21 @@ class _Driver:
             self.set(f"{block}.last", behind)
 
     def set(self, name: str, value: Value) -> None:
-        """Change the word called ``name``."""
+        """Emit a store of ``value`` to the word called ``name``."""
         self.f.keep(value, "%words", self._names.index(name))
 
     def pointer(self, name: str) -> str:
-        """Return the pointer called ``name``."""
+        """Emit a load of the pointer called ``name``."""
         return self.f.pointer("%words", self._names.index(name))
 
     def run(self, kernel: Function, block: str) -> None:
-        """Call a kernel on its words."""
+        """Emit a call of ``kernel`` on the argument words of ``block``."""
         self.f.call(kernel, self._begins[block])
 
     def normalizes(self, channel: str, layer: str, room: str) -> None:
-        """Compute a channel's scale and shift in the first batch norm from its statistics, and store them in ``room``.
+        """Emit code that stores a channel's scale and shift in the first batch norm to ``room``.
 
-        Pass their address to the kernel of block ``layer``.
+        The word ``before`` of block ``layer`` gets their address.
         """
         f = self.f
         place = f.mul(channel, f.size)
@@ -100,7 +103,7 @@ class _Driver:
 
 
 def functions(scalar: str, stride: int) -> list[Function]:
-    """Return the functions of the module for 3x3 windows with this stride."""
+    """Return all functions of the module for 3x3 windows with this stride."""
     norm = batch_norm_kernels.forward(scalar).within("norm")
     layer = depthwise.forward(scalar, stride, after_norm=True).within("layer")
     forward = _Driver("forward", _FORWARD, scalar)
@@ -132,7 +135,7 @@ def functions(scalar: str, stride: int) -> list[Function]:
 
 
 def entries(dtype: DType, stride: int, target: Target | None = None) -> dict[str, Entry]:
-    """Return the compiled functions for elements of ``dtype``."""
+    """Return the compiled functions ``forward`` and ``backward`` for elements of ``dtype``, by name."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"depthwise-block-{scalar}-{stride}", lambda _: functions(scalar, stride), ("forward", "backward"), target
@@ -144,9 +147,9 @@ def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
 
 
 def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) -> str:
-    """Return why these kernels refuse a block with these specs; empty if they accept it.
+    """Return the reason why these kernels refuse a fused block; empty if they accept it.
 
-    ``data`` is the block's input, ``inner`` the output of its convolution, ``vector`` the dtype of the statistics.
+    ``data``: its input; ``inner``: the output of its convolution; ``vector``: dtype of its statistics.
     """
     for name, image in ((BEFORE, data), (BEHIND, inner)):
         why = batch_norm.refusal(params[name], image, vector)
@@ -164,7 +167,7 @@ def _room(s: Sizes) -> int:
 
 
 class _Words:
-    """The words of all kernels of a call, and the tables that they point to."""
+    """The argument words of all kernels of a call, and the tables that they point to."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._names = _names(blocks)
@@ -172,12 +175,12 @@ class _Words:
         self._tables: list[Any] = []
 
     def norm(self, block: str, settled: Pass, **more: int) -> None:
-        """Set the words of a batch norm."""
+        """Set the words of ``block``, a batch norm, to those of ``settled`` and ``more``."""
         self._put(block, {**settled.words, **more})
         self._tables.append(settled.constants)
 
     def layer(self, block: str, plan: KernelArguments, **more: int) -> None:
-        """Set the words of a convolution."""
+        """Set the words of ``block``, a convolution, to those of ``plan`` and ``more``."""
         self._put(block, {**dict(zip(plan.names, plan.words.tolist(), strict=True)), **more})
         self._tables += plan.tables
 
@@ -187,7 +190,13 @@ class _Words:
     def call(
         self, entry: Entry, s: Sizes, room: RawArray, layers: Mapping[str, KernelArguments], *, weighs: bool
     ) -> Call:
-        """Return a call that runs ``entry`` on all channels, in parts; ``layers``: the plans of blocks with scratch."""
+        """Return a call that runs ``entry`` on all channels, in parts.
+
+        Args:
+            room: scratch of all parts.
+            layers: the arguments of each convolution, by block.
+            weighs: whether the weight's gradient is wanted.
+        """
         moves = {}
         begin, nbytes = address(room), depthwise_tables.scratch(s) // depthwise_tables.parts(s)
         for block, plan in layers.items():
@@ -211,8 +220,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     second = batch_norm.forward_pass(ctx, params[BEHIND], [inner, *inputs[6:]], [out, *kept[2:]], relu=params[RELU])
     plan = depthwise_tables.forward(s)
     words = _Words(_FORWARD)
-    # Memory works all the time, also while a channel is in the cache: before they are written the results are fetched,
-    # and then the next channel.
+    # Prefetches use memory while a channel is in the cache: of results before they are written, then of the next
+    # channel.
     (image, channel), (small_image, small_channel) = data.strides[:2], inner.strides[:2]
     to_inner = batch_norm.fetching(EARLY, address(inner), small_image, small_channel, channel)
     to_out = batch_norm.fetching(EARLY, 0 if out is None else address(out), small_image, small_channel, small_channel)
@@ -266,8 +275,14 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 def _provide(
     name: str, make: Maker, data: int, beta: int, inner: Callable[[Specs, Specs], TensorSpec], vectors: int
 ) -> None:
-    """Register the kernel of ``make``. ``data`` and ``beta`` are indices of inputs; ``vectors`` scratch vectors are
-    declared."""
+    """Register the kernel whose calls ``make`` prepares for ``name``.
+
+    Args:
+        data: index of the input that is the block's data.
+        beta: index of an input with the dtype of the statistics.
+        inner: returns the spec of the convolution's output from the specs of inputs and outputs.
+        vectors: number of scratch vectors with one element per channel.
+    """
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
         return refusal(params, inputs[data], inner(inputs, outputs), inputs[beta].dtype)

@@ -1,10 +1,10 @@
 """Kernels of depthwise convolutions (one filter for each channel) as LLVM IR: vectors run along rows.
 
-A plane of one channel is copied into a small buffer whose padding is cleared once for all planes. With stride 2, even
-and odd columns are separated, so that every load is a whole vector. Each output is one chain over the taps. Each tap's
-gradient is a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added by halves at the end.
-Kernels of 3x3 have functions of their own that keep the nine weights, or sums, in registers: on small planes the loop
-over taps took most of the time.
+A plane of one channel is copied into a small buffer, whose padding is cleared once for all planes. With stride 2, even
+and odd columns are separated, so that every load is a whole vector. Each output is one chain of additions over taps.
+Each tap's gradient is one chain per lane of a 32-byte vector, on every machine; its lanes are added by halves at the
+end. 3x3 kernels have special functions with the nine weights, or sums, in registers: on small planes the loop over taps
+took most of the time.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from weftplan.ops.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
 SLACK = 2 * VECTOR_BYTES
-"""Padding bytes after the copy of a plane, because loads of whole vectors may reach them."""
+"""Padding bytes after the copy of a plane, which loads of whole vectors may read."""
 ROWS = 4
-"""Output rows that are computed together, so that they share each load of a tap's weight."""
+"""Number of output rows that are computed together and share each load of a tap's weight."""
 NINE = 9
-"""Taps of a 3x3 kernel."""
+"""Number of taps of a 3x3 kernel."""
 PADDED = (1, 2, 2, 4)
-"""Taps of the four phases of a data gradient of stride 2, of a 3x3 kernel with padding of one."""
+"""Number of taps of each phase of a data gradient with stride 2, for a 3x3 kernel with a padding of one."""
 GROUPS = (NINE, 3, 1)
-"""Taps whose gradients are summed together."""
+"""Numbers of taps whose gradients are summed together, in the order in which they are tried."""
 
 PASS = ("x", "w", "y", "buffer", "second", "images", "first", "last", "x_image", "x_channel", "y_image", "y_channel",
         "rows", "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase",
         "counts", "sums", "bias", "relu", "scale", "shift", "before")  # fmt: skip
-"""``x_image``, ``x_channel``: bytes between images of ``x``, and between its channels. ``tap_table``: pairs (offset in
-the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of outputs. ``apart``: whether even
-and odd columns are separated, ``phase`` bytes from each other, in rows of ``pitch``. For a data gradient of stride 2,
-``counts`` has the first tap of each of its four phases, and the end of the last; ``sums`` has room for a vector for
-each tap of a weight's gradient. Outputs start with ``bias``, are multiplied by ``scale``, and ``shift`` is added; each
-may be null. A nonzero ``relu`` applies the relu. Functions for one channel after a batch norm and a relu find the scale
-and shift of ``x`` in ``before``."""
+"""Argument words of a call. ``x_image``, ``x_channel``: bytes between images of ``x``, and between its channels.
+``tap_table``: pairs (offset in the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between the windows
+of adjacent output rows. ``apart``: whether even and odd columns are separated, ``phase`` bytes from each other, in rows
+of ``pitch`` bytes. ``counts``: for a data gradient of stride 2, the first tap of each of its four phases, and the end
+of the last. ``sums``: scratch of a weight gradient, a vector per tap. Outputs begin with ``bias``, are multiplied by
+``scale``, and ``shift`` is added; each may be null. A nonzero ``relu`` applies the relu. ``before``: in functions with
+``after_norm``, the batch norm's scale and shift, which are applied to ``x``, with a relu, before the convolution."""
 
 
 def _lanes(scalar: str) -> int:
@@ -45,9 +45,9 @@ def _lanes(scalar: str) -> int:
 
 
 class _Planes:
-    """Emitter of copies of planes into the padded buffer, whose layout the tap offsets assume.
+    """Emitter of copies of planes into the padded buffer.
 
-    The constructor emits code that clears the padding once, before the loops over planes.
+    The constructor emits code that clears the buffer once, before the loops over planes.
     """
 
     def __init__(self, f: Function, get: dict[str, str], *, after_norm: bool = False) -> None:
@@ -77,10 +77,10 @@ class _Planes:
         f.emit(f"call void @llvm.memset.p0.i64(ptr {self.buffer}, i8 0, i64 {nbytes}, i1 false)")
 
     def copy(self, plane: str) -> str:
-        """Copy the plane into the buffer and return its address there.
+        """Emit a copy of the plane into the buffer; return the address of the copy.
 
-        A row is copied in whole vectors. The excess of its last vector is zeros, and falls on padding, which is zero,
-        or on later rows, which are copied later.
+        A row is copied in whole vectors. The excess of its last vector is zeros, which overwrite padding, or rows that
+        are copied later.
         """
         f, get = self.f, self.get
         n, wide = f.lanes, f.lanes * f.size
@@ -104,7 +104,7 @@ class _Planes:
         return f.value(f"select i1 {self.apart}, ptr {self.second}, ptr {self.buffer}")
 
     def _given(self, value: str, mask: str | None = None) -> str:
-        """Return the convolved value of an element ``value``; zeros in lanes whose mask is off."""
+        """Emit the vector to convolve: ``value``, or its batch norm and relu with zeros in lanes whose mask is off."""
         if self.before is None:
             return value
         f = self.f
@@ -121,9 +121,9 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """Emit a store of a vector of outputs; the first ``left`` belong to the row.
+    """Emit a store of a vector of outputs, of which the first ``left`` belong to the row.
 
-    The excess overwrites later rows or planes, which are stored later; nothing is written after ``end``.
+    The excess overwrites rows or planes that are stored later. A vector that would pass ``end`` is masked.
     """
     behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
     inside = f.compare("sle", behind, end)
@@ -137,8 +137,10 @@ def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None
 def _each_plane(
     f: Function, get: dict[str, str], x: str, y: str, *, after_norm: bool = False
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Loop over images and channels: yield (channel, its plane's copy, its position in ``y``, end of the last
-    plane)."""
+    """Emit a loop over images and channels that copies each plane.
+
+    Yield (channel, address of the plane's copy, address of its result in ``y``, end of the image's last result).
+    """
     planes = _Planes(f, get, after_norm=after_norm)
     with f.loop(0, get["images"]) as image:
         to = f.at(y, f.mul(image, get["y_image"]))
@@ -149,15 +151,16 @@ def _each_plane(
 
 
 def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
-    """Return the bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by
-    two."""
+    """Return the offset of each column of a 3x3 kernel in the copy of a plane, in bytes, for the stride ``by``."""
     return [0, get["phase"], f.size] if by == 2 else [0, f.size, 2 * f.size]
 
 
 def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
-    """``forward(how)``: compute outputs from padded planes; also a data gradient of stride 1, with reversed taps.
+    """Return the function ``forward(how)``, which computes outputs, or with reversed taps a data gradient of stride 1.
 
-    With a stride ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a batch norm.
+    Args:
+        by: the stride, for 3x3 kernels without dilation; 0: a function for all kernels and strides.
+        after_norm: whether the function applies a batch norm and a relu to the one channel that it convolves.
     """
     f = Function(f"forward{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
@@ -172,7 +175,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
     zero, one_, less = (f.local(scalar) for _ in range(3))
-    for place, number in ((zero, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also where x is -0
+    for place, number in ((zero, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
         f.put_scalar(number, place)
 
     def chosen(condition: str, name: str, channel: str, otherwise: str) -> str:
@@ -189,7 +192,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
         def sums_of_nine(begin: str, count: int, start: str = start, factors: Sequence[str] = factors) -> list[str]:
             sums = [start] * count
-            for line in range(by * (count - 1) + 3):  # each is read once for all rows of outputs
+            for line in range(by * (count - 1) + 3):  # each line is read once for all output rows
                 place = f.at(begin, f.mul(get["pitch"], line))
                 values = [f.load(f.at(place, column)) for column in columns]
                 for row in range(count):
@@ -219,7 +222,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
             after: tuple[str, str] = after,
         ) -> None:  # fmt: skip
             with f.loop(0, blocks) as turned:
-                block = f.sub(f.sub(blocks, 1), turned)  # the last first: see _put_row
+                block = f.sub(f.sub(blocks, 1), turned)  # from the last block to the first: see _put_row
                 column = f.mul(block, n)
                 begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
                 for row, one in enumerate(sums_of(begin, count)):
@@ -234,10 +237,11 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
 
 def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
-    """``data_by_two(how)``: compute the data gradient of stride 2.
+    """Return the function ``data_by_two(how)``, which computes the data gradient of stride 2.
 
-    Rows and columns of one parity are read by the same taps, so even and odd columns are computed separately and then
-    interleaved. ``taps``, the number of taps of each of the four phases, specialises the function for such kernels.
+    Positions with the same parities of row and column (a phase) have the same taps, so even and odd columns are
+    computed separately and then interleaved. ``taps``: the number of taps of each of the four phases, to specialise the
+    function for; empty: any.
     """
     f = Function(f"data_by_two{'_of_nine' if taps else ''}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
@@ -295,10 +299,9 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
 
 
 def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
-    """``weights(how)``: compute the gradient of the weight.
+    """Return the function ``weights(how)``, which computes the gradient ``w`` of the weight.
 
-    ``x`` is the image, ``y`` the output gradient, ``w`` the result. With a stride ``by``, only for kernels of 3x3
-    without dilation; ``after_norm``: for one channel after a batch norm.
+    Its words ``x`` and ``y`` are the image and the output gradient. ``by`` and ``after_norm``: see :func:`forward`.
     """
     f = Function(f"weights{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)

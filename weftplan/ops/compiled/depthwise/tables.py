@@ -1,6 +1,6 @@
 """Argument words and tables of the compiled depthwise kernels, computed from sizes, and their calls.
 
-Tables are made once per size and kept; they are not changed afterwards, so any thread may ask for them and call.
+Tables are computed once per size, cached and never changed, so any thread may use them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from weftplan.support.array_types import RawArray
 
 
 def takes(s: Sizes) -> bool:
-    """Return whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of
-    two."""
+    """Return whether these kernels compute a convolution: they need one filter per channel and strides of 1 or 2."""
     if (
         s.halves
         or s.channels != 1
@@ -42,7 +41,7 @@ def takes(s: Sizes) -> bool:
 
 
 def _level(s: Sizes) -> Sizes:
-    """Return the sizes with the horizontal stride on both axes if the image is a single row, which any stride fits."""
+    """Return ``s`` with its vertical stride set to the horizontal if image and kernel have one row and no padding."""
     if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
         return replace(s, stride=(1, s.stride[2], s.stride[2]))
     return s
@@ -58,19 +57,18 @@ def _lanes(s: Sizes) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def scratch(s: Sizes) -> int:
-    """Return the bytes of the buffers of the most demanding of the three passes, one for each part."""
+    """Return the scratch bytes of all parts, enough for each of the three passes."""
     s = _level(s)
     return parts(s) * max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
 
 
 def parts(s: Sizes) -> int:
-    """Return the number of ranges of channels that are handed to idle cores."""
+    """Return the number of parts, which are ranges of channels."""
     return count(s.batch * s.groups * s.taps * s.pixels, FEW, s.groups)
 
 
 def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
-    """Return the bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of
-    vectors."""
+    """Return the bytes of (the copy of a plane, its separated even and odd columns, the sums of a weight gradient)."""
     pad = plan.tables[0]
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
     rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
@@ -84,7 +82,18 @@ def _plan(
     s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
     taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
 ) -> KernelArguments:  # fmt: skip
-    """Return the words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
+    """Return the arguments of one pass, without addresses of arrays.
+
+    Args:
+        source: extents of a plane that is copied.
+        to: extents of the padded copy.
+        lead: number of zero rows and columns before the plane.
+        row_stride: rows of the copy between the windows of adjacent output rows.
+        taps: (row, column, index in the kernel) of each tap, in the padded copy.
+        rows, columns: extents of a result plane.
+        apart: whether even and odd columns are separated.
+        counts: word ``counts`` of :data:`PASS`.
+    """
     size, lanes = s.itemsize, _lanes(s)
     width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
     pitch = width * size // (2 if apart else 1)
@@ -110,13 +119,13 @@ def _plan(
 
 
 def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
-    """Return (row, column, index) of each tap."""
+    """Return (row, column, index in the kernel) of each tap."""
     return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
 
 
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes) -> KernelArguments:
-    """Return the arguments of the forward pass."""
+    """Return the arguments of the forward pass, without the addresses of arrays."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
@@ -126,7 +135,7 @@ def forward(s: Sizes) -> KernelArguments:
 
 
 def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArguments:
-    """Return ``plan`` for images of ``channels`` channels, whose planes have ``x`` and ``y`` bytes."""
+    """Return ``plan`` for images of ``channels`` channels, with source planes of ``x`` and results of ``y`` bytes."""
     return plan.filled(x_image=channels * x, x_channel=x, y_image=channels * y, y_channel=y)
 
 
@@ -137,17 +146,17 @@ def weight(s: Sizes) -> KernelArguments:
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes) -> KernelArguments:
-    """Return the arguments of the image gradient."""
+    """Return the arguments of the image gradient, without the addresses of arrays."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
         reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]
         taps = [(reach[0] - i * s.dilate[1], reach[1] - j * s.dilate[2], index) for i, j, index in _kernel(s)]
-        taps.reverse()  # as forward: the first reads the first place
+        taps.reverse()  # as in the forward pass, the first tap reads the first position
         lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
         to = (s.image[1] + reach[0], s.image[2] + reach[1])
         plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
         return _between(plan, s.groups, grid, image)
-    # Position 2a + parity is read by tap i of output a + moved, where 2 · moved = parity + pad - i · dilate.
+    # Tap i of output a + moved reads image position 2a + parity, with 2 · moved = parity + pad - i · dilate.
     moved: list[list[list[tuple[int, int]]]] = []
     for axis in (1, 2):
         of = [
@@ -180,7 +189,7 @@ def data(s: Sizes) -> KernelArguments:
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
-    """Return the compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``, by name."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"depthwise-{scalar}",
@@ -195,7 +204,15 @@ def run(
     target: Target | None = None,
     **more: int,
 ) -> Call:  # fmt: skip
-    """Return a call of one pass: ``x`` is the padded side, ``y`` the other side; ``more`` words."""
+    """Return a call of one pass, in ``room``, scratch of :func:`scratch` bytes.
+
+    Args:
+        name: ``forward``, ``data_by_two`` or ``weights``; a 3x3 kernel gets the special function if there is one.
+        x: the array whose planes are copied with padding.
+        w: the weight, or its gradient.
+        y: the array of the planes that are not copied.
+        more: further argument words.
+    """
     if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1):
         if name != "data_by_two":
             name += str(s.stride[1])
@@ -222,8 +239,10 @@ def forward_call(
     target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that convolves each channel of ``x`` with its filter into ``y``, with optional ``bias`` and
-    ``relu``."""
+    """Return a call that convolves each channel of ``x`` with its filter into ``y``.
+
+    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    """
     more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **places_of(after)}
     return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
 

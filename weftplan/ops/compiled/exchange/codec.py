@@ -1,8 +1,9 @@
 """Gradient compression as compiled loops, bit-compatible with ``kvstore/compression.py``.
 
-A step is sixteen elements, which become whole bytes; the caller handles the remainder. Codes are made in the lanes of a
-vector, each shifted to its position in its byte, and one multiplication adds the lanes of a byte. The value of a
-two-bit code is looked up in a register if the processor can do that. Any thread may call; only functions are cached.
+A step packs sixteen elements into whole bytes; the caller handles the remainder. Each lane of a vector computes a code,
+shifted to its position in its byte, and one multiplication adds the lanes of a byte. Two-bit codes are unpacked by a
+table look-up in a register if the processor has an instruction for that. Any thread may call; only compiled functions
+are cached.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import Target, host
 
 STEP = 16
-"""Elements of a step."""
+"""Number of elements that a step packs or unpacks."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
-"""Called with the first and the end element, both multiples of :data:`STEP`."""
+"""``work(first, last)``, with elements ``first`` and ``last`` (excluded) that are multiples of :data:`STEP`."""
 
 
 def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, threshold: float) -> Work | None:
@@ -31,8 +32,8 @@ def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, th
 
     Args:
         gradient, residual: contiguous float32 arrays of one dimension.
-        packed: the packed bytes.
-        bits: 1 or 2 for each element.
+        packed: receives the packed bytes.
+        bits: 1 or 2, per element.
     """
     if not _fits(gradient, residual):
         return None
@@ -41,8 +42,10 @@ def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, th
 
 
 def compiled_unpack(packed: Sequence[Array], out: Array, bits: int, threshold: float) -> Work | None:
-    """Return a function that writes the sum of the unpacked arrays, from left to right, to ``out[first:last]``; None as
-    :func:`compiled_pack`."""
+    """Return a function that unpacks all arrays and writes their sum, from left to right, to ``out[first:last]``.
+
+    Return None if there is no compiled kernel for it. ``bits`` and ``threshold``: as for :func:`compiled_pack`.
+    """
     count = len(packed)
     if not _fits(out) or not 1 <= count <= MOST:
         return None
@@ -77,15 +80,17 @@ _FLAGS = f"<{STEP} x i1>"
 
 
 def _begin(name: str) -> tuple[Function, str, str, str, str]:
-    """Return a function of (first element, end element, threshold, addresses…), and values of the first three arguments
-    and of the negative threshold."""
+    """Return a new function ``name(words)``, and the values of its first three words and of the negative threshold.
+
+    The words: first element, end element, threshold, addresses of arrays.
+    """
     f = Function(name, (("ptr", "words"),), "float", STEP)
     up = f.broadcast(f.at("%words", 16))
     return f, f.word("%words", 0), f.word("%words", 1), up, f.value(f"fneg {f.vector} {up}")
 
 
 def _shifts(bits: int) -> list[int]:
-    """Return the shift of each lane's code within its byte: the first code is in the highest bits."""
+    """Return the shift of each lane's code within its byte, whose first code is in the highest bits."""
     share = 8 // bits
     return [8 - bits * (lane % share + 1) for lane in range(STEP)]
 
@@ -112,7 +117,7 @@ def _pack(bits: int) -> Function:
         if bits == 2:
             above = f.value(f"fcmp oge {f.vector} {residue}, {up}")
             below = f.value(f"fcmp ole {f.vector} {residue}, {down}")
-            for flags, sent, nothing in ((above, up, "0.0"), (below, down, "-0.0")):  # zeros as NumPy's products have
+            for flags, sent, nothing in ((above, up, "0.0"), (below, down, "-0.0")):  # zeros with the signs of NumPy's
                 taken = f.value(f"select {_FLAGS} {flags}, {f.vector} {sent}, {f.vector} {_same(f, nothing)}")
                 residue = f.binary("fsub", residue, taken)
             codes = coded(above, 3, coded(below, 2, "zeroinitializer"))
@@ -124,7 +129,7 @@ def _pack(bits: int) -> Function:
             residue = f.binary("fadd", residue, correction)
             codes = coded(above, 1, "zeroinitializer")
         f.store(residue, place)
-        # The lanes of a byte lie in one word, whose highest byte the multiplication makes their sum.
+        # The lanes of a byte are the bytes of one word; a multiplication by ones puts their sum in the highest byte.
         small = f.value(f"trunc {_INTS} {codes} to <{STEP} x i8>")
         share = 8 // bits
         word, count = f"i{8 * share}", STEP // share
@@ -139,7 +144,7 @@ def _pack(bits: int) -> Function:
 
 
 def _looks_up(target: Target) -> int:
-    """Return the bits of a register that can look up one of four numbers per lane; 0 if the processor has none."""
+    """Return the vector bits of the processor's instruction for table look-ups; 0 if it has none."""
     return target.bits if target.bits in _LOOK_UP and target.register else 0
 
 
@@ -147,9 +152,9 @@ _LOOK_UP = {256: "llvm.x86.avx.vpermilvar.ps.256", 512: "llvm.x86.avx512.vpermil
 
 
 def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: int) -> str:
-    """Emit a table look-up: per lane, the element of ``table`` (four numbers, repeated) at the lowest two bits.
+    """Emit a table look-up: for each of :data:`STEP` lanes, the element that the lowest two bits of ``numbers`` select.
 
-    ``numbers`` has ``STEP`` lanes. x86-64 has an instruction for this, which ignores all other bits.
+    ``table`` is a vector of ``lanes`` floats that repeats four elements. The instruction of x86-64 ignores other bits.
     """
     name = _LOOK_UP[register_bits]
     floats, ints = f"<{lanes} x float>", f"<{lanes} x i32>"
@@ -173,7 +178,7 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
     share = 8 // bits
     places = [8 * (lane // share) + shift for lane, shift in enumerate(_shifts(bits))]
     lanes, table = register_bits // 32, ""
-    if bits == 2 and register_bits:  # by the code's number; code 1 is never sent
+    if bits == 2 and register_bits:  # the table is indexed by the code; code 1 is never sent
         pair = f.shuffle(down, up, [0, STEP] * (STEP // 2))
         numbers = _numbers([0, 0, STEP, STEP + 1] * (lanes // 4))
         table = f.value(f"shufflevector {f.vector} zeroinitializer, {f.vector} {pair}, <{lanes} x i32> {numbers}")

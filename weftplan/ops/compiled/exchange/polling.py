@@ -1,13 +1,13 @@
 """Polling of a memory word without the interpreter, and work handed to polling threads.
 
-A thread that sleeps until another thread wakes it continues some 40 microseconds later; a polling thread continues at
-once. It yields the core between polls, so that it takes little from a thread with work.
+A sleeping thread continues some 40 microseconds after another thread wakes it; a polling thread continues immediately.
+It yields the core between polls, so a thread with work loses little time.
 
-An owner of work can hand parts of a compiled function (:class:`Shared`) to a polling thread, which does them without
+An owner of work can hand parts of a compiled function (:class:`Shared`) to a polling thread, which runs them without
 the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only the
-polling thread itself enters *away*, and changes *handed* to *works*. Only the owner that holds the box hands parts
-over, and takes back parts that have not begun. An owner therefore waits for at most one running part.
-``tests/ops/compiled/test_polling_model.py`` walks through all interleavings.
+polling thread changes the state to *away*, or from *handed* to *works*. Only the owner that has reserved the box hands
+work over, or takes it back if the thread has not begun. So an owner waits at most for one running part per thread.
+``tests/ops/compiled/test_polling_model.py`` checks all interleavings.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ENDLESS = 1 << 62
 
 
 def look() -> Entry | None:
-    """Return the compiled function that polls a word until it changes or a number of rounds is over.
+    """Return the compiled function that polls a word until it changes, or for a limited number of rounds.
 
-    Return None if no compiler is available, or if none has been used yet, since importing it takes a while.
+    Return None if no compiler is available, or none has been used yet: importing it here would take long.
     """
     if not host.cache_info().currsize:
         return None
@@ -60,11 +60,11 @@ def _entries() -> dict[str, Entry] | None:
 
 
 class Shared:
-    """Parts of one function, for the calling thread and polling threads; one thread at a time may run them.
+    """The parts of one operation, which the calling thread and polling threads run; one :meth:`run` at a time.
 
     Args:
-        entry: the function.
-        words: for every room, the addresses of the words of all parts in that room.
+        entry: the compiled function of each part.
+        words: for every scratch room, the address of each part's argument words if the part uses that room.
     """
 
     __slots__ = ("_start", "_words")
@@ -78,9 +78,9 @@ class Shared:
         self._start = address(self._words)
 
     def run(self, boxes: Sequence[int]) -> None:
-        """Run all parts on this thread and the threads that poll ``boxes``, which only this caller holds.
+        """Run all parts on this thread and on the threads that poll ``boxes``, which the caller has reserved.
 
-        At most :data:`MOST_BOXES` boxes. This thread uses the first scratch room, each other thread one of the next.
+        There are at most :data:`MOST_BOXES` boxes. This thread uses scratch room 0, the thread of box k room k + 1.
         """
         entries = _entries()
         assert entries is not None
@@ -120,21 +120,21 @@ def _looking() -> Function:
             f.value("call i32 @sched_yield()")
             f.keep(f.add(f.word(count), 1), count)
             f.leave(f.compare("sge", f.word(count), turns))
-        _tell(f, _AWAY, state)  # the owner takes back parts that it has just handed over
+        _tell(f, _AWAY, state)  # an owner that has just handed over work then takes it back
         with f.loop(0, pauses):
             f.emit("call void @llvm.x86.sse2.pause()")
     return f
 
 
 def _take(f: Function, state: str) -> None:
-    """Emit a run of parts of the work that was handed over, unless it has been taken back."""
+    """Emit code that runs parts of the work that was handed over, unless the owner has taken it back."""
     with f.when(_changed(f, state, _HANDED, _WORKS)):
         f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _ROOM))
         _tell(f, _LOOKS_ON, state)
 
 
 def _parts() -> Function:
-    """``parts(work, room)``: run parts one after another until none is left."""
+    """Return the function ``parts(work, room)``, which runs parts in a scratch room until none is left."""
     f = _function("parts", ("ptr", "work"), ("i64", "room"), local=True)
     count, function = f.word("%work", _COUNT), f.pointer("%work", _FUNCTION)
     table = f.at(f.at("%work", 8 * _TABLES), f.mul("%room", f.mul(count, 8)))
@@ -146,7 +146,10 @@ def _parts() -> Function:
 
 
 def _sharing() -> Function:
-    """``sharing(words)``: hand work to polling threads, run parts, take back unstarted work, and wait for the rest."""
+    """Return the function ``sharing(words)``, which runs shared work with the help of polling threads.
+
+    It hands work to the threads, runs parts itself, takes back work that has not begun, and waits for running parts.
+    """
     f = _function("sharing")
     boxes = f.word("%words", _BOXES)
     f.keep(0, "%words", _NEXT)
@@ -154,7 +157,7 @@ def _sharing() -> Function:
         box = _box(f, number)
         f.emit(f"store ptr %words, ptr {f.at(box, 8 * _JOB)}, align 8")
         f.keep(f.add(number, 1), box, _ROOM)
-        _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # fails if the thread is away, and then no thread helps
+        _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # fails if the thread is away; it does not help then
     f.call(_parts(), "%words", 0)
     with f.loop(0, boxes) as number:
         state = f.at(_box(f, number), 8 * _STATE)
@@ -181,6 +184,6 @@ def _tell(f: Function, value: int, place: str) -> None:
 
 
 def _changed(f: Function, place: str, old: int, new: int) -> str:
-    """Emit a compare-and-swap of a word from ``old`` to ``new``; return whether it succeeded."""
+    """Emit a compare-and-swap of the word at ``place`` from ``old`` to ``new``; return the flag of its success."""
     swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
     return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")

@@ -1,8 +1,8 @@
-"""Compiled loops that sum several arrays or copy one to several in a single pass over memory.
+"""Compiled loops that sum several arrays, or copy one array to several, in a single pass over memory.
 
-An element's additions follow the requested order, so bits are NumPy's. Results too large for the caches are written
-past them, which saves one read of the overwritten memory. Any thread may call; only functions are cached. A kernel is
-compiled for one number of arrays, on first use.
+The additions of an element follow the requested order, so results have NumPy's bits. Results too large for the caches
+are written with non-temporal stores, which do not read the overwritten memory. A kernel is compiled on first use, for
+one number of arrays. Any thread may call; only compiled functions are cached.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from weftplan.ops.compiled.target import host
 from weftplan.support.array_types import DType
 
 MOST = 32
-"""Maximum arrays of a loop: each takes a register for its address and a stream of the hardware prefetcher."""
+"""Maximum arrays of a loop; each array needs a register for its address and a stream of the hardware prefetcher."""
 
 LINE = 64
 """Bytes of a step: a cache line."""
 
 BLOCK = 1 << 15
-"""Bytes that are written past the caches to one target before the next target; the source stays in a core's first
-cache. Alternating targets line by line took up to 50 times as long at some distances of the arrays, for unknown
+"""Bytes that are copied to one target by non-temporal stores before the next target; the source stays in a first-level
+cache. Alternating targets line by line took up to 50 times as long at some distances between the arrays, for unknown
 reasons."""
 
 PAST = 1 << 24
-"""Minimum bytes of results that are written past the caches."""
+"""Minimum bytes of results that are written with non-temporal stores."""
 
 _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
-"""Called with the first and the end element."""
+"""``work(first, last)``, on the elements ``first`` to ``last`` (excluded); ``first`` begins a cache line."""
 
 
 def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work | None:
@@ -45,8 +45,8 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
 
     Args:
         sources: contiguous arrays of one dimension, one size and one dtype.
-        out: another such array, or ``sources[0]`` itself, but no other source.
-        grouped: ``x0 + (((x1 + x2) + x3) + x4) + …``, four in each bracket; else from left to right.
+        out: a similar array; it may be ``sources[0]``, but no other source.
+        grouped: add ``x0 + (((x1 + x2) + x3) + x4) + …``, with four terms in each bracket; else from left to right.
     """
     scalar = _SCALARS.get(out.dtype)
     if scalar is None or not 2 <= len(sources) <= MOST or isinstance(host(), str):
@@ -76,9 +76,9 @@ def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
 
 
 def copy_past(source: Array, target: Array) -> bool:
-    """Copy ``source`` to ``target`` past the caches. Return False, with nothing done, if no compiled kernel can do it.
+    """Copy ``source`` to ``target`` with non-temporal stores; return False, without a copy, if no kernel can do it.
 
-    Both are contiguous, one-dimensional, of one size and one dtype, and share no memory; any alignment is allowed.
+    Both are contiguous and one-dimensional, have the same size and dtype, and share no memory. They need no alignment.
     """
     start, itemsize = address(target), target.itemsize
     head = -start % LINE
@@ -94,7 +94,7 @@ def copy_past(source: Array, target: Array) -> bool:
 
 
 class Pieces:
-    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`."""
+    """A call that writes, for each piece, the sum of its terms to all its targets; see :func:`compiled_pieces`."""
 
     __slots__ = ("_entry", "_start", "_table")
 
@@ -111,16 +111,15 @@ class Pieces:
 
 
 def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: DType) -> Pieces | None:
-    """Return a call that writes, piece by piece, the sum of its terms, from left to right, to every target; None if
-    there is no compiled kernel for it.
+    """Return a call that writes, for each piece, the sum of its terms, from left to right, to all its targets.
 
-    One call moves many pieces, since separate calls for small pieces take longer than moving them.
+    Return None if there is no compiled kernel for it. One call computes many pieces, because a call takes longer than a
+    small piece.
 
     Args:
-        pieces: of each (bytes, address of each term, address of each target), the same number of targets in all. A
-            target is one of the terms itself or shares no memory with them. The arrays must live as long as the result
-            is called.
-        terms: number of terms; one term is a copy.
+        pieces: for each piece (bytes, address of each term, address of each target); all have the same number of
+            targets. A target is one of the terms, or shares no memory with them. The caller keeps the arrays alive.
+        terms: number of terms of each piece; a piece of one term is copied.
     """
     scalar = _SCALARS.get(dtype)
     if scalar is None or not pieces or isinstance(host(), str):
@@ -137,7 +136,7 @@ def _spreads(scalar: str, count: int) -> dict[str, Entry]:
 
 
 def _goes_past(results: Sequence[Array]) -> bool:
-    """Return whether results are written past the caches: they are large and aligned to cache lines."""
+    """Return whether to write results with non-temporal stores: they are large and aligned to cache lines."""
     return sum(result.nbytes for result in results) >= PAST and all(address(r) % LINE == 0 for r in results)
 
 
@@ -145,7 +144,7 @@ def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
     words = np.array([0, 0, *map(address, arrays)], np.int64)
 
     def work(first: int, last: int) -> None:
-        # Ranges begin on borders of lines, or stores past the caches would fault.
+        # Ranges begin at cache lines, since non-temporal stores to unaligned addresses fault.
         assert first * itemsize % LINE == 0, first
         own = words.copy()
         own[:2] = first * itemsize, last * itemsize
@@ -177,7 +176,10 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
 
 
 def _pieces_function(name: str, scalar: str, terms: int, targets: int) -> Function:
-    """Return a function on pieces. Its first word is the number of pieces; each piece has (bytes, addresses…)."""
+    """Return the function ``name(words)``, which computes pieces.
+
+    The words: number of pieces, then for each piece its bytes and the addresses of its terms and targets.
+    """
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
@@ -211,14 +213,17 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
 
 
 def _lines(f: Function, first: Value, last: str) -> tuple[str, str]:
-    """Return the end of the last whole line of a range of bytes, and the number of elements after it."""
+    """Emit the end of the last whole cache line of a range of bytes, and the number of elements after it."""
     length = f.sub(last, first)
     whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
     return str(whole), f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
 
 
 def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
-    """Return a function of (first byte, end byte, addresses…)."""
+    """Return a new function ``name(words)``, and the values of its first two words.
+
+    The words: first byte, end byte, addresses of arrays.
+    """
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     return f, f.word("%words", 0), f.word("%words", 1)
 
@@ -232,8 +237,10 @@ def _each_line(
     *,
     past: bool,
 ) -> None:
-    """Store ``value`` of every line to all ``outs``, with ``past`` to the first past the caches; a partial line is
-    masked."""
+    """Emit a loop that stores ``value`` of every cache line to all ``outs``; the last line may be masked.
+
+    ``past``: use non-temporal stores for the first of ``outs``.
+    """
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
         line = value(lambda pointer: f.load(f.at(pointer, offset)))
@@ -247,7 +254,7 @@ def _each_line(
 def _masked(
     f: Function, offset: Value, count: str, value: Callable[[Callable[[str], str]], str], outs: Sequence[str]
 ) -> None:
-    """Store ``value`` of less than a line to all ``outs``."""
+    """Emit stores of ``value`` of ``count`` elements, less than a cache line, to all ``outs``."""
     with f.when(f.compare("sgt", count, 0)):
         mask = f.mask_below(count)
         line = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))

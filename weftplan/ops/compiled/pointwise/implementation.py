@@ -1,8 +1,8 @@
-"""1x1 convolutions as dedicated products: eligibility, partition of passes, scratch.
+"""1x1 convolutions as matrix products: eligibility, partition of passes, scratch.
 
-The kernel is that of ``kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the gradient of
-the data. Parts are ranges of an image's pixels, or of filters if there are few pixels. Except for the number of
-channels that are summed at a time, everything follows from shapes and is the same on every machine.
+The kernel is that of ``kernels.py``. It computes the forward pass and, with the weight's axes exchanged, the gradient
+of the data. Parts are ranges of pixels, or of filters if there are few pixels. Parts and scratch follow from shapes
+alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from weftplan.ops.core.schema import DType, aligned
 from weftplan.support.array_types import RawArray
 
 LEAST_PIXELS = 8
-"""Minimum pixels of an image at which this kernel is as fast as a matrix product: fewer do not fill a vector."""
+"""Minimum pixels of an image at which this kernel is as fast as a BLAS product; fewer do not fill a vector."""
 ROOM = 48 << 10
-"""Bytes of packed pixels. They must stay in the nearest cache; within that limit, more channels at a time read the
-weights in longer runs."""
+"""Maximum bytes of packed pixels, which must stay in the first-level cache. With more channels at a time, weights are
+read in longer runs."""
 W_ROOM = 512 << 10
-"""Bytes of weights that a gradient of the data gathers at a time, because the weights of one filter are not contiguous.
-They stay in the second-level cache while all pixels are processed."""
+"""Maximum bytes of weights that a data gradient gathers at a time, because the weights of a filter are not contiguous.
+Gathered weights stay in the second-level cache while all pixels are processed."""
 AS_THEY_LIE = 32 << 10
-"""Maximum bytes of weights that are read in place: strided or not, all of them fit the nearest cache."""
+"""Maximum bytes of strided weights that are read in place: all of them fit the first-level cache."""
 UNIT = 48
 """Ranges of pixels start at multiples of this: whole register blocks on every machine."""
 ROWS = 8
 """Ranges of filters start at multiples of this: whole register blocks on every machine."""
 LEAST_FILTERS = 32
-"""Minimum filters of a range, since each range packs the pixels again."""
+"""Minimum filters of a range; fewer do not pay for packing the pixels again in each range."""
 ALIKE = 3
-"""Ranges of pixels count as equal if the longest range times their number exceeds the pixels by at most 1 / ALIKE.
+"""Ranges of pixels count as equal if their number times the longest range exceeds all pixels by at most 1 / ALIKE.
 
-Unequal ranges cost much: for a gradient of 1,120 rows of 200 columns, two cores reach 149 GFLOP/s if one of them has
-144 of the columns, and 190 with 560 rows each."""
+Unequal ranges are slow: for a gradient of 1,120 rows of 200 columns, two cores reach 149 GFLOP/s if one computes 144
+of the columns, and 190 GFLOP/s with 560 rows each."""
 MOST_SPANNED = 256
-"""Images with fewer pixels are processed as one row: partly filled vectors cost more than scattered results."""
+"""The pixels of smaller images are processed as one row: partly filled vectors cost more than scattered results."""
 SHARE = 64
-"""Scratch of more than two parts is at most 1 / SHARE of the images and results."""
+"""Maximum scratch of more than two parts: 1 / SHARE of the bytes of images and results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Pass:
     back: bool
     """Whether this is a data gradient, so that the weight has a row per channel instead of a row per filter."""
     most_gathered: int = W_ROOM
-    """Maximum bytes of weights that are gathered at a time."""
+    """Maximum bytes of weights that a part gathers at a time."""
     little: bool = False
     """Whether parts may be so small that only helpers that are awake take them."""
 
@@ -120,7 +120,7 @@ class Pass:
     @property
     def near(self) -> int:
         """Scratch bytes of one part's packed pixels; 0 if the channels are so few that their pixels fit the stack."""
-        behind = VECTORS * PANEL_BYTES if self.spans else 0  # what the last channel writes too far
+        behind = VECTORS * PANEL_BYTES if self.spans else 0  # room for the last channel's excess
         return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
 
     @property
@@ -144,12 +144,12 @@ class Pass:
 
 
 def forward_pass(s: Sizes) -> Pass | None:
-    """Return the pass from the image to the output; None if it is not eligible."""
+    """Return the pass that computes the output from the image; None if it is not eligible."""
     return _pass(s, s.channels, s.filters, back=False)
 
 
 def data_pass(s: Sizes) -> Pass | None:
-    """Return the pass from the output's gradient to the image's; None if it is not eligible."""
+    """Return the pass that computes the image's gradient from the output's; None if it is not eligible."""
     return _pass(s, s.filters, s.channels, back=True)
 
 
@@ -160,14 +160,14 @@ def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """Return the compiled function for elements of ``dtype``."""
+    """Return the compiled function ``pointwise`` for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, bits: int) -> KernelArguments:
-    """Return the argument words of a pass, without the addresses of its arrays."""
+    """Return the argument words of a pass for vectors of ``bits`` bits, without the addresses of its arrays."""
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
     some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
@@ -187,7 +187,10 @@ def call(
     target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Pass.nbytes`; ``relu`` applies the relu."""
+    """Return a call that computes ``y`` from ``x`` in ``room``, scratch of :attr:`Pass.nbytes` bytes.
+
+    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
     here = _arguments(p, machine.bits).filled(

@@ -1,10 +1,10 @@
 """The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels.
 
-A few vectors of pixels of some channels are packed, and stay in the nearest cache while all filters pass. The filters'
-partial sums are kept in the result meanwhile, which changes none of their bits. Forward, the weights are read in place.
-Backward, the weights of a filter are not contiguous; unless they are few, they are gathered first. Nothing is
-transposed on the way to the result. Every sum is one chain of fused multiply-adds over the channels, so bits depend
-neither on the width of vectors nor on the partition of a pass.
+A few vectors of pixels of some channels are packed, and stay in the first-level cache while all filters are computed.
+Partial sums are stored in the result, which does not change their bits. The forward pass reads weights in place. In the
+data gradient the weights of a filter are not contiguous, so they are gathered first unless they are few. Every sum is
+one chain of fused multiply-adds over the channels, so bits depend neither on the width of vectors nor on the partition
+of a pass.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from weftplan.ops.compiled.target import Target
 from weftplan.ops.compiled.winograd.kernels import VECTORS, runs
 
 NEAR = 128
-"""Maximum channels whose packed pixels are kept on the stack, in 6, 12 or 24 KB. Scratch in the first layers of a
-network, whose images are the largest, would raise the plan's peak."""
+"""Maximum channels whose packed pixels are on the stack, in 6, 12 or 24 KB. Scratch for the first layers of a network,
+whose images are the largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
              "units", "block", "unit", "pixels", "plane", "channels", "some", "x_image", "x_plane", "y_image",
              "y_plane", "w_out", "w_in", "relu")  # fmt: skip
 """Argument words of a call, in bytes and counts.
 
-Images of ``pixels`` are cut into ``units`` of ``unit`` pixels; units ``first`` to ``last`` are computed for the filters
-``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may ``scale`` and
-``shift``: a whole sum is multiplied by ``scale``, then ``shift`` is added. A nonzero ``relu`` applies the relu.
-``room`` is null for at most :data:`NEAR` channels. Unless ``w_room`` is null, the weights of ``block`` filters at a
-time are gathered there; those of one channel are contiguous.
+Images of ``pixels`` pixels are cut into ``units`` units of ``unit`` pixels. Units ``first`` to ``last`` are computed
+for filters ``first_out`` to ``last_out``, and ``some`` channels are summed at a time. Sums begin with ``bias``, are
+multiplied by ``scale``, and ``shift`` is added; each may be null. A nonzero ``relu`` applies the relu. ``room`` is
+scratch for packed pixels; null: the stack, for at most :data:`NEAR` channels. ``w_room`` is scratch for the gathered
+weights of ``block`` filters at a time; null: weights are read in place.
 """
 POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room")
 
 
 def rows_of(target: Target) -> int:
-    """Return the number of filters of a register block."""
+    """Return the number of filters in a register block."""
     return 8 if target.registers > 16 else 4
 
 
@@ -68,9 +68,14 @@ class _Block:
         first: str,
         count: str,
     ) -> None:
-        """Emit additions of ``count`` channels from ``first`` on to the results of filters from ``out`` on.
+        """Emit the addition of ``count`` channels, from ``first`` on, to the results of one block of filters.
 
-        ``y`` points to the ``left`` pixels of filter 0; the ``weights`` of each filter are ``w_in`` bytes apart.
+        Args:
+            out: the first filter of the block.
+            weights: addresses of each filter's weights, which are ``w_in`` bytes apart.
+            y: address of filter 0's pixels; filters are ``y_plane`` bytes apart.
+            left: number of pixels that remain.
+            vectors: number of vectors of pixels in the block.
         """
         f, get = self.f, self.get
         n, size = f.lanes, f.size
@@ -125,15 +130,14 @@ class _Block:
             self._change(out, y, y_plane, vectors, whole, partly, mask)
 
     def _change(self, out: str, y: str, y_plane: str, vectors: int, whole: str, partly: str, mask: str) -> None:
-        """Emit the scaling and relu of finished sums, in the nearest cache: in registers it would slow down passes that
-        need neither."""
+        """Emit scale, shift and relu of complete sums, in memory: in registers they would slow down other passes."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         with f.loop(out, f.smaller(f.add(out, self.rows), get["last_out"])) as number:
             place = f.at(y, f.mul(number, y_plane))
             factor, shift = f.local(f.vector), f.local(f.vector)
             f.store(f.constant("1.0"), factor)
-            f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also where x is -0
+            f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also if x is -0
             with f.when(self.scaled):
                 for pointer, name in ((factor, "scale"), (shift, "shift")):
                     f.store(f.broadcast(f.at(get[name], f.mul(number, size))), pointer)
@@ -152,8 +156,11 @@ class _Block:
 
 
 def _gather_weights(f: Function, get: dict[str, str], rows: int, w: str, first: str, last: str, channels: str) -> None:
-    """Gather the weights of filters ``first`` to ``last``, so that those of one block of registers are contiguous,
-    channel by channel; in ``w`` those of one channel are contiguous."""
+    """Emit code that gathers the weights of filters ``first`` to ``last`` into ``w_room``.
+
+    In ``w`` the weights of a channel are contiguous. In ``w_room`` those of a block of ``rows`` filters are, channel by
+    channel.
+    """
     size = f.size
     kind = f"<{rows} x {f.scalar}>"
     step = f.mul(channels, rows * size)
@@ -182,7 +189,7 @@ def _gather_weights(f: Function, get: dict[str, str], rows: int, w: str, first: 
 def _panel(
     f: Function, get: dict[str, str], room: str, from_: str, left: Value, vectors: int, channels: str
 ) -> None:  # fmt: skip
-    """Emit the packing of a few vectors of pixels of all channels into contiguous memory."""
+    """Emit the packing of ``vectors`` vectors of pixels, of all ``channels``, into contiguous memory."""
     n, size = f.lanes, f.size
     mask = f.mask_below(f.sub(left, (vectors - 1) * n))
     whole = f.compare("sge", left, vectors * n)
@@ -202,9 +209,9 @@ def _panel(
 def _each_image(
     f: Function, get: dict[str, str], image: Value, offset: Value, wanted: Value
 ) -> Iterator[tuple[Value, Value, Value, Value]]:
-    """Emit a loop over the images that hold ``wanted`` pixels from ``offset`` of an image on.
+    """Emit a loop over the images that contain ``wanted`` pixels, from pixel ``offset`` of ``image`` on.
 
-    Yield (image, its first pixel, number of its pixels, number of pixels before them).
+    Yield (image, its first wanted pixel, number of its wanted pixels, number of wanted pixels before them).
     """
     beyond = f.larger(f.sub(wanted, f.sub(get["plane"], offset)), 0)
     more = f.value(f"udiv i64 {f.add(beyond, f.sub(get['plane'], 1))}, {get['plane']}")
@@ -220,8 +227,10 @@ def _panel_of_several(
     f: Function, get: dict[str, str], room: str, x: str, image: Value, offset: Value, wanted: Value, vectors: int,
     channels: str,
 ) -> None:  # fmt: skip
-    """Pack the pixels of several images. The excess after one image is overwritten by the next image or the next
-    channel; the room has space for it."""
+    """Emit the packing of ``wanted`` pixels of several images.
+
+    The next image or channel overwrites the excess after an image; ``room`` has space for the last excess.
+    """
     n, size = f.lanes, f.size
     with f.loop(0, channels) as channel:
         plane = f.at(x, f.mul(channel, get["x_plane"]))
@@ -238,7 +247,7 @@ def _exchange(
     f: Function, get: dict[str, str], y: str, buffer: str, row_bytes: int, rows: Value, image: Value, offset: Value,
     wanted: Value, *, puts: bool,
 ) -> None:  # fmt: skip
-    """Copy results of pixels of several images from ``y`` to a buffer of rows, or back."""
+    """Emit copies of several images' results from ``y`` to a buffer of rows; ``puts``: from the buffer to ``y``."""
     size = f.size
     kind = f"<4 x {f.scalar}>"
     with _each_image(f, get, image, offset, wanted) as (number, begin, count, before):
@@ -258,7 +267,7 @@ def _exchange(
 
 
 def pointwise(scalar: str, target: Target) -> Function:
-    """``pointwise(how)``: compute a 1x1 convolution as :data:`POINTWISE` describes."""
+    """Return the function ``pointwise(how)``, which computes a 1x1 convolution as :data:`POINTWISE` describes."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     f = Function("pointwise", (("ptr", "how"),), scalar, lanes)
     get = {name: (pointer if name in POINTERS else word)(f, "%how", POINTWISE, name) for name in POINTWISE}
@@ -303,7 +312,7 @@ def pointwise(scalar: str, target: Target) -> Function:
                 there_left = f.choose(crosses, vectors * n, left)
                 f.keep(0, ahead)
                 with f.loop(begin_out, end_out, rows) as out:
-                    # The next vectors of pixels are on their way meanwhile.
+                    # Each block of filters prefetches a share of the next vectors of pixels.
                     later = f.word(ahead)
                     until_row = f.smaller(channels, f.add(later, each))
                     with f.loop(later, until_row) as row:

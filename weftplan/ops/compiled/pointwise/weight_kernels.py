@@ -1,11 +1,9 @@
 """The weight gradient of a 1x1 convolution, a matrix times a transposed matrix, as LLVM IR.
 
-Vectors run along channels of the image.
-
-Some pixels of a few vectors of channels are transposed, so that the channels of a pixel are contiguous. They stay in a
-cache while the output gradients of all filters are read in place. The number of pixels alone determines their chunks.
-Each chunk is one chain of fused multiply-adds, and chunks are added in order, so bits depend neither on the width of
-vectors nor on the partition of a pass.
+Vectors run along channels of the image. A chunk of pixels of a few vectors of channels is transposed, so that the
+channels of a pixel are contiguous, and stays in a cache while the output gradients of all filters are read in place.
+The size of chunks follows from the number of pixels alone. Each chunk is one chain of fused multiply-adds, and chunks
+are added in order, so bits depend neither on the width of vectors nor on the partition of a pass.
 """
 
 from __future__ import annotations
@@ -18,23 +16,23 @@ from weftplan.ops.compiled.winograd.kernels import VECTORS, runs
 
 WEIGHTS = ("x", "dy", "dw", "first", "last", "first_out", "last_out", "images", "together", "pixels", "chunk",
            "x_image", "x_plane", "dy_image", "dy_plane", "dw_row", "bias")  # fmt: skip
-"""How a call runs, in bytes and counts: the gradients of channels ``first`` to ``last`` of filters ``first_out`` to
-``last_out``. One chain sums ``chunk`` pixels of an image, or all pixels of ``together`` images. The first begins with
-the channel's ``bias``, unless that is null."""
+"""Argument words of a call, in bytes and counts. The gradients of channels ``first`` to ``last`` and filters
+``first_out`` to ``last_out`` are computed. One chain sums ``chunk`` pixels of an image, or all pixels of ``together``
+images. The first chain begins with the channel's ``bias``, unless that is null."""
 LINE = 64
 """Bytes of a cache line on most machines."""
 POINTERS = ("x", "dy", "dw", "bias")
 CHUNK = 256
-"""Pixels in one chain of additions: those of a register block fit the nearest cache and the stack, in 52 KB or less. It
+"""Pixels in one chain of additions. Those of a register block take at most 52 KB, which fit the stack. The number
 determines the result's bits."""
 
 
 def _turn(
     f: Function, get: dict[str, str], room: str, x: str, left: Value, vectors: int, length: Value, images: Value
 ) -> None:  # fmt: skip
-    """Transpose ``length`` pixels of some images into the room, pixel by pixel, for ``left`` channels from ``x`` on.
+    """Emit code that transposes ``length`` pixels of some images into ``room``, for ``left`` channels from ``x`` on.
 
-    The excess after an image's last pixel is overwritten by the next image; the room has space for it.
+    The next image overwrites the excess after an image's last pixel; ``room`` has space for the last excess.
     """
     n, size = f.lanes, f.size
     step = vectors * n * size
@@ -65,7 +63,10 @@ def _block(
     f: Function, get: dict[str, str], rows: int, near: str, dy: str, dw: str, bias: str, out: str, left: Value,
     vectors: int, length: Value, images: Value, goes_on: str,
 ) -> None:  # fmt: skip
-    """Sum one chunk in registers, for filters from ``out`` on; if it ``goes_on``, add to the result so far."""
+    """Emit the sum of one chunk in registers, for a block of filters from ``out`` on.
+
+    ``goes_on``: a condition; if true the sum is added to the result of earlier chunks.
+    """
     n, size = f.lanes, f.size
     most = f.sub(get["last_out"], 1)
     numbers = [f.smaller(f.add(out, r), most) for r in range(rows)]
@@ -115,7 +116,7 @@ def _block(
 
 
 def weights(scalar: str, target: Target) -> Function:
-    """``pointwise_weights(how)``: compute a weight gradient as :data:`WEIGHTS` describes."""
+    """Return the function ``pointwise_weights(how)``, which computes a weight gradient as :data:`WEIGHTS` describes."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     f = Function("pointwise_weights", (("ptr", "how"),), scalar, lanes)
     get = {name: (pointer if name in POINTERS else word)(f, "%how", WEIGHTS, name) for name in WEIGHTS}
@@ -148,7 +149,7 @@ def weights(scalar: str, target: Target) -> Function:
                 first_line = f.mul(f.value(f"udiv i64 {some}, {lanes}"), share)
                 last_line = f.smaller(lines, f.add(first_line, f.mul(share, vectors)))
                 with f.loop(get["first_out"], get["last_out"], rows) as out:
-                    # The next pixels of these filters are on their way meanwhile.
+                    # Prefetch a share of the next chunk of these filters' output gradients.
                     for r in range(rows):
                         plane = f.at(f.at(dy, nbytes), f.mul(f.add(out, r), get["dy_plane"]))
                         with f.loop(first_line, last_line) as line:

@@ -1,6 +1,6 @@
 """Weight gradients of 1x1 convolutions: sizes and calls of the kernels in ``weight_kernels.py``.
 
-Everything follows from shapes and is the same on every machine.
+Sizes and parts follow from shapes alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from weftplan.ops.core.schema import DType
 from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 16
-"""Minimum channels of the image at which vectors along channels pay."""
+"""Minimum channels of the image for these kernels; fewer do not fill the vectors."""
 LEAST_FILTERS = 8
-"""Minimum filters at which transposing the pixels pays."""
+"""Minimum filters for these kernels; fewer do not pay for the transposition of the pixels."""
 UNIT = 48
 """Ranges of channels start at multiples of this: whole register blocks on every machine."""
 ROWS = 8
@@ -35,7 +35,7 @@ ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The gradient of ``filters`` times ``channels`` weights from images of ``pixels``."""
+    """A weight gradient of ``filters`` times ``channels`` elements, from ``batch`` images of ``pixels`` pixels."""
 
     batch: int
     channels: int
@@ -57,8 +57,10 @@ class Pass:
 
     @property
     def chunk(self) -> int:
-        """Pixels of an image that are summed in one chain. Chains are about equally long; only the last may end within
-        a vector."""
+        """Number of an image's pixels that are summed in one chain.
+
+        Chains are about equally long, and all except the last are multiples of 16 pixels.
+        """
         each = -(-self.pixels // -(-self.pixels // CHUNK))
         return -(-each // 16) * 16 if each < self.pixels else self.pixels
 
@@ -70,14 +72,14 @@ class Pass:
 
 
 def weight_pass(s: Sizes) -> Pass | None:
-    """Return the pass of the weight's gradient; None if it is not eligible."""
+    """Return the pass that computes the gradient of the weight; None if it is not eligible."""
     if not s.pointwise or s.groups > 1 or s.halves or s.channels < LEAST_CHANNELS or s.filters < LEAST_FILTERS:
         return None
     return Pass(s.batch, s.channels, s.filters, s.pixels, s.itemsize)
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """Return the compiled function for elements of ``dtype``."""
+    """Return the compiled function ``pointwise_weights`` for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     name = "pointwise_weights"
     return library(f"{name}-{scalar}", lambda one: [weights(scalar, one)], (name,), target)[name]

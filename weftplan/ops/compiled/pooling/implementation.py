@@ -1,7 +1,7 @@
-"""Compiled pooling: maxima forward and backward, averages and sums forward. NumPy does the rest.
+"""Compiled implementations of Pooling: maxima forward and backward, averages and sums forward only.
 
-Values are those of NumPy's kernel, to the last bit. Planes are independent, and idle cores may take parts of them, each
-with a buffer of a few rows. The kernels are those of ``kernels.py``; any worker may call them.
+Results have the bits of NumPy's kernel, which computes all other cases. Planes are independent, so idle cores may take
+ranges of them, each with a buffer of a few rows. The kernels are those of ``kernels.py``; any worker may call them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from weftplan.ops.nn.pooling_windows import divisors, lowest
 from weftplan.support.array_types import RawArray, Scalar
 
 FEW = 1 << 17
-"""Minimum elements of a part, a range of planes, for an idle core."""
+"""Minimum elements of a part, which is a range of planes."""
 
 
 class _Triple(NamedTuple):
-    """Extents, kernel, step and padding of three axes; missing axes have one element."""
+    """Sizes along three axes; a missing leading axis has extent 1, step 1 and no padding."""
 
     image: Shape
     grid: Shape
@@ -39,7 +39,7 @@ class _Triple(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether no window reaches beyond the image; if their number is rounded up, the last may."""
+        """Whether windows as long as their step stay within the image; a rounded-up number adds one that does not."""
         return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
@@ -51,7 +51,7 @@ def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
 
 
 def _pitch(of: _Triple, itemsize: int) -> int:
-    """Return the bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
+    """Return the bytes of a row of the buffer: enough for whole vectors of windows, and for a row with its padding."""
     lanes = VECTOR_BYTES // itemsize
     windows = -(-of.grid[2] // lanes) * lanes
     read = windows * of.step[2] + of.kernel[2] + lanes
@@ -63,7 +63,7 @@ def _parts(planes: int, plane: int) -> int:
 
 
 def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, Entry]:
-    """Return the compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
+    """Return the compiled functions by name, for elements of ``dtype`` and windows that are ``step`` elements apart."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     known = step if step in (1, 2) else 0
     pairs = [backward_of_pairs(scalar)] if known == 2 else []
@@ -79,7 +79,14 @@ def _compute(
     ctx: OpContext, params: Params, name: str, start: Scalar, padding: float, *, scales: RawArray | None = None,
     **arrays: RawArray
 ) -> Call:  # fmt: skip
-    """Return a call of ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` the factors of sums."""
+    """Return a call of the compiled function ``name``.
+
+    Args:
+        start: the initial value of each window's maximum or sum.
+        padding: the value of padding elements.
+        scales: factors of the sums, for one row of windows or for all; None: no sums.
+        arrays: x and y; for a gradient also dy and dx.
+    """
     data, out = arrays["x"], arrays["y"]
     of = _triple(params, data.shape[2:], out.shape[2:])
     planes = data.shape[0] * data.shape[1]
@@ -108,7 +115,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     kind = params["pool_type"]
     if kind != "max":
         factors = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
-        # Windows that are alike share one row; else the table of all, which is kept like those of a convolution.
+        # One factor: a single row serves all rows of windows. Otherwise a cached table has a factor for each window.
         scales = np.full(out.shape[-1], factors, data.dtype) if isinstance(factors, float) else factors
         return _compute(ctx, params, "sums", 0.0, -0.0, scales=scales, x=data, y=out)
     covers = grid.covering[0]
@@ -122,7 +129,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 
 
 def _provide(op: str, make: Maker, *, gradient: bool) -> None:
-    """Register the kernel of ``make``; the dtype of its first input decides."""
+    """Register the kernel whose calls ``make`` prepares; ``gradient``: whether ``op`` is the backward operator."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         target = host()

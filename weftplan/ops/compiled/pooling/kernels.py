@@ -1,10 +1,10 @@
 """Kernels of pooling over one to three axes as LLVM IR: vectors run along rows of windows.
 
-For each row of windows, the rows of the image that it reads are copied with their padding into a small buffer, so that
-every window is read alike. For a maximum the padding is the least number, for a sum -0, which changes no number.
-Backward, for maxima alone, it is NaN, which equals no maximum: each window gives its gradient to the first element that
-equals its maximum. Windows are taken from the last to the first, so an element's gradients are added in the order in
-which NumPy's kernel adds them.
+For each row of windows, the image rows that it reads are copied with their padding into a small buffer, so windows at
+the border need no special code. The padding is minus infinity for a maximum, and -0 for a sum, which changes no number.
+A gradient, which exists only for maxima, pads with NaN, which equals no maximum. Each window adds its gradient to its
+first element that equals the maximum. Windows run from the last to the first: NumPy's kernel adds gradients in this
+order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ VECTOR_BYTES = 32
 WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
          "pad_depth", "pad_height", "pad_width", "pitch", "first", "last", "scale_row")  # fmt: skip
-"""``constants``: the padding, and the initial value of a maximum or a sum. ``scales``: for each window of a plane, the
-factor of its sum; rows are ``scale_row`` bytes apart, 0 if all are equal. ``pitch``: bytes of a row of the buffer.
-``first`` and ``last`` are planes; all extents are elements."""
+"""Argument words of a call, for planes ``first`` to ``last``; extents are in elements. ``constants``: the padding, and
+the initial value of a maximum or a sum. ``scales``: the factor of each window's sum; ``scale_row``: bytes between its
+rows, 0 if all rows are equal. ``pitch``: bytes of a row of the buffer."""
 _POINTERS = 7
 
 
 class _Pooling:
-    """Emitter shared by both directions: planes, rows of windows, and the buffer."""
+    """Emitter of the code that all pooling functions share: fills of the buffer, and loops over vectors of windows.
+
+    The constructor emits code that fills the buffer with padding.
+    """
 
     def __init__(self, name: str, scalar: str, step: int) -> None:
         self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))
@@ -47,7 +50,10 @@ class _Pooling:
         return self.f.value(f"and i64 {extent}, {-self.f.lanes}")
 
     def fill(self, source: str, depth: Value, height: Value) -> None:
-        """Copy the rows of the plane at ``source`` that windows beginning in this row read."""
+        """Emit copies of all rows of the plane at ``source`` that the windows at (``depth``, ``height``) read.
+
+        Rows outside the plane become padding.
+        """
         f, of = self.f, self.of
         whole = f.mul(self.whole(of["width"]), f.size)
         remainder = f.sub(of["width"], self.whole(of["width"]))
@@ -69,8 +75,10 @@ class _Pooling:
                 f.store(self.padding, f.at(target, i))
 
     def each_vector(self, body: Callable[[Value, str | None], None], *, turned: bool = False) -> None:
-        """Emit ``body(first window, mask)`` for the vectors of a row of windows, with ``turned`` from the last to the
-        first. The mask is None for whole vectors."""
+        """Emit ``body(first window, mask)`` for each vector of a row of windows; the mask of a whole vector is None.
+
+        ``turned``: from the last vector to the first.
+        """
         f, count = self.f, self.of["out_width"]
         whole = self.whole(count)
         remainder = f.sub(count, whole)
@@ -87,7 +95,7 @@ class _Pooling:
             tail()
 
     def elements(self, place: str) -> str:
-        """Load the elements from ``place`` on that are a step apart."""
+        """Emit a load of a vector of elements from ``place`` on, each one step after the previous."""
         f = self.f
         if self.static_step == 1:
             return f.load(place)
@@ -101,10 +109,10 @@ class _Pooling:
 
 
 def forward(scalar: str, step: int) -> Function:
-    """Return the function that writes each window's maximum to ``y``; NaN is passed on.
+    """Return the function that writes each window's maximum to ``y``; a window with a NaN gives NaN.
 
     Args:
-        step: 1 or 2 between windows of a row, 0 for any number.
+        step: distance between windows of a row, if 1 or 2; 0: the function reads it from its words.
     """
     p = _Pooling("forward", scalar, step)
     f = p.f
@@ -118,10 +126,10 @@ def forward(scalar: str, step: int) -> Function:
 
 
 def sums(scalar: str, step: int) -> Function:
-    """Return the function that writes each window's sum times its scale to ``y``, added in the order of its elements.
+    """Return the function that adds each window's elements in order, and writes the sum times its scale to ``y``.
 
     Args:
-        step: 1 or 2 between windows of a row, 0 for any number.
+        step: distance between windows of a row, if 1 or 2; 0: the function reads it from its words.
     """
     p = _Pooling("sums", scalar, step)
     _reduce(p, lambda a, b: p.f.binary("fadd", a, b), scaled=True)
@@ -129,7 +137,10 @@ def sums(scalar: str, step: int) -> Function:
 
 
 def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> None:
-    """Reduce each window into ``y``: ``joined`` combines the partial result and the next element."""
+    """Emit the reduction of each window into ``y``; ``scaled``: times the window's scale.
+
+    ``joined`` emits the combination of the partial result and the next element.
+    """
     f, of = p.f, p.of
     start = f.broadcast(f.at(of["constants"], f.size))
     out_row = f.mul(of["out_width"], f.size)
@@ -166,7 +177,7 @@ def backward(scalar: str, step: int) -> Function:
     maximum it is.
 
     Args:
-        step: 1 or 2 between windows of a row, 0 for any number.
+        step: distance between windows of a row, if 1 or 2; 0: the function reads it from its words.
     """
     p = _Pooling("backward", scalar, step)
     f, of = p.f, p.of
@@ -204,7 +215,7 @@ def backward(scalar: str, step: int) -> Function:
                     f.loop(0, of["kernel_depth"]) as i,
                     f.loop(0, of["kernel_height"]) as j,
                     f.loop(0, of["kernel_width"]) as k,
-                ):  # turned, so that the first maximum is written last
+                ):  # from the last element to the first, so that the first maximum is written last
                     a, b, t = (
                         f.sub(f.sub(of[name], 1), index)
                         for name, index in (("kernel_depth", i), ("kernel_height", j), ("kernel_width", k))
@@ -235,10 +246,10 @@ def backward(scalar: str, step: int) -> Function:
 
 
 def backward_of_pairs(scalar: str) -> Function:
-    """Return ``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
+    """Return the function that computes ``dx`` as in :func:`backward`, for adjacent unpadded windows of width two.
 
-    No two windows share an element, so each is written once, directly from the image: a window's gradient goes to the
-    first element that equals its maximum, and later elements get 0.
+    No two windows share an element, so each element is written once, without the buffer: the window's gradient if it is
+    the first that equals the maximum, else 0.
     """
     p = _Pooling("backward_of_pairs", scalar, 2)
     f, of = p.f, p.of

@@ -1,11 +1,11 @@
 """Winograd 3x3 convolutions: eligibility, partition of passes, scratch.
 
-The kernels are those of ``kernels.py``. A pass computes *u* from the weight, *v* from the image and *m*, their
-products, block of tiles by block. If u is small, it is computed once, and idle cores take ranges of tiles, each with
-its own v and m. Otherwise u would be up to 16 MB, and v would not stay in a cache. The cores then share a block's m of
-all filters and its v of some channels at a time, and each computes u of some filters at a time.
+The kernels are those of ``kernels.py``. From the weight, a pass computes *u*, from the image *v*, and from both their
+products *m*, one block of tiles after another. If u is small, it is computed once, and idle cores take ranges of tiles,
+each with its own v and m. Otherwise u would take up to 16 MB, and v would not stay in a cache. The cores then share a
+block's m of all filters and its v of some channels, and each core computes u of some filters at a time.
 
-Everything but the tiles of a block follows from shapes and is the same on every machine.
+Layouts and parts follow from shapes alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 32
 """Minimum channels and filters at which this algorithm is faster: with fewer, computing v and y costs more than it
-saves. If rows of tiles fill vectors, half of that suffices."""
+saves. If rows have at least :data:`FULL` tiles, half of this number suffices."""
 FULL = 8
-"""Minimum tiles of a row that fills vectors."""
+"""Minimum tiles of a row at which it fills vectors well."""
 LEAST_TILES = 32
 """Minimum tiles of a batch at which this algorithm is faster: with fewer, computing u costs more than it saves."""
 WHOLE = 5 << 18
-"""Maximum bytes of u up to which all of it is computed once and kept."""
+"""Maximum bytes of u at which the whole u is computed once and stored."""
 CHANNELS = 256
-"""Maximum channels if all of u and v is kept."""
+"""Maximum channels at which the whole u is computed once and stored."""
 CHUNK = 128
-"""Channels that are summed at a time if u is not kept: their v stays in the second-level cache for all filters."""
+"""Channels that are summed at a time if u is not stored: their v stays in the second-level cache for all filters."""
 MOST_BYTES = 3 << 20
-"""Maximum scratch bytes of more than two parts, which are also limited to a quarter of images and results."""
+"""Maximum scratch bytes of more than two parts. Their scratch is also limited to a quarter of the bytes of images and
+results."""
 SOME = 32
-"""Filters that are multiplied at a time if all of u is kept; they share each read of v."""
+"""Filters that are multiplied at a time if the whole u is stored; they share each read of v."""
 SOME_TURNED = 16
-"""Filters that are multiplied at a time if u is not kept. Each part holds their u; twice the number takes twice the
-scratch and no less time."""
+"""Filters that are multiplied at a time if u is not stored. Each part stores the u of these filters; twice the number
+takes twice the scratch and no less time."""
 WIDE = 64
 """Maximum tiles of a block: their v stays in a cache for all filters."""
 LANES = 16
 """Elements of a vector on the widest machine."""
 APART = 192
-"""Padding bytes between positions, which would otherwise be a multiple of a page apart and share cache sets."""
+"""Padding bytes between positions of u, v and m. Without it, positions would be multiples of a page apart and share
+cache sets."""
 
 
 @functools.lru_cache(maxsize=1024)
 def refusal(s: Sizes) -> str:
-    """Return why this algorithm does not compute a convolution; empty if it does."""
+    """Return the reason why this algorithm does not compute a convolution; empty if it does."""
     if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
         return "not 3x3 with strides of 1 in one group"
     if s.itemsize != 4 or s.halves:
@@ -93,35 +95,35 @@ class Pass:
 
     @property
     def columns(self) -> int:
-        """Tiles of a row."""
+        """Number of tiles in a row."""
         return -(-self.result[1] // 2)
 
     @property
     def rows(self) -> int:
-        """Rows of tiles of an image."""
+        """Number of rows of tiles in an image."""
         return -(-self.result[0] // 2)
 
     @property
     def all_tiles(self) -> int:
-        """Tiles of all images."""
+        """Number of tiles of all images."""
         return self.batch * self.rows * self.columns
 
     @property
     def work(self) -> int:
-        """Multiplications of the products."""
+        """Number of multiplications of the matrix products."""
         return PLACES * self.all_tiles * self.channels * self.filters
 
 
 @functools.lru_cache(maxsize=1024)
 def forward_pass(s: Sizes) -> Pass:
-    """Return the pass from the image to the output."""
+    """Return the pass that computes the output from the image."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
     return Pass(s.batch, s.channels, s.filters, (image[0], image[1]), (grid[0], grid[1]), (pad[0], pad[1]), False)
 
 
 @functools.lru_cache(maxsize=1024)
 def data_pass(s: Sizes) -> Pass:
-    """Return the pass from the output's gradient to the image's."""
+    """Return the pass that computes the gradient of the image from the gradient of the output."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
     turned = 2 - pad[0], 2 - pad[1]
     return Pass(s.batch, s.filters, s.channels, (grid[0], grid[1]), (image[0], image[1]), turned, True)
@@ -129,10 +131,10 @@ def data_pass(s: Sizes) -> Pass:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of a pass's scratch, in bytes, and its partition."""
+    """Layout of a pass's scratch, and the number of parts."""
 
     whole: bool
-    """Whether all of u is computed once and kept."""
+    """Whether the whole u is computed once and stored."""
     chunk: int
     """Number of channels that are summed at a time."""
     some: int
@@ -142,14 +144,17 @@ class Layout:
     m_row: int
     """Capacity of a filter's row in m, in tiles."""
     half: int
-    """Elements of the even, or odd, columns of a line."""
+    """Elements of a line's even columns, or of its odd columns."""
     lines: int
-    """Rows that are copied at a time."""
+    """Number of rows that are copied at a time."""
     u: int
-    """Bytes between adjacent positions of u; ``v`` and ``m`` likewise."""
+    """Bytes between adjacent positions of u."""
     v: int
+    """Bytes between adjacent positions of v."""
     m: int
+    """Bytes between adjacent positions of m."""
     parts: int
+    """Number of parts for idle cores."""
 
     @property
     def line(self) -> int:
@@ -174,18 +179,18 @@ class Layout:
 
 
 def _lines(number: int) -> int:
-    """Round a number of elements up to whole vectors of the widest machine."""
+    """Return ``number`` rounded up to whole vectors of the widest machine."""
     return -(-number // LANES) * LANES
 
 
 def layout(p: Pass) -> Layout:
-    """Return the scratch layout of a pass and its number of parts, the same on every machine."""
+    """Return the scratch layout of a pass and its number of parts."""
     filters = _lines(p.filters)
     whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
     chunk = p.channels if whole else min(CHUNK, p.channels)
     some = min(filters, SOME if whole else SOME_TURNED)
     m_row = _lines(min(WIDE, p.all_tiles))
-    # A vector of tiles may begin at the last. Rows an odd number of lines apart spread over the whole nearest cache.
+    # A vector may begin at the last tile. Rows an odd number of lines apart spread over the whole first-level cache.
     row = m_row + LANES * (1 + m_row // LANES % 2)
     of_u, of_m = (filters, some) if whole else (some, filters)
     u, v, m = (elements * 4 + APART for elements in (chunk * of_u, chunk * row, of_m * m_row + LANES))
@@ -199,7 +204,7 @@ def layout(p: Pass) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """Return the compiled functions ``turned`` and ``winograd``."""
+    """Return the compiled functions ``turned`` and ``winograd``, by name."""
     return library(
         "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
     )
@@ -215,7 +220,8 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
     turned = [3, 1, 2, 0]  # half a turn of a filter changes the first and the last of its four rows and columns
     across = turned if p.back else same
     order = np.array([(4 * i + j) * at.u for i in across for j in across], dtype=np.int64)
-    # Column c of the padded row is even or odd as c + pad is; an even one in front moves its kind by one place.
+    # Image column c is column c + pad of the padded row. ``even_to`` and ``odd_to``: offsets of the first image columns
+    # with even and odd c within a line; with a padding of two, both come one place later.
     lead = p.pad[1]
     even_to, odd_to = (0, at.half * 4) if lead == 0 else (at.half * 4, 4) if lead == 1 else (4, at.half * 4 + 4)
     weights = (36, 36 * p.filters) if p.back else (36 * p.channels, 36)
@@ -238,7 +244,10 @@ def call(
     target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Layout.nbytes`; ``relu`` applies the relu."""
+    """Return a call that computes ``y`` from ``x`` in ``room``, scratch of :attr:`Layout.nbytes` bytes.
+
+    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
     entry = functions(machine)
@@ -257,15 +266,17 @@ def call(
 
 
 def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
-    """Return calls that compute u of all filters, then ranges of tiles in parallel."""
+    """Return two calls: the first computes u of all filters, the second computes ranges of tiles in parallel."""
     moves = dict.fromkeys(("v", "m", "line"), at.own)
     ranges = in_parts(entry["winograd"], here, p.all_tiles, at.parts, unit=here["block"], moves=moves)
     return [here.ready(entry["turned"]), ranges]
 
 
 def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
-    """Return calls that compute, for each block of tiles and each chunk of channels, v in ranges of channels, then m in
-    ranges of filters."""
+    """Return two calls for each block of tiles and chunk of channels.
+
+    The first computes v in parallel ranges of channels, the second u, m and results in parallel ranges of filters.
+    """
     calls: list[Call] = []
     block = here["block"]
 

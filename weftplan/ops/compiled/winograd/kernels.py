@@ -5,13 +5,13 @@ pixels; a tile reads 4x4 places of every channel. With d those places and g a fi
 
     u = G g G^T        v = B^T d B        m[p] = sum over channels of u[p] * v[p]        y = A^T m A
 
-for each of the 16 positions p. Vectors run over tiles everywhere but in u, so nothing is transposed on the way from an
-image to its result: rows are split into even and odd columns when they are copied with their padding, and the two
-columns of a tile are interleaved when they are stored.
+for each of the 16 positions p. Vectors run over tiles, except in u, so images and results need no transposition: rows
+are split into even and odd columns when they are copied with their padding, and the two columns of a tile are
+interleaved when they are stored.
 
-A call works on a range of tiles, in blocks whose v stays in a cache while filters pass, and on a range of filters, some
-at a time. Every sum is one chain over the channels, and the rest is done for each element alone, so bits depend neither
-on the width of vectors nor on how a pass is cut.
+A call computes a range of tiles, in blocks whose v stays in a cache for all filters, and a range of filters, some at a
+time. Every sum is one chain over the channels, and the transforms are computed per tile, so bits depend neither on the
+width of vectors nor on how a pass is cut.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "bloc
             "m_out", "adds", "ends", "relu", "scale", "shift")  # fmt: skip
 """Argument words of a call, in bytes and counts.
 
-Tiles ``first`` to ``last`` run in blocks of ``block``. v is computed for channels ``first_in`` to ``last_in``. Filters
-``first_out`` to ``last_out`` are multiplied, ``some`` at a time; a nonzero ``turns`` computes their u first. Their m is
-``m_out`` bytes from filter to filter, 0 if all share it; with ``adds`` its sums continue, and with ``ends`` they are
-complete, so that y is computed from them.
-``order`` points to the offsets of u for each position. A line has a row's even columns, then from ``odd`` on its odd
-columns. Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
+Tiles ``first`` to ``last`` are computed in blocks of ``block``. v is computed for channels ``first_in`` to ``last_in``.
+Filters ``first_out`` to ``last_out`` are multiplied, ``some`` at a time; with a nonzero ``turns`` their u is computed
+first. ``m_out``: bytes between the m of adjacent filters, 0 if all groups of ``some`` filters use the same m. With a
+nonzero ``adds`` products are added to m; with a nonzero ``ends`` m is complete, and y is computed from it.
+``order`` points to the offset of u for each position. A line has a row's even columns, and from ``odd`` on its odd
+columns. Results are multiplied by ``scale``, and ``shift`` is added, unless these are null; then follows the relu.
 """
 PLACES = 16
 """Number of positions of a transformed tile, and of matrix products."""
@@ -44,20 +44,20 @@ ROWS = 4
 VECTORS = 3
 """Vectors of a register block on a processor with 16 vector registers."""
 CHAIN = 64
-"""Channels that a register block sums at a time: their u and v stay in the nearest cache. Between these runs partial
-sums are stored in m, which changes none of their bits."""
+"""Channels that a register block sums at a time: their u and v stay in the first-level cache. Between these runs,
+partial sums are stored in m, which does not change their bits."""
 
 
 POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shift")
 
 
 def block_vectors(target: Target) -> int:
-    """Return the number of vectors in one block of registers: all that fit next to their operands."""
+    """Return the number of vectors in a register block: the most that fit the registers with their operands."""
     return 4 if target.registers > 16 else VECTORS
 
 
 class Words:
-    """Argument words by name. The constructor emits their loads, at the head of a function."""
+    """Argument words by name; the constructor emits their loads."""
 
     def __init__(self, f: Function, of: Sequence[str], names: Sequence[str], pointers: Sequence[str]) -> None:
         self._found = {name: (pointer if name in pointers else word)(f, "%how", of, name) for name in names}
@@ -68,8 +68,10 @@ class Words:
 
 @contextlib.contextmanager
 def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[str, str, str, str, str, Value]]:
-    """Loop over the images with tiles in the range: yield (number, first row of tiles, end row, first tile, end tile,
-    position of its tile 0 relative to the range)."""
+    """Emit a loop over the images that have tiles in the range ``begin`` to ``end``.
+
+    Yield (image, first row of tiles, end row, first tile, end tile, position of the image's tile 0 in the range).
+    """
     first = f.value(f"udiv i64 {begin}, {get['tiles']}")
     last = f.value(f"udiv i64 {f.add(end, f.sub(get['tiles'], 1))}, {get['tiles']}")
     with f.loop(first, last) as image:
@@ -83,7 +85,10 @@ def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[
 
 @contextlib.contextmanager
 def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[tuple[str, str]]:
-    """Loop over the vectors of tiles of a row: yield (first column of tiles, end column of the row)."""
+    """Emit a loop over the vectors of tiles in a row: yield (first column of the vector, end column of the row).
+
+    ``low`` and ``high`` limit the tiles of the image.
+    """
     here = f.mul(row, get["columns"])
     begin = f.larger(f.sub(low, here), 0)
     end = f.smaller(f.sub(high, here), get["columns"])
@@ -92,7 +97,10 @@ def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[t
 
 
 def lines(scalar: str, lanes: int) -> Function:
-    """``lines(from, to, how, first, count)``: copy rows of a plane from ``first`` on, with their padding, as lines."""
+    """Return the function ``lines(src, dst, how, first, count)``, which copies ``count`` padded rows as lines.
+
+    A line has a row's even columns, then its odd columns.
+    """
     f = Function("lines", (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count")),
                  scalar, lanes, local=True)  # fmt: skip
     get = Words(f, WINOGRAD, ("height", "width", "line_bytes", "even_to", "odd_to"), POINTERS)
@@ -125,7 +133,7 @@ def lines(scalar: str, lanes: int) -> Function:
 
 
 def image(scalar: str, lanes: int, lines: Function) -> Function:
-    """``image(how, begin, end)``: compute v of the tiles ``begin`` to ``end``."""
+    """Return the function ``image(how, begin, end)``, which computes v of the tiles ``begin`` to ``end``."""
     f = Function("image", (("ptr", "how"), ("i64", "begin"), ("i64", "end")), scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes",
                               "odd", "tiles", "columns", "v_row", "v_place"), POINTERS)  # fmt: skip
@@ -174,7 +182,7 @@ def _gathered(f: Function, m: list[str]) -> list[str]:
 
 
 def filters(scalar: str, lanes: int) -> Function:
-    """``filters(how, u, first, last)``: compute u of some filters; a panel has one filter for each lane of a vector."""
+    """Return the function ``filters(how, u, first, last)``, which computes u of filters, in panels of one per lane."""
     f = Function(
         "filters", (("ptr", "how"), ("ptr", "u"), ("i64", "first"), ("i64", "last")), scalar, lanes, local=True
     )
@@ -214,9 +222,9 @@ def filters(scalar: str, lanes: int) -> Function:
 
 
 def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Value]]:
-    """Cut ``count`` elements into blocks of registers: return (vectors of a block, end of the blocks of that size).
+    """Emit a cut of ``count`` elements into register blocks; return (vectors of a block, end of such blocks) pairs.
 
-    A block of one vector takes as long as a block of two, so it is only used alone.
+    A block of one vector takes as long as a block of two, so there is one only if all elements fit a single vector.
     """
     every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
     remainder = f.value(f"urem i64 {every}, {most}")
@@ -224,10 +232,10 @@ def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Valu
     alone = f.value(f"and i1 {f.compare('eq', remainder, 1)}, {f.value(f'xor i1 {single}, true')}")
     end = f.sub(every, f.choose(alone, most + 1, remainder))
     blocks = [(most, f.mul(end, f.lanes))]
-    for vectors in range(most - 1, 1, -1):  # after the largest blocks, of one kind or two: less than twice as many
+    for vectors in range(most - 1, 1, -1):  # less than two of the largest blocks remain, for one or two smaller blocks
         left = f.sub(every, end)
         takes = f.compare("sge", left, vectors)
-        if vectors > 2:  # not if a single vector would remain
+        if vectors > 2:  # a block of this size must not leave a single vector
             takes = f.value(f"and i1 {takes}, {f.compare('ne', left, vectors + 1)}")
         end = f.add(end, f.choose(takes, vectors, 0)) if vectors > 2 else f.choose(single, 0, every)
         blocks.append((vectors, f.mul(end, f.lanes)))
@@ -235,9 +243,9 @@ def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Valu
 
 
 def multiply(scalar: str, lanes: int, most: int) -> Function:
-    """``multiply(how, u, m, outs, tiles)``: compute m of some filters and tiles.
+    """Return the function ``multiply(how, u, m, outs, tiles)``, which computes m from u and v.
 
-    ``most`` is the maximum number of vectors in a block of registers.
+    It computes ``outs`` filters and ``tiles`` tiles. ``most``: maximum number of vectors in a register block.
     """
     arguments = (("ptr", "how"), ("ptr", "u"), ("ptr", "m"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
@@ -295,7 +303,10 @@ def multiply(scalar: str, lanes: int, most: int) -> Function:
 
 
 def results(scalar: str, lanes: int) -> Function:
-    """``results(how, m, first, last, begin, end)``: compute y of some filters and tiles from m."""
+    """Return the function ``results(how, m, first, last, begin, end)``, which computes y from m.
+
+    It computes filters ``first`` to ``last`` and tiles ``begin`` to ``end``.
+    """
     arguments = (("ptr", "how"), ("ptr", "m"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("y", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
@@ -307,7 +318,7 @@ def results(scalar: str, lanes: int) -> Function:
     biased, scaled = (f.value(f"icmp ne ptr {get[name]}, null") for name in ("bias", "scale"))
     slot = f.local(f.scalar, 2 * n)
     nothing, one_, less = (f.local(f.scalar) for _ in range(3))
-    for place, number in ((nothing, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also where x is -0
+    for place, number in ((nothing, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
         f.put_scalar(number, place)
 
     def chosen(condition: str, name: str, out: str, otherwise: str) -> str:
@@ -366,7 +377,7 @@ def results(scalar: str, lanes: int) -> Function:
 
 
 def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``winograd(how)``: compute a range of tiles, channels and filters of a convolution."""
+    """Return the function ``winograd(how)``, which computes a convolution as :data:`WINOGRAD` describes."""
     f = Function("winograd", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
                               "last_out", "some", "turns", "channels", "m", "m_out", "ends"), POINTERS)  # fmt: skip
@@ -391,7 +402,7 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``turned(how)``: compute u of the filters ``first_out`` to ``last_out``."""
+    """Return the function ``turned(how)``, which computes u of the filters ``first_out`` to ``last_out``."""
     f = Function("turned", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "first_out", "last_out", "channels"), POINTERS)
     u = f.at(get["u"], f.mul(get["first_out"], f.mul(get["channels"], f.size)))
@@ -400,7 +411,7 @@ def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(scalar: str, target: Target) -> list[Function]:
-    """Return all functions of the module."""
+    """Return all functions of the module of Winograd convolutions."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     rows = lines(scalar, lanes)
     helpers = {

@@ -1,12 +1,12 @@
 """The weight gradient of a Winograd 3x3 convolution, as LLVM IR.
 
-With d a tile's 4x4 places of a channel and e the 2x2 gradients of a filter's output there ::
+With d a tile's 4x4 places of a channel, and e the 2x2 gradients of a filter's output in the same tile ::
 
     v = B^T d B        e' = A e A^T        m[p] = sum over tiles of e'[p] * v[p]        dg = G^T m G
 
-Vectors run over channels, since the sums run over tiles: rows of as many channels as a vector has lanes are transposed
-when they are copied with their padding. A call computes m for some channels and some filters at a time, one block of
-tiles after another. Each block's sum is one chain, and blocks are added in order; their size follows from shapes alone.
+Sums run over tiles, so vectors run over channels: rows of as many channels as a vector has lanes are transposed when
+they are copied with their padding. A call computes m for some channels and some filters at a time, one block of tiles
+after another. Each block's sum is one chain of additions, and blocks are added in order; a block's size is constant.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from weftplan.ops.compiled.winograd.kernels import PLACES, ROWS, Words, block_ve
 WEIGHTS = ("x", "dy", "dw", "v", "e", "m", "line", "lines_bytes", "first", "last", "some_in", "some_out", "channels",
            "filters", "all_tiles", "block", "tiles", "columns", "lead", "images", "outputs", "row", "place",
            "e_row", "e_place", "m_place")  # fmt: skip
-"""Argument words of a call, in bytes and counts: channels ``first`` to ``last``, ``some_in`` at a time, with
-``some_out`` filters at a time; ``images`` and ``outputs`` point to :data:`ROWS_OF`. ``row`` is from tile to tile of v
-and from filter to filter of m."""
+"""Argument words of a call, in bytes and counts. The gradients of channels ``first`` to ``last`` are computed,
+``some_in`` channels and ``some_out`` filters at a time. ``images`` and ``outputs`` point to :data:`ROWS_OF`. ``row``:
+bytes between adjacent tiles of v, and between adjacent filters of m."""
 ROWS_OF = ("image", "plane", "height", "width", "lead", "line")
-"""Words that describe images, or output gradients: bytes between images and between planes, extents, leading columns of
-padding, bytes of a line."""
+"""Words that describe images or output gradients: bytes between images and between planes, extents of a plane, leading
+columns of padding, bytes of a line."""
 POINTERS = ("x", "dy", "dw", "v", "e", "m", "line", "images", "outputs")
 
 
 def lines(lanes: int) -> Function:
-    """``lines(from, to, how, first, count, left)``: copy rows of planes, with their padding; each place is a vector of
-    channels. The last of the ``left`` channels fills the remaining lanes."""
+    """Return the function ``lines(src, dst, how, first, count, left)``, which copies ``count`` rows with padding.
+
+    Each place of a copied line is a vector of channels. If fewer than ``lanes`` channels are ``left``, copies of the
+    last channel fill the vector.
+    """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count"), ("i64", "left"))
     f = Function("lines", arguments, "float", lanes, local=True)
     plane, height, width, lead, line = (
@@ -62,9 +65,10 @@ def lines(lanes: int) -> Function:
 def tiles(
     name: str, lanes: int, copy: Function, side: int, values: Callable[[Function, list[list[str]]], list[list[str]]]
 ) -> Function:
-    """``name(from, to, how, rows_of, begin, end, count, row, place, lead)``: transform the tiles ``begin`` to ``end``.
+    """Return the function ``name(src, dst, how, rows, begin, end, count, row, place, lead)``, which transforms tiles.
 
-    ``values`` emits the transform of the ``side`` times ``side`` places of a tile, for ``count`` channels.
+    It transforms the tiles ``begin`` to ``end`` of ``count`` channels. ``values`` emits the transform of a tile of
+    ``side`` times ``side`` places.
     """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("ptr", "rows"), ("i64", "begin"), ("i64", "end"),
                  ("i64", "count"), ("i64", "row"), ("i64", "place"), ("i64", "lead"))  # fmt: skip
@@ -73,7 +77,7 @@ def tiles(
     wide = lanes * f.size
     line = word(f, "%rows", ROWS_OF, "line")
     image_step, plane = (word(f, "%rows", ROWS_OF, one) for one in ("image", "plane"))
-    # The padding in front of a row is never copied into a line, so it is cleared here.
+    # Copies of rows do not write the padding before a row, so it is cleared here.
     f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
     with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         count = f.add(f.mul(f.sub(below, above), 2), side - 2)
@@ -100,7 +104,7 @@ def tiles(
 
 
 def both_ways(f: Function, d: list[list[str]], way: Callable[[Function, list[str]], list[str]]) -> list[list[str]]:
-    """Emit the transform ``way`` of every column, then of every row of the result."""
+    """Emit the transform ``way`` of every column of ``d``, then of every row of the result."""
     down = [way(f, list(column)) for column in zip(*d, strict=True)]
     return [way(f, list(row)) for row in zip(*down, strict=True)]
 
@@ -123,9 +127,10 @@ def _narrowed(f: Function, m: list[str]) -> list[str]:
 
 
 def multiply(lanes: int, most: int) -> Function:
-    """``multiply(how, ins, outs, tiles, adds)``: compute m of some channels and filters, or add a block to it.
+    """Return the function ``multiply(how, ins, outs, tiles, adds)``, which sums a block of tiles into m.
 
-    ``most`` vectors are in a block of registers.
+    It computes ``ins`` channels and ``outs`` filters; a nonzero ``adds`` adds the sums to m. ``most``: maximum number
+    of vectors in a register block.
     """
     arguments = (("ptr", "how"), ("i64", "ins"), ("i64", "outs"), ("i64", "tiles"), ("i64", "adds"))
     f = Function("multiply", arguments, "float", lanes, local=True)
@@ -173,7 +178,10 @@ def multiply(lanes: int, most: int) -> Function:
 
 
 def results(lanes: int) -> Function:
-    """``results(how, to, ins, outs)``: compute the weight gradient of some channels and filters from m."""
+    """Return the function ``results(how, dst, ins, outs)``, which computes the weight gradient from m.
+
+    It computes ``ins`` channels and ``outs`` filters.
+    """
     arguments = (("ptr", "how"), ("ptr", "dst"), ("i64", "ins"), ("i64", "outs"))
     f = Function("results", arguments, "float", lanes, local=True)
     get = Words(f, WEIGHTS, ("m", "row", "m_place", "channels"), POINTERS)
@@ -200,7 +208,7 @@ def results(lanes: int) -> Function:
 
 
 def weights(lanes: int, helpers: dict[str, Function]) -> Function:
-    """``weights(how)``: compute the weight gradient of some channels and all filters."""
+    """Return the function ``weights(how)``, which computes the weight gradient of some channels and all filters."""
     f = Function("weights", (("ptr", "how"),), "float", lanes)
     get = Words(f, WEIGHTS, WEIGHTS, POINTERS)
     channel_bytes, filter_bytes = (word(f, get[one], ROWS_OF, "plane") for one in ("images", "outputs"))
@@ -214,7 +222,7 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
             begins = f.compare("eq", out, 0)
             with f.loop(0, get["all_tiles"], get["block"]) as begin:
                 end = f.smaller(f.add(begin, get["block"]), get["all_tiles"])
-                with f.when(f.value(f"or i1 {begins}, {several}")):  # else v is there from the filters before
+                with f.when(f.value(f"or i1 {begins}, {several}")):  # else v was computed for the previous filters
                     f.call(
                         helpers["image"], x, get["v"], "%how", get["images"], begin, end, ins, get["row"], get["place"],
                         get["lead"],
@@ -230,7 +238,7 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(target: Target) -> list[Function]:
-    """Return all functions of the module."""
+    """Return all functions of the module of Winograd weight gradients."""
     lanes = target.lanes(4)
     copy = lines(lanes)
     helpers = {

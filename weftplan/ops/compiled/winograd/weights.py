@@ -1,7 +1,7 @@
 """Weight gradients of Winograd 3x3 convolutions: partition and scratch.
 
-The kernels are those of ``weight_kernels.py``. Idle cores take ranges of channels, each with scratch of its
-own, which follows from shapes and is the same on every machine. The blocks of tiles are part of the result's bits.
+The kernels are those of ``weight_kernels.py``. Idle cores take ranges of channels, each with its own scratch. Sizes of
+scratch follow from shapes alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,29 +27,35 @@ from weftplan.ops.core.schema import aligned
 from weftplan.support.array_types import RawArray
 
 BLOCK = 64
-"""Tiles in one chain of additions. It determines the result's bits, so it is a constant."""
+"""Number of tiles in one chain of additions. It determines the result's bits, so it is a constant."""
 SOME_IN = 64
-"""Channels whose m is computed at a time, so that it stays in a cache."""
+"""Maximum channels whose m is computed at a time, so that it stays in a cache."""
 SOME_OUT = 128
-"""Filters whose m is computed at a time."""
+"""Maximum filters whose m is computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of each part's scratch: numbers of elements, and sizes in bytes."""
+    """Layout of each part's scratch, and the number of parts."""
 
     some_in: int
+    """Number of channels whose m is computed at a time."""
     some_out: int
+    """Number of filters whose m is computed at a time."""
     row: int
     """Bytes between adjacent tiles of v, and between adjacent filters of m."""
     e_row: int
+    """Bytes between adjacent tiles of e."""
     place: int
-    """Bytes between adjacent positions of v; ``e_place`` and ``m_place`` likewise for e and m."""
+    """Bytes between adjacent positions of v."""
     e_place: int
+    """Bytes between adjacent positions of e."""
     m_place: int
+    """Bytes between adjacent positions of m."""
     columns: int
-    """Number of places of a line, a copied image row with its padding."""
+    """Number of places of a line, which is a copied image row with its padding."""
     lines: int
+    """Number of rows that are copied at a time."""
     parts: int
 
     @property
@@ -69,7 +75,7 @@ class Layout:
 
 
 def _row(elements: int) -> int:
-    """Return the bytes of a row of ``elements``: an odd number of lines, so that rows spread over the nearest cache."""
+    """Return the bytes of a row of ``elements``: an odd number of cache lines, so that rows use all cache sets."""
     lines = -(-elements // LANES)
     return (lines + 1 - lines % 2) * 64
 
@@ -96,7 +102,7 @@ def _cut(p: Pass, parts: int) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """Return the compiled function ``weights``."""
+    """Return the compiled function ``weights``, by name."""
     return library("winograd-weights-float", winograd_weight_kernels.functions, ("weights",), target)
 
 
@@ -123,7 +129,10 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
 
 
 def call(p: Pass, x: RawArray, dy: RawArray, dw: RawArray, room: RawArray, target: Target | None = None) -> Call:
-    """Return a call that computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
+    """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
+
+    ``p`` is the forward pass, ``room`` scratch of :attr:`Layout.nbytes` bytes.
+    """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
     at = layout(p)
