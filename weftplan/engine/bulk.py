@@ -49,9 +49,9 @@ class BulkState(threading.local):
     def __init__(self) -> None:
         self.size = 0
         self.members: list[BulkMember] = []
-        """The same list object for the thread's life; the guard shares it."""
+        """Members since the last flush: the same list object for the thread's life, which the guard shares."""
         self.guard: BulkGuard | None = None
-        """Flushes when the thread ends."""
+        """Guard that flushes the bulk when the thread ends."""
 
 
 class BulkGuard:
@@ -61,10 +61,10 @@ class BulkGuard:
         self._engine = weakref.ref(engine)
         self._members = members
         self._mark = object()
-        """Represents this thread in the engine's list."""
+        """Object that represents this thread in the engine's list."""
 
     def set_active(self, active: bool) -> None:
-        """Register or unregister this thread as one that collects."""
+        """Register or unregister this thread as a thread that collects pushes."""
         engine = self._engine()
         if engine is None:
             return

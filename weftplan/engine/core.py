@@ -55,7 +55,7 @@ new = object.__new__
 NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
 _delete_lock = free_in_children(Lock())
-"""Makes marking a var as deleted and queueing its delete one step: no call in between, so nothing can interleave."""
+"""Lock under which a var is marked as deleted and its delete queued: no call in between, so nothing can interleave."""
 
 
 class Engine(Waiting):
@@ -300,8 +300,8 @@ class Engine(Waiting):
     def run_inline(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
         """Run small work inline on this thread if that cannot change the observable order.
 
-        The work may write only memory that no other code has seen yet. See ``edges/inline.py``. Engines without
-        workers run everything in their own way.
+        The work may write only memory that no other code has seen yet. See ``edges/inline.py``. An engine
+        without worker threads returns None.
 
         Returns:
             The result of ``work``; None if the caller must push it instead.

@@ -44,7 +44,7 @@ class _Running(threading.local):
     engines: tuple[Any, ...] = ()
     """Engines whose operations the thread is inside of, innermost last."""
     seated = False
-    """The thread stands in for a worker during a wait; operations must not see the state of the wait."""
+    """Whether the thread stands in for a worker during a wait; operations must not see the state of the wait."""
     short: Execution | None = None
     """The engine whose inline short operations this thread is running."""
     worker: Any = None

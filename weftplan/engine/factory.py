@@ -28,7 +28,7 @@ from weftplan.locks import Lock, free_in_children, members
 from weftplan.support import blas_threads, program_end, slots
 
 EXIT_PATIENCE_S = 30.0
-"""How long exit waits for running operations before it names and abandons them."""
+"""Seconds that exit waits for running operations before it names and abandons them."""
 INTERRUPTED_PATIENCE_S = 1.0
 """The same after Ctrl-C has ended the program."""
 

@@ -42,7 +42,7 @@ class Failure:
         """Traceback at the failure. Every raise starts from it, so that it does not grow."""
         self.name = name
         self.fn = fn
-        """Provides the label if ``name`` is None."""
+        """Function that provides the label if ``name`` is None."""
         self.site = site
         self.seq = seq
         self.observed_seq: int | None = None
@@ -80,9 +80,10 @@ class Failure:
         return BaseException.with_traceback(self.error, self.traceback)  # bypasses an override of the user's class
 
     def blocks(self, seq: int, var: Var | None = None, fn: object = None) -> bool:
-        """Return whether operation ``seq``, which writes ``var`` by ``fn``, may not heal it.
+        """Return whether operation ``seq``, which writes ``var`` by ``fn``, must be skipped because of this failure.
 
-        ``fn`` may have ``inherits``: vars whose old value it reads or only partly overwrites.
+        Otherwise it runs and heals the var. ``fn`` may have ``inherits``: vars whose old value it reads or only partly
+        overwrites, so that it cannot heal them.
         """
         return self.observed_seq is None or seq <= self.observed_seq or var in getattr(fn, "inherits", ())
 
@@ -132,7 +133,7 @@ _cause_of = BaseException.__dict__["__cause__"].__get__
 _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
-"""Two operations may fail with the same exception object. Re-entrant, because ``add_note`` may be user code."""
+"""Lock for notes: two operations may fail with one exception object. Re-entrant: ``add_note`` may be user code."""
 MOST_UNOBSERVED = 100
 """Unobserved failures that an engine records; further failures are only counted."""
 MOST_NOTES = 100

@@ -34,7 +34,7 @@ class NaiveEngine(Engine):
         self._dispatched: deque[OprBlock] = deque()
         """Ready operations, for the next pushing thread."""
         self._taken = iter(self._dispatched.popleft, None)
-        """Takes the first operation with no signal in between, or raises IndexError."""
+        """Iterator that takes the first operation with no signal in between, or raises IndexError."""
         self._here = []
         """Locks of threads whose operations wait for those of other threads; released after every change."""
         self._next_sleeper = iter(self._here.pop, None)

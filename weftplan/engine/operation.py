@@ -250,7 +250,7 @@ def check_runs(fn: object, label: str) -> None:
 _RUNS_NOTHING = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
-"""Returns the name of a class even if its metaclass overrides ``__name__``."""
+"""Getter of the name of a class, even if its metaclass overrides ``__name__``."""
 
 
 class Operator:

@@ -39,7 +39,7 @@ from weftplan.errors import EngineError
 
 T = TypeVar("T")
 ONE = (1,)
-"""Appended to a list of permits to return one."""
+"""Item to append to a list of permits, which returns one permit."""
 _NOTIFIED = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
@@ -106,7 +106,7 @@ class Region:
         self.in_flight: dict[int, OprBlock] = {}
         """Operations that are admitted and not completed (debug mode only)."""
         self.gate: Callable[[], None] | None = None
-        """Called at the start of :meth:`apply` unless ``past_gate``. A fork blocks other threads in it."""
+        """Function called at the start of :meth:`apply` unless ``past_gate``. A fork blocks other threads in it."""
 
     def dispatch_to(self, queue: MutableSequence[OprBlock]) -> None:
         """Inside: ``_dispatch`` for a driver with one queue."""

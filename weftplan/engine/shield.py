@@ -44,7 +44,7 @@ class Shield:
         """The replaced handler. Never cleared, as a shielded function may later restore the shield as the old one."""
         self._up = False
         self.held = False
-        """An interrupt is pending."""
+        """Whether an interrupt is pending."""
 
     def __call__(self, number: int, frame: object) -> None:
         if not self._up or perf_counter_ns() - clock.since > PATIENCE_NS:

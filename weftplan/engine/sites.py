@@ -22,7 +22,7 @@ _origins: dict[str, int] = {}
 
 
 def origin(filename: str) -> int:
-    """Return USER, FOR_USER or OWN."""
+    """Return the origin of pushes from a source file: USER, FOR_USER or OWN."""
     known = _origins.get(filename)
     if known is None:
         known = OWN if filename.startswith(_FOR_ITSELF) else FOR_USER if filename.startswith(_PACKAGE) else USER

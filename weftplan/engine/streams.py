@@ -212,7 +212,7 @@ class StreamPool:
         return chosen
 
     def drain(self, core: Runs) -> None:
-        """Block until all enqueued work has passed. An error becomes a failure that wait_for_all raises."""
+        """Block until all enqueued work has finished. An error becomes a failure that wait_for_all raises."""
         for stream in (self.inward, self.outward, *self._compute, *self._exchange):
             try:
                 faults = stream.finish()

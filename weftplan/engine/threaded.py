@@ -44,20 +44,20 @@ class ThreadedBase(Engine):
     _alone = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False
-    """Run short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) inline on the thread that made them ready."""
+    """Whether short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) run on the thread that readies them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiters_help = str(config.get("WEFTPLAN_ENGINE_WAITERS_HELP"))
         self._no_thread: BaseException | None = None
-        """Why a worker could not be started."""
+        """Error that prevented the start of a worker, if any."""
         self._by_route: dict[tuple[object, ...], WorkerQueue] = {}
         self._plain_queues: dict[type[OprBlock], WorkerQueue] = {}
         """Queues of pushes without options by class, each created for its first operation."""
         self._all_queues: list[WorkerQueue] = []
         """Every queue with threads, in order of creation. The finalizer keeps it after the engine is gone."""
         self._next_here = iter(self._here.popleft, None)
-        """Takes the first item of ``_here`` with no signal in between, or raises IndexError."""
+        """Iterator that takes the first item of ``_here`` with no signal in between, or raises IndexError."""
         self._finalizer: Any = weakref.finalize(self, _end, self._all_queues)
         self._finalizer.atexit = False
 

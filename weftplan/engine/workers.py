@@ -53,7 +53,7 @@ class Worker:
         self.park = threading.Lock()
         self.park.acquire()
         self.engine: Threads | None = None
-        """Passed with the wake-up: an operation without vars would not keep the engine alive."""
+        """The engine, passed with the wake-up: an operation without vars would not keep it alive."""
         self.completed = 0
         """Number of operations completed. Only its own thread changes it."""
 
@@ -104,11 +104,11 @@ class WorkerQueue:
         """``for op in taken: break`` takes the first operation, with no signal in between, or raises IndexError."""
         self.idle: list[Worker] = []
         self.parked = iter(self.idle.pop, None)
-        """Takes a sleeping worker out of ``idle``, in the same way."""
+        """Iterator that takes a sleeping worker out of ``idle``, used like :attr:`taken`."""
         self.waking = False
-        """A worker is between sleep and its check of ``items``; it wakes another for remaining operations."""
+        """Whether a worker is between sleep and its check of ``items``; it wakes another for remaining operations."""
         self.looking = False
-        """The same for a worker (of several) or the seat holder after an operation."""
+        """Whether a worker (of several) or the seat holder is between an operation and its check of ``items``."""
         self.permits = [1] * threads
         """One item per thread that may still be started."""
         self.seat = [1]
@@ -187,7 +187,7 @@ class WorkerQueue:
         self.quick = perf_counter_ns() - start_ns < QUICK_NS
 
     def standing_in(self) -> bool:
-        """For a worker that was just woken: return whether a seat holder leaves no room for it."""
+        """Return whether a seat holder occupies the slot of the worker that was just woken."""
         return not self.seat and len(self.started) - len(self.idle) >= self.threads
 
     def all_asleep(self) -> bool:
@@ -221,7 +221,7 @@ class WorkerQueue:
 
 
 def _work(queue: WorkerQueue, box: list[Threads]) -> None:
-    """Run a worker thread. Only the main thread receives signals, so calls are allowed anywhere."""
+    """Run a worker thread. No signal handler interrupts this code: Python runs handlers on the main thread only."""
     engine: Threads = box.pop()
     me = Worker()
     queue.workers.append(me)

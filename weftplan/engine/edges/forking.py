@@ -54,7 +54,7 @@ class _Fork(threading.local):
 
 _fork = _Fork()
 _interrupt = iter(_thread.interrupt_main, 1)
-"""Interrupts the main thread without a signal check afterwards."""
+"""Iterator whose next step interrupts the main thread, without a signal check afterwards."""
 
 
 class Fork:
@@ -64,9 +64,9 @@ class Fork:
 
     def __init__(self) -> None:
         self.number = next(_numbers)
-        """Lock order: threads that fork at the same time seize engines in this order, which avoids a deadlock."""
+        """Position in the lock order: threads that fork at the same time seize engines in it, to avoid a deadlock."""
         self.gate: threading.Event | None = None
-        """Blocks pushes of other threads while this process forks."""
+        """Event that blocks pushes of other threads while this process forks."""
         self.threads: set[int] = set()
         """Threads that are forking."""
         self.seizer: int | None = None

@@ -61,7 +61,7 @@ _scene = _Scene()
 
 
 def help_var(engine: Helped, var: Var) -> None:
-    """Run the operations that ``var`` waits for, unless a worker is already on them."""
+    """Run the operations that ``var`` waits for, unless a worker already runs them."""
     last = engine._region.seq
     while True:
         op = var.write

@@ -1,6 +1,6 @@
 """Operators of object detectors: boxes, suppression, anchors, regions.
 
-Importing this package registers the operators. Each module has one family.
+Importing this package registers the operators. Each module has one family of operators.
 """
 
 import weftplan.ops.detection.boxes

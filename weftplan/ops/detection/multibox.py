@@ -188,9 +188,10 @@ def _found(
     best: RawArray,
     found: RawArray,
 ) -> int:
-    """Write (class, score, corners) of the boxes that are not background to ``found``; return their number.
+    """Write (class, score, corners) of each detected box to ``found``; return the number of these boxes.
 
-    The score is the largest probability of a class other than the background; it must reach ``threshold``.
+    The score of a box is its largest probability of a class other than the background. A box is detected if its score
+    reaches ``threshold``.
     """
     if len(probability) < 2:
         return 0

@@ -2,9 +2,9 @@
 
 Each labelled box is matched to one anchor, greedily, the pair with the largest overlap first. Each remaining anchor is
 matched to the box that it overlaps most, if the overlap exceeds ``overlap_threshold``. The other anchors are
-background. With a positive ``negative_mining_ratio``, only that number for each matched anchor are background, those
-with the lowest predicted probability of it; the rest get ``ignore_label``. The labels of an image end at the first row
-whose class is -1.
+background. A positive ``negative_mining_ratio`` limits the background to that number of anchors per matched anchor. It
+selects the anchors with the lowest predicted probability of background; the remaining anchors get ``ignore_label``. The
+labels of an image end at the first row whose class is -1.
 """
 
 from __future__ import annotations
@@ -127,9 +127,10 @@ def _kernel(
 def _assign(
     xp: ArrayModule, params: Params, grid: RawArray, struck: RawArray, best: RawArray, box: RawArray, state: RawArray
 ) -> None:
-    """Match anchors to boxes: set ``state`` to 1 for an anchor with a box, else -1.
+    """Match anchors to boxes: set ``state`` to 1 for a matched anchor, else to -1.
 
-    ``box`` is the index of each anchor's box, ``best`` their overlap; ``grid`` (boxes, anchors) has all overlaps.
+    ``grid`` (boxes, anchors) has all overlaps; ``struck`` is scratch. For each anchor, ``box`` receives the index of
+    its box and ``best`` their overlap; for an unmatched anchor, those of the box that it overlaps most.
     """
     number = len(grid)
     state.fill(-1)
@@ -150,7 +151,11 @@ def _assign(
 
 
 def _mine(xp: ArrayModule, params: Params, predicted: RawArray, best: RawArray, state: RawArray) -> None:
-    """Set ``state`` to 0 for the unmatched anchors with the lowest predicted probability of background."""
+    """Set ``state`` to 0 for the unmatched anchors with the lowest predicted probability of background.
+
+    Their number is ``negative_mining_ratio`` times that of the matched anchors. An anchor qualifies if its largest
+    overlap is below ``negative_mining_thresh``.
+    """
     positive = int((state == 1).sum())
     wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
     if not wanted:

@@ -140,7 +140,11 @@ def _propose(
     boxes: RawArray,
     values: RawArray,
 ) -> None:
-    """Write one image's boxes and scores, ordered by row, column and anchor; ignored boxes get a score of -1."""
+    """Write one image's boxes and scores, ordered by row, column and anchor.
+
+    A box gets a score of -1 if its pixel is beyond the image's height or width, which ``info`` has, or if one of its
+    sides is below ``rpn_min_size`` in the image's scale.
+    """
     anchors = anchors_of(params)
     count, (height, width) = len(anchors), scores.shape[1:]
     stride = params["feature_stride"]

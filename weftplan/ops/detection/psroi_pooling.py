@@ -29,7 +29,7 @@ _PARAMS = (SCALE, CHANNELS, CELLS, Param("group_size", p_int, 0, "Groups of cell
 
 
 def groups_of(name: str, params: Params) -> int:
-    """Return the number of groups of cells each way.
+    """Return the number of groups of cells along each axis.
 
     Raises:
         ParameterError: ``output_dim`` or ``pooled_size`` is not positive, or ``group_size`` is negative.

@@ -143,7 +143,10 @@ def _nms(
 
 
 def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
-    """Return the row numbers of the boxes that take part, the best score first."""
+    """Return the row numbers of the boxes that are compared with each other, the best score first.
+
+    Their score is above ``valid_thresh``, and they are not background; ``topk`` limits their number.
+    """
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:

@@ -66,7 +66,7 @@ class _Division(UfuncKernel):
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the call with all arguments bound."""
+        """Return the ufunc with all arguments bound; for integers, a call of the whole kernel."""
         if outputs[0].dtype.kind in "iu":
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return super().prepare(ctx, params, inputs, outputs)

@@ -136,9 +136,9 @@ class _BackwardKernel:
             _both_sides(self.sides, ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call of the formulas on views of all blocks that are made now.
+        """Return a call that applies the formulas to each block, with the blocks' views already built.
 
-        For unequal shapes or very many blocks, return a call of the whole kernel.
+        For unequal shapes or very many blocks, return a call of the unprepared kernel.
         """
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:

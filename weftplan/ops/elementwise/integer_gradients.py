@@ -41,7 +41,7 @@ def apply_slope(
     room: Sequence[RawArray],
     integers: Integers = "slope",
 ) -> None:
-    """Compute ``formula(g, *operands, out, *scratch)``; for integer arrays, as ``integers`` says.
+    """Compute ``formula(g, *operands, out, *scratch)``; ``integers`` selects the rule for integer arrays.
 
     ``room`` is the scratch of :func:`slope_scratch`. ``out`` may share memory with ``g`` or an operand if the formula
     allows it.

@@ -273,7 +273,7 @@ def digamma_of(xp: ArrayModule, x: RawArray) -> RawArray:
 _CENTRE = 0.9
 _FIRST = math.sqrt(-math.log(1.0 - _CENTRE))
 _LAST = math.sqrt(53.0 * math.log(2.0))
-"""Approximately w of the largest float64 below 1."""
+"""The w of the largest float64 below 1, ``1 - 2**-53``, up to rounding."""
 
 
 def _near(square: float) -> float:

@@ -39,8 +39,9 @@ def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) 
 class Geometry:
     """Sizes of one convolution and of its tiles.
 
-    ``image`` has the spatial extents of the padded side: the data of a convolution, or the output of a deconvolution.
-    ``grid`` has those of the window side: the number of windows along each axis.
+    ``image`` has the spatial extents, without padding, of the data of a convolution or the output of a deconvolution.
+    ``grid`` has the number of windows along each axis, which are the extents of the other array, the *window side*.
+    ``acc`` is the accumulator's dtype; arrays of a narrower ``dtype`` are widened to it.
     """
 
     batch: int
@@ -107,7 +108,7 @@ class Geometry:
         return self._nbytes(self.filters * self.taps // self.groups)
 
     def part_nbytes(self, *, weight: bool) -> int:
-        """Return the scratch bytes of a part of these sizes; ``weight``: it computes the gradient of the weight."""
+        """Return the scratch bytes of a part; ``weight``: whether the pass computes the gradient of the weight."""
         sums = self._weight_nbytes() * (1 + (self.acc != self.dtype)) if weight else 0
         return self._buffer_nbytes() + sums
 

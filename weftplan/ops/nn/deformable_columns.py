@@ -146,7 +146,7 @@ class Columns:
             yield group, slice(group * each, (group + 1) * each), points
 
     def _clamp(self, points: RawArray) -> None:
-        """Move points between the last pixel and ``extent`` onto the pixel; set points outside of [0, extent) to -2."""
+        """Move points between the last pixel and ``extent`` onto the last pixel; set points off the image to -2."""
         xp, shape = self.xp, points.shape[1:]
         inside, clamped = cut(self._inside, *shape), cut(self._other, *shape)
         inside.fill(True)

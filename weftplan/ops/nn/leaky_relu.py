@@ -1,8 +1,8 @@
 """LeakyReLU: leaky, prelu, elu, selu, gelu or rrelu of each element.
 
-Besides the incoming gradient, the backward pass reads the output for selu, the data for gelu, data and gamma for prelu,
-and the drawn slopes (``mask``) for rrelu. For leaky and elu it reads the output, whose sign is that of the data, unless
-``slope`` is negative; then it reads the data.
+The backward pass reads the incoming gradient. It also reads the output for selu, the data for gelu, data and gamma for
+prelu, and the drawn slopes (``mask``) for rrelu. For leaky and elu it reads the output, whose sign is that of the data,
+unless ``slope`` is negative; then it reads the data.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def _global_max_backward(ctx: Workspace, ograd: RawArray, data: RawArray, dgrad:
 
 
 def _keeps(params: Params) -> bool:
-    """Return whether the backward pass reads data and output, besides the incoming gradient."""
+    """Return whether the backward pass reads data and output, in addition to the incoming gradient."""
     return bool(params["pool_type"] == "max") or (params["pool_type"] == "lp" and params["p_value"] != 1)
 
 

@@ -20,7 +20,10 @@ from weftplan.support.array_types import ArrayModule, DType, DTypeLike, RawArray
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The windows of one image: for each tap, the windows whose element at the tap is no padding, and the elements."""
+    """The windows of one image, and the elements of the image that the windows have at each tap.
+
+    A window is left out at a tap at which it has padding.
+    """
 
     image: Shape
     grid: Shape
@@ -31,7 +34,7 @@ class Grid:
     disjoint: bool
     """Whether no element belongs to two windows."""
     counts: tuple[tuple[int, ...], ...]
-    """For each axis and window along it, the number of elements that an average counts."""
+    """For each axis, the number of elements along it that the average of each window counts."""
 
 
 @functools.lru_cache(maxsize=1024)

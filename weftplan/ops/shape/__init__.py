@@ -1,1 +1,1 @@
-"""Operators that rename, slice, concatenate, reorder or broadcast the axes of tensors."""
+"""Operators on shapes: reshape, cast, slice, concatenate, split, broadcast, repeat, diagonals, index conversion."""

@@ -288,7 +288,7 @@ class CastKernel:
             _convert(ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call that converts each block by views made now, or the unprepared call if there are many blocks."""
+        """Return a call that converts each block on prebuilt views, or the unprepared call if there are many blocks."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 

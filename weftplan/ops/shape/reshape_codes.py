@@ -1,6 +1,6 @@
 """The special codes of ``Reshape``: 0, -1, -2, -3 and -4.
 
-The arithmetic on shapes, from the left or from the right, that shape inference and conversion use.
+Shape inference and conversion use this arithmetic, which reads the codes from the left or from the right.
 """
 
 from __future__ import annotations

@@ -349,9 +349,9 @@ EXHAUSTIVE = 12
 SMALL = 24
 """Maximum number of repeatable nodes for which :func:`polish` runs: bundles are too coarse for so small a graph."""
 LEVELS = 8
-"""Maximum number of thresholds of seconds per byte among the seeds."""
+"""Maximum number of thresholds of seconds per byte; each gives one set of cheap nodes among the seeds."""
 SEEDS = 12
-"""Number of room sizes to try with each set of light nodes."""
+"""Number of segment sizes (rooms) to combine with each set of cheap nodes, and with the empty set."""
 
 
 def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:

@@ -92,7 +92,7 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
 
 
 def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
-    """Return the nodes that the rule of MXNet 1.x repeats; without ``everywhere`` only nodes whose attribute asks."""
+    """Return the nodes that the rule of MXNet 1.x repeats; unless ``everywhere``, only nodes that request it."""
     works = tape.program.graph.works
     return frozenset(
         nid for nid in tape.repeatable if "mxnet" in works[nid].rules and (everywhere or works[nid].asked_twice)

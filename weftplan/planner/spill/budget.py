@@ -101,10 +101,11 @@ def _undominated(choices: Sequence[Choice]) -> list[Choice]:
 def _first_that_fits(
     start: Draft, options: PlanOptions, choices: Sequence[Choice], *, give_up: bool = False
 ) -> tuple[tuple[Draft, Choice] | None, int]:
-    """Return the fastest choice whose plan fits with its draft, and the smallest peak planned on the way.
+    """Return (draft, choice) for the fastest choice whose plan fits, or None, and the smallest peak that was planned.
 
-    If none fits, the smallest choice is planned as well, so that an error names a budget that works; ``give_up`` omits
-    this. Quick packing decides whether a choice fits; the final packing can only be smaller.
+    If no choice has a peak within the budget, the last one, with the lowest peak, is planned nevertheless, so that an
+    error can name a budget that works; ``give_up`` omits this. Quick packing decides whether a choice fits; the final
+    packing can only be smaller.
     """
     assert options.budget is not None
     quick = options.replace(effort="fast") if options.effort == "auto" else options

@@ -296,7 +296,7 @@ class Search:
         return False
 
     def _housed(self, k: int, one: Idle) -> Idle | None:
-        """Return the result with the first place that has room for it; None if there is none."""
+        """Return the result ``one`` with the first place that has room for it; None if no place has room."""
         for place in self._targets[k]:
             room = self._room[place.target]
             if room is None or self._bytes_in(place, one) <= room:
@@ -304,7 +304,7 @@ class Search:
         return None
 
     def _settle(self, one: Idle) -> None:
-        """Subtract ``one`` from the free bytes of its target."""
+        """Subtract the bytes of the offloaded result ``one`` from the free bytes of its target."""
         assert one.place is not None
         room = self._room[one.place.target]
         if room is not None:
@@ -316,7 +316,10 @@ class Search:
         return -(-one.nbytes // unit) * unit
 
     def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
-        """Return the result with waits, offloaded while more than ``room`` bytes live around ``moment``."""
+        """Return ``one`` with deadlines that keep it offloaded during the crowded steps around ``moment``.
+
+        A step is crowded if more than ``room`` bytes are alive. The computation waits for the copies if necessary.
+        """
         if moment < self._num_forward:
             low = max(one.used, one.made) + 1
             calm = np.flatnonzero(row[low:moment] <= room)

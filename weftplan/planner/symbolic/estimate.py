@@ -191,7 +191,7 @@ class Question:
     def within(
         self, context: Context, budget: int | None, *, besides: Callable[[PlannedGraph], int] = lambda planned: 0
     ) -> PlannedGraph:
-        """Return the plan of one executor; plan and the bytes that ``besides`` returns fit in ``budget`` bytes."""
+        """Return the plan of one executor; its bytes plus those that ``besides`` returns are at most ``budget``."""
         sized = self.sized(context)
         planned = (
             sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)

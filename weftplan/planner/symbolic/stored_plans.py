@@ -233,12 +233,12 @@ def _dtype(name: str) -> DType:
 
 
 def _context(device_type: str, device_id: int) -> Context:
-    """Return a device."""
+    """Return a device from its stored type and number."""
     return Context(device_type, device_id)
 
 
 def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]], heads: list[int]) -> IndexedGraph:
-    """Return a graph; the operators declare its memory effects again."""
+    """Return a graph from its stored parts; the memory effects are not stored, so the operators declare them."""
     works, counts = works_of(nodes)
     return IndexedGraph(nodes=nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 

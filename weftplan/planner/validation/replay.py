@@ -219,7 +219,7 @@ class _Replay(Claims):
         self.slabs[slab].write(start, end, (self.value[eid], storage))
 
     def _sum_of(self, term: int, step: int) -> tuple[int, int]:
-        """Return (input, output) partial sums of the skipped node whose addition the maker of ``term`` does."""
+        """Return (input, output) partial sums of the skipped sum node whose addition the maker of ``term`` performs."""
         nid = self.sums.get(term)
         if nid is None or self.storage_of[self.graph.inputs[nid][0]] != self.storage_of[term]:
             raise PlanError(
@@ -229,7 +229,7 @@ class _Replay(Claims):
         return self.graph.inputs[nid][0], self.graph.row[nid]
 
     def _skip(self, step: int, nid: int) -> None:
-        """Check that a skipped node is a sum whose term was added by its maker."""
+        """Check that a skipped node is a sum whose second input was added in place by the node that computes it."""
         graph = self.graph
         if not graph.works[nid].is_sum:
             raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but only _grad_add may be")

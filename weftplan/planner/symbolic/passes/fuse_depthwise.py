@@ -108,7 +108,7 @@ class Block:
 
 
 def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Fuse all blocks on a host that have a kernel."""
+    """Fuse every depthwise block on a host for which there is a fused kernel."""
     blocks = [block for block in _blocks(network.graph) if _has_kernel(network, block, settings.options.kernels)]
     if not blocks:
         return network, ""

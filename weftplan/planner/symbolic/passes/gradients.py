@@ -78,7 +78,7 @@ class _Pass:
         self.when: dict[int, int] = {}
         """Added node -> number of the visit that added it (0: before the first); see :meth:`_chain`."""
         self.visit = 0
-        """Number of the current visit."""
+        """Number of the visit that :attr:`when` records for added nodes; :meth:`_chain` lowers it for partial sums."""
         self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], tuple[Work, int]]] = {}
         """Cache of (operator, parsed parameters, memory effects and number of outputs) for nodes with equal ones."""
 
