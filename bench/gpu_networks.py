@@ -8,7 +8,7 @@ from weftplan.symbol.node import topological_order
 
 
 def deep_mlp():
-    """Return an MLP of twelve layers whose results are large compared with its weights."""
+    """Return an MLP of twelve layers whose activations need more memory than its weights if the batch is large."""
     x = mx.sym.Variable("data")
     for _ in range(12):
         x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64), act_type="tanh")

@@ -16,7 +16,7 @@ def mlp():
 
 
 def lenet():
-    """Return the network of training_networks.lenet."""
+    """Return the PyTorch model of training_networks.lenet."""
     return nn.Sequential(
         *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
@@ -51,7 +51,7 @@ def conv(before, filters, stride, kernel, groups=1):
 
 
 def mobilenet():
-    """Return the network of training_networks.mobilenet."""
+    """Return the PyTorch model of training_networks.mobilenet."""
     layers, before = conv(3, 32, 2, 3), 32
     steps = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]
     for stride, filters in steps:
@@ -61,12 +61,12 @@ def mobilenet():
 
 
 def resnet18_224():
-    """Return the network of training_networks.resnet18_224."""
+    """Return the PyTorch model of training_networks.resnet18_224."""
     return resnet18(large=True)
 
 
 def resnet18(large=False):
-    """Return the network of training_networks.resnet18; with ``large``, of resnet18_224."""
+    """Return the PyTorch model of training_networks.resnet18; with ``large``, of resnet18_224."""
     layers, before = conv(3, 64, 2 if large else 1, 7 if large else 3), 64
     if large:
         layers.append(nn.MaxPool2d(3, 2, 1))
@@ -78,7 +78,7 @@ def resnet18(large=False):
 
 
 class Lstm(nn.Module):
-    """The network of training_networks.lstm."""
+    """The PyTorch model of training_networks.lstm."""
 
     def __init__(self, words, hidden=200):
         super().__init__()
@@ -92,7 +92,7 @@ class Lstm(nn.Module):
 
 
 def lstm():
-    """Return the network of training_networks.lstm."""
+    """Return the PyTorch model of training_networks.lstm."""
     return Lstm(training_networks.WORDS)
 
 

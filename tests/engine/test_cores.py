@@ -323,7 +323,7 @@ class TestLookers:
         assert set(core_sharing._pool.free) == set(free)
 
     def test_woken_helper_spins_again(self, monkeypatch):
-        """A woken helper spins."""
+        """The second of two quick calls of ``call_looker()`` starts a helper, which then spins."""
         monkeypatch.setattr(core_sharing._pool, "free", [])
         monkeypatch.setattr(core_sharing._pool, "started", 0)
         looked = threading.Event()

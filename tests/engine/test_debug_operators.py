@@ -24,7 +24,7 @@ CARELESS = Op(name="careless_double", forward=careless, infer_shape=same_shape, 
 
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "Simulator"])
 def kind(request):
-    """The names of engines on which a push does not raise."""
+    """The name of each engine type on which a push does not raise."""
     return request.param
 
 

@@ -53,7 +53,7 @@ def test_pending_concurrent_write_cancels_inline_work(eng):
 
 
 def test_inline_error_leaves_no_failure(eng):
-    """If the work raises, run_inline returns a false value and stores no failure; the var remains usable."""
+    """If the work raises, run_inline returns a false value and stores no failure, and a later wait raises nothing."""
     var = eng.new_variable()
 
     def work():

@@ -87,13 +87,20 @@ def test_every_request_is_served(threads, each):
     ("threads", "each", "most"), [(2, 2, 1), (2, 2, 2), pytest.param(3, 1, 1, marks=pytest.mark.stress)]
 )
 def test_every_request_is_served_with_a_limit(threads, each, most):
-    """All requests are served if a thread leaves after ``most`` requests, because the last one checks again."""
+    """All requests are served although a thread gives the token back after ``most`` requests.
+
+    The thread then continues, unless another thread has taken the token meanwhile.
+    """
     assert requests_model(threads, each, most=most).states > 100
 
 
 @pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
 def test_each_order_of_request_and_token_is_needed(change):
-    """With the check of the token and the append exchanged, a request is never served (race 1 of the README)."""
+    """If a thread checks before a step instead of after it, a request is never served (race 1 of the README).
+
+    The steps are the append of a request, before the check of the token, and the return of the token, before the check
+    of the requests.
+    """
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 1, change)
 

@@ -82,7 +82,10 @@ def odd(what):
 )
 @pytest.mark.parametrize("size", [0, 5])
 def test_workers_survive_broken_names(kind, what, size):
-    """With any broken method, the failure is raised and the next operation runs, in bulks and alone."""
+    """If a method of the name, function or error raises, the failure is raised and the next operation runs.
+
+    This is true in a bulk and without one.
+    """
     fn, name = odd(what)
     eng = engine.create(kind, **({} if kind == "Simulator" else {"cpu_workers": 1}))
     var = eng.new_variable()

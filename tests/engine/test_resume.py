@@ -162,7 +162,7 @@ def test_interrupt_around_dispatch(monkeypatch, before):
 
 @pytest.mark.parametrize("said", [False, True])
 def test_interrupt_around_a_short_operation(monkeypatch, said):
-    """A short operation whose start is interrupted ends once: it fails if it has not run, else it succeeds."""
+    """A short operation whose start is interrupted completes once: it fails if it has not run, else it succeeds."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, start, ran = eng.new_variable(), eng._start_async, []
 

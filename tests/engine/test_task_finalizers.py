@@ -32,7 +32,7 @@ def foreign(memory: bytearray, start: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("dies", ["outer", "nested", "both"])
 @pytest.mark.parametrize("make", [lambda: foreign(bytearray(64)), lambda: np.zeros(8)], ids=["foreign", "own"])
 def test_lookups_nest(naive: Engine, make: Callable[[], np.ndarray], dies: str) -> None:
-    """New and dead arrays of a nested look-up leave the vars of all others, and no entry of a dead array."""
+    """With a look-up nested at any step of another, live arrays keep their vars, and dead arrays leave no entry."""
     shared = bytearray(64)
     kept = [foreign(shared), make(), make()]
     variables = [engine.var_of(array) for array in kept]
@@ -58,7 +58,11 @@ def test_lookups_nest(naive: Engine, make: Callable[[], np.ndarray], dies: str) 
 
 
 def test_first_lookups_of_one_buffer_nest(naive: Engine) -> None:
-    """Two first look-ups of one buffer, nested, get one var; so do those that remove the entry of its last array."""
+    """A look-up of a buffer, nested at any step of another look-up of this buffer, gets the same var.
+
+    In half of the cases both are the first look-ups of the buffer. In the other half, the array that was looked up
+    first dies in the nested look-up.
+    """
     step, more = 0, True
     while more:
         step += 1

@@ -155,7 +155,10 @@ class Queue:
             yield from self.complete(more)
 
     def stay(self, back: bool) -> Steps:
-        """Check the queue a last time before sleep; return whether the worker must stay awake."""
+        """Return whether the worker must stay awake: an operation is queued, and no waiting thread has its place.
+
+        ``back`` is whether a waiting thread had its place at the previous check.
+        """
         if not (yield "get", "items"):
             return False
         return not (back and not (yield "get", "seat"))
@@ -255,7 +258,7 @@ def test_all_operations_run_within_the_limit(setting):
 
 @pytest.mark.parametrize("setting", [Setting(2, ((0, 0),), asleep=2), Setting(2, ((0, 0),), asleep=0)], ids=str)
 def test_free_worker_takes_operations_after_a_long_one(setting):
-    """While one operation is long, a woken worker wakes the next for the rest (race 3 of the README)."""
+    """While one operation takes long, no other operation waits if a worker is free (race 3 of the README)."""
     assert check(setting, stalls=True).ends >= 1
 
 
@@ -281,7 +284,7 @@ def test_free_worker_takes_operations_after_a_long_one(setting):
     ids=str,
 )
 def test_each_order_of_steps_is_needed(setting, what):
-    """If two steps are exchanged, the model finds a lost operation or too many running operations."""
+    """If two steps are exchanged or a check is left out, an operation is lost or too many run at a time."""
     with pytest.raises(Violation, match=what):
         check(setting)
 

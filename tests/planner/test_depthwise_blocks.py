@@ -58,7 +58,7 @@ def operators(net: Any, grad_req: Any = "write", **options: Any) -> list[str]:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("relu", [True, False])
 def test_training_joins_the_block_in_both_directions(stride: int, relu: bool) -> None:
-    """Training fuses the block to one forward and one backward node; the plan notes this, and its peak is smaller."""
+    """Training fuses the block into one forward and one backward node; the plan notes this; its peak is smaller."""
     net = network(stride, relu)
     actual = operators(net)
     assert actual.count(BLOCK.name) == actual.count(BLOCK_GRADIENT.name) == 1

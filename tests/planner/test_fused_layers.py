@@ -33,7 +33,7 @@ def activation(data: Any, name: str) -> Any:
 
 
 def test_inference_joins_every_layer_with_its_relu():
-    """In inference five nodes are fused to two, which have the names of the relus."""
+    """In inference five nodes are fused into two, which have the names of the relus."""
     for relu in (activation, lambda data, name: mx.sym.relu(data, name=name)):
         net = layers(relu)
         assert operators(net) == ["Convolution+BatchNorm+relu", "Convolution+relu"]
@@ -108,7 +108,7 @@ LAYERS = {
 @pytest.mark.parametrize("norm", [{"fix_gamma": False}, {"fix_gamma": True, "use_global_stats": True}])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, Any], kernels: str):
-    """A convolution fused with batch norm has the bits of both nodes, with every kernel, also in training."""
+    """A convolution fused with batch norm has the bits of the unfused nodes, with every kernel, also in training."""
     how, channels = LAYERS[layer]
     for relu in (False, True):
         net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("x"), name="c", **how), name="b", eps=1e-4, **norm)

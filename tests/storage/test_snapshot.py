@@ -69,7 +69,7 @@ def check_viewer(found):
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
-    """A snapshot's blocks cover the segments with names and sizes, and its events repeat the calls.
+    """A snapshot's blocks cover the segments with names and sizes, and its events are the calls made on the pool.
 
     The saved file is a pickle of the snapshot's dictionary.
     """

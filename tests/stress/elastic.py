@@ -39,7 +39,7 @@ def weights_without_loss(ranks: int, on_store: int) -> str:
 
 
 def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
-    """Return ``count`` ends as {"rank epoch batch": kind}; about a third are at the batch of the previous end."""
+    """Return ``count`` planned exits as {"rank epoch batch": kind}; about a third are at the previous exit's batch."""
     ends: dict[str, str] = {}
     epoch, batch = 0, 0
     while len(ends) < count:
@@ -50,9 +50,9 @@ def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]
 
 
 def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter[str]]:
-    """Run jobs with ``each`` ends per job until ``count`` ranks have ended.
+    """Run jobs, each with up to ``each`` planned exits of ranks, until ``count`` exits have been planned.
 
-    Return the numbers of wrong jobs, hung jobs and jobs, and the ends by kind.
+    Return the numbers of wrong jobs, hung jobs and all jobs, and the number of planned exits of each kind.
     """
     chance = random.Random(seed)
     wrong = hung = jobs = 0

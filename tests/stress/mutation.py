@@ -55,7 +55,7 @@ AREAS = {
     ),
     "spill": ("planner/spill", "timetable search rewrite budget place", "tests/planner/spill"),
 }
-"""For each area: its folder, the mutated modules, and the tests, of which one must fail per mutant."""
+"""For each area: its folder, the mutated modules, and the tests. At least one test must fail for each mutant."""
 
 MEMORY = 16 << 30
 """Limit of a child's address space in bytes: a mutant may allocate for ever."""

@@ -48,7 +48,7 @@ def mxnet_results(case, inputs, generate, mx):
 
 
 def compute(first, last, room):
-    """Compute the seeds in MXNet's Python; write results as ``SEED.npz`` and MXNet's refusals as ``SEED.txt``."""
+    """Run the case of each seed in MXNet's Python; write results to ``SEED.npz`` and refusals to ``SEED.txt``."""
     import generate
     import inputs
     import mxnet as mx

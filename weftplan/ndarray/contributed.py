@@ -97,12 +97,13 @@ def multi_mp_adamw_update(
 def rand_zipfian(
     true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Classes drawn with replacement, class ``k`` of ``range_max`` with probability log((k + 2) / (k + 1)) /
-    log(range_max + 1).
+    """Draw ``num_sampled`` of ``range_max`` classes with replacement.
+
+    Class ``k`` has the probability log((k + 2) / (k + 1)) / log(range_max + 1).
 
     Returns:
-        (``num_sampled`` classes in int64; how often each of ``true_classes`` is expected among them, and how often each
-        of those drawn is, both in float64).
+        (drawn classes in int64, expected count of each of ``true_classes`` among them, expected count of each drawn
+        class), the counts in float64.
     """
     ctx = ctx or current_context()
     log_range = math.log(range_max + 1)

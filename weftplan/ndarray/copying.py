@@ -116,7 +116,7 @@ def _cast(target: RawArray, source: RawArray) -> None:
 
 
 def _transfer(place: Device, target: RawArray, source: RawArray) -> None:
-    """Copy between contexts; a cast happens on the source's context, through a temporary."""
+    """Copy between contexts. Casts between NumPy arrays are direct; others use a temporary on the source's context."""
     if source.dtype == target.dtype:
         place.copy(target, source)
     elif isinstance(source, np.ndarray) and isinstance(target, np.ndarray):

@@ -312,10 +312,12 @@ def _check_arrays(name: str, arrays: Sequence[object]) -> None:
 
 
 def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
-    """Set all elements of ``num_arrays`` arrays to zero; an empty list, as from MXNet's operator, which has no outputs.
+    """Set all elements of ``num_arrays`` arrays to zero.
+
+    Return an empty list, because MXNet's operator has no outputs.
 
     Raises:
-        ParameterError: another number of arrays. Nothing is changed then.
+        ParameterError: the number of arrays is not ``num_arrays``. Nothing is changed then.
     """
     _check_arrays("reset_arrays", data)
     if len(data) != num_arrays:
@@ -339,8 +341,8 @@ def split_v2(
         squeeze_axis: drop the axis, if each section has length 1.
 
     Raises:
-        ParameterError: neither a number nor places.
-        ShapeError: sections that are not equal, places that do not grow within the axis.
+        ParameterError: ``indices_or_sections`` is neither a number nor a list or tuple of indices.
+        ShapeError: the sections are not equal, or the indices do not increase within the axis.
     """
     params: dict[str, Any] = {"axis": axis, "squeeze_axis": squeeze_axis}
     if isinstance(indices_or_sections, int | np.integer):

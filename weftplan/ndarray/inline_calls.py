@@ -36,9 +36,9 @@ from weftplan.support.array_types import DType, RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 MOST_BYTES = 32 * 1024
-"""Bytes of operands and result together, up to which an operation is small."""
+"""Maximum bytes of the operands and the result of a small operation, together."""
 MOST_COPIED = 1 << 20
-"""Bytes of source and target together, up to which a whole copy runs inline. Pushing and waking a worker takes the
+"""Maximum bytes of source and target together for a whole copy to run inline. Pushing and waking a worker takes the
 caller as long as copying 512 KiB, and the worker would then wait until the caller releases the interpreter lock. A
 training step of an MLP with a batch of 400 KB takes 0.977 of the time that it takes with :data:`MOST_BYTES` as the
 bound, on two cores."""
@@ -51,9 +51,9 @@ class SmallWork:
 
     Args:
         kernel: a function of the raw operands, the raw result, and the workspace unless that is 0; calls no user code.
-        name: of the operation, in reports.
-        shape, dtype, nbytes: of the result, which has elements.
-        workspace: bytes.
+        name: name of the operation in reports.
+        shape, dtype, nbytes: shape, dtype and bytes of the result, which is not empty.
+        workspace: bytes of the workspace; 0 for none.
     """
 
     __slots__ = ("dtype", "free_list", "kernel", "name", "nbytes", "scratch", "shape", "workspace")

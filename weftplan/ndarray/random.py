@@ -69,7 +69,7 @@ def uniform(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Uniform on [low, high): float32 of shape ``(1,)`` unless told otherwise.
+    """Draw from the uniform distribution on [low, high); by default one float32 number, of shape ``(1,)``.
 
     ``low`` and ``high`` may be arrays of one shape; each element then gives a block of ``shape``. So may the parameters
     of the other distributions of floats.
@@ -102,7 +102,7 @@ def normal(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Normal with mean ``loc`` and standard deviation ``scale``; arguments as for :func:`uniform`.
+    """Draw from the normal distribution with mean ``loc`` and standard deviation ``scale``, as :func:`uniform` does.
 
     Args:
         loc: mean.
@@ -131,7 +131,7 @@ def randn(
     out: NDArray | None = None,
     name: str | None = None,
 ) -> NDArray:
-    """:func:`normal` with the shape as arguments.
+    """Draw as :func:`normal` does, with the dimensions as positional arguments.
 
     Args:
         *shape: dimensions of the result.
@@ -156,7 +156,7 @@ def randint(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Integers from [low, high), int32 unless told otherwise.
+    """Draw integers uniformly from [low, high), int32 by default.
 
     Args:
         low: lower bound, which belongs to the range.
@@ -196,7 +196,7 @@ def exponential(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Exponential with mean ``scale`` > 0.
+    """Draw from the exponential distribution with mean ``scale`` > 0.
 
     Args:
         scale: mean.
@@ -221,7 +221,7 @@ def gamma(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0.
+    """Draw from the gamma distribution with shape ``alpha`` > 0 and scale ``beta`` > 0.
 
     Args:
         alpha: shape of the distribution.
@@ -246,7 +246,7 @@ def poisson(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Poisson with mean ``lam`` >= 0, as floats.
+    """Draw from the Poisson distribution with mean ``lam`` >= 0, as floats.
 
     Args:
         lam: mean.
@@ -271,7 +271,7 @@ def negative_binomial(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats.
+    """Draw numbers of failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats.
 
     Args:
         k: number of successes.
@@ -297,11 +297,11 @@ def generalized_negative_binomial(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats.
+    """Draw from the negative binomial distribution with mean ``mu`` >= 0 and variance mu + alpha mu², as floats.
 
     Args:
         mu: mean.
-        alpha: dispersion.
+        alpha: dispersion, at least 0.
         shape: dimensions of the result, or of the block for each element of an array of parameters.
         dtype: float16, float32 or float64; None: that of ``out``, else float32.
         ctx: the device of the result; None: the current context.

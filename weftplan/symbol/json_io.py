@@ -294,7 +294,8 @@ def stored_params(node: Node, texts: Mapping[str, str], where: str) -> NodeParam
 
     Raises:
         ParameterError: the parameters do not parse.
-        FormatError: a parameter counts more inputs than the file gives the node; found before their names are made.
+        FormatError: a parameter states more inputs than the node has in the file. This check comes before the input
+            names are made, because their number would have no bound.
     """
     assert node.op is not None
     params = parse_interned(node.op, texts, node=node.name)

@@ -251,7 +251,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
             indices_or_sections: number of equal sections, or the indices at which sections begin.
             axis: axis to split.
             squeeze_axis: drop the axis, if each section has length 1.
-            name: of the node; None: a new one.
+            name: name of the node; None: an automatic name.
         """
         split = slots.SYMBOL_SPLIT.get()
         result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)

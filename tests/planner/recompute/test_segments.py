@@ -89,7 +89,7 @@ def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
 
 
 def test_the_square_root_rule_lowers_the_peak_by_more_than_trying_nothing(chain: Any) -> None:
-    """The rule lowers the peak of 450 results to less than a tenth, and never raises that of two results."""
+    """The square-root rule lowers the peak of 450 results to less than a tenth, and does not raise that of two."""
     tape = chain(450)
     assert square_root(tape).peak < tape.price(()).peak / 10
     short = chain(2)

@@ -39,10 +39,10 @@ def timetable(results, times):
 
 
 def test_hidden_copy():
-    """A copy of 2 s out and one of 2 s back are hidden behind steps of 1 s, five forward and five backward.
+    """A copy of 2 s out and a copy of 2 s back overlap with steps of 1 s, five forward and five backward.
 
-    step     0     1     2  |  3     4     5     6     7     8
-             made  used--copy out   away...........back--copy  wanted
+    step     0     1     2     3     4  |  5     6     7     8
+             made  copy out--  offloaded.......  copy back-- wanted
     """
     assert timetable([make_idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10)) == ([3], [6], 0.0)
 

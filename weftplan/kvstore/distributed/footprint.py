@@ -42,7 +42,7 @@ class Place:
     shares_memory: bool
 
     def part(self, size: int) -> int:
-        """Return the number of elements, out of ``size``, that this process sums for all."""
+        """Return how many of ``size`` elements this process sums on behalf of all processes."""
         first, end = even_range(size, self.workers, self.position)
         return end - first
 

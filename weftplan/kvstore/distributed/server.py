@@ -135,9 +135,9 @@ class Pending:
 
     request: Header
     room: Array | None = None
-    """Buffer for the data; None before their message has arrived."""
+    """Buffer for the data; None until the message with the data arrives."""
     receive: Request | None = None
-    """MPI's receive request for the data; None before their message has arrived."""
+    """MPI's receive request for the data; None until the message with the data arrives."""
 
 
 class Server:

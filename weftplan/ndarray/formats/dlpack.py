@@ -80,7 +80,7 @@ def from_dlpack(dlpack: object) -> NDArray:
     while operations that were pushed here have not finished.
 
     Raises:
-        DTypeError: ``dlpack`` is neither, a capsule that was used already, or of a dtype that is not supported.
+        DTypeError: ``dlpack`` is another object, a capsule that was used already, or has an unsupported dtype.
     """
     if isinstance(dlpack, np.ndarray):  # NumPy 2.0 would mark its own memory read-only on the way
         return adopt(dlpack, Context("cpu", 0))

@@ -71,7 +71,8 @@ class Chunk:
     _resource: Resource | None
     """The resource for a delayed allocation: the resource in force when the chunk was made."""
     _free_list: FreeList | None
-    """The free list for its var and memory; None if other objects own the memory, whose total size is unknown."""
+    """The free list that takes var and memory when the chunk dies. None if another object owns the memory; the chunk
+    then may keep more memory alive than ``nbytes``."""
     _view: Any
     """If its free list has room: all its bytes as an array of the free list's shape and dtype."""
     may_leave = False
@@ -358,7 +359,7 @@ def lost(what: object) -> OutOfMemoryError:
 
 
 def _let_go(owner: object) -> None:
-    """Hold ``owner`` until called."""
+    """Do nothing; a ``partial`` of this function keeps ``owner`` alive until it is dropped."""
 
 
 def nothing() -> None:

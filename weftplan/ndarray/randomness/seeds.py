@@ -79,7 +79,7 @@ def set_state(state: dict[str, Any]) -> None:
     """Restore a state of :func:`get_state`, so that every context continues with the same draws.
 
     Raises:
-        ParameterError: it is something else. Nothing is changed then.
+        ParameterError: ``state`` is no result of :func:`get_state`. Nothing is changed then.
     """
     try:
         first = int(state["seed"])
@@ -139,7 +139,7 @@ class Draws:
         """Make the rest of a sequence from its state.
 
         Raises:
-            ParameterError: ``state`` is none.
+            ParameterError: ``state`` is not a list or tuple of three integers.
         """
         if not isinstance(state, (list, tuple)) or len(state) != 3 or any(type(part) is not int for part in state):
             raise ParameterError(f"the state of draws must be three whole numbers, got {state!r:.80}")

@@ -138,7 +138,7 @@ def arange(
         step: difference of neighbours.
         repeat: how often each number is repeated.
         infer_range: take the length from the nodes that read the result.
-        name: of the node; None: a new one.
+        name: name of the node; None: an automatic name.
         dtype: dtype of the result; None: float32.
     """
     return function("_arange")(
@@ -160,7 +160,7 @@ def split_v2(
         indices_or_sections: number of equal sections, or the indices at which sections begin.
         axis: axis to split.
         squeeze_axis: drop the axis, if each section has length 1.
-        name: of the node; None: a new one.
+        name: name of the node; None: an automatic name.
 
     Raises:
         ParameterError: ``indices_or_sections`` is neither a number nor a sequence of indices.
@@ -191,7 +191,7 @@ def linspace(
         stop: last number.
         num: how many numbers.
         endpoint: whether ``stop`` belongs to them.
-        name: of the node; None: a new one.
+        name: name of the node; None: an automatic name.
         dtype: dtype of the result; None: float32.
     """
     return function("_linspace")(

@@ -167,7 +167,7 @@ def uniform(
     dtype: DTypeLike | None = None,
     **kwargs: object,
 ) -> Symbol:
-    """Uniform on [low, high)."""
+    """Return draws from the uniform distribution on [low, high)."""
     return _draw("uniform", {"low": low, "high": high}, shape, dtype, kwargs)
 
 
@@ -178,14 +178,14 @@ def normal(
     dtype: DTypeLike | None = None,
     **kwargs: object,
 ) -> Symbol:
-    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    """Return draws from the normal distribution with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, kwargs)
 
 
 def randn(
     *shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Symbol:
-    """:func:`normal` with the shape as arguments; ``data=symbol``: with the shape of a symbol."""
+    """Return draws as :func:`normal` does; positional arguments give the shape, or it is that of a symbol ``data``."""
     if isinstance(kwargs.get("data"), Symbol):
         options = {key: value for key, value in kwargs.items() if value is not None}
         drawn = function("_random_normal_like")(loc=loc, scale=scale, **options)
@@ -200,14 +200,14 @@ def gamma(
     dtype: DTypeLike | None = None,
     **kwargs: object,
 ) -> Symbol:
-    """Gamma with shape ``alpha`` and scale ``beta``."""
+    """Return draws from the gamma distribution with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, kwargs)
 
 
 def exponential(
     scale: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Symbol:
-    """Exponential with mean ``scale``; the operator takes the rate, as ``lam``."""
+    """Return draws from the exponential distribution with mean ``scale``, or with the rate ``lam`` if it is given."""
     rate = kwargs.pop("lam", None)
     return _draw("exponential", {"lam": 1.0 / scale if rate is None else rate}, shape, dtype, kwargs)
 
@@ -215,14 +215,14 @@ def exponential(
 def poisson(
     lam: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Symbol:
-    """Poisson with mean ``lam``, as floats."""
+    """Return draws from the Poisson distribution with mean ``lam``, as floats."""
     return _draw("poisson", {"lam": lam}, shape, dtype, kwargs)
 
 
 def negative_binomial(
     k: Numbers = 1, p: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Symbol:
-    """Failures before ``k`` successes of probability ``p``, as floats."""
+    """Return random numbers of failures before ``k`` successes of probability ``p``, as floats."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, kwargs)
 
 
@@ -233,7 +233,7 @@ def generalized_negative_binomial(
     dtype: DTypeLike | None = None,
     **kwargs: object,
 ) -> Symbol:
-    """Negative binomial with mean ``mu`` and variance mu + alpha mu², as floats."""
+    """Return draws from the negative binomial distribution with mean ``mu`` and variance mu + alpha mu², as floats."""
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
 
 
@@ -252,12 +252,13 @@ def shuffle(data: Symbol, **kwargs: object) -> Symbol:
 
 
 def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:
-    """Classes drawn with replacement, class ``k`` of ``range_max`` with probability log((k + 2) / (k + 1)) /
-    log(range_max + 1): ``mx.sym.contrib.rand_zipfian``.
+    """Draw ``num_sampled`` of ``range_max`` classes with replacement: ``mx.sym.contrib.rand_zipfian``.
+
+    Class ``k`` has the probability log((k + 2) / (k + 1)) / log(range_max + 1).
 
     Returns:
-        (``num_sampled`` classes in int64; how often each of ``true_classes`` is expected among them, and how often each
-        of those drawn is, both in float64).
+        (drawn classes in int64, expected count of each of ``true_classes`` among them, expected count of each drawn
+        class), the counts in float64.
     """
     log_range = math.log(range_max + 1)
     drawn = uniform(0, log_range, shape=(num_sampled,), dtype="float64")

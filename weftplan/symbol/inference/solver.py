@@ -155,10 +155,10 @@ def infer_shapes(nodes: Sequence[Node], known: Known, *, edges: Edges | None = N
     """Infer the shape of every entry; None is an unknown shape, 0 an unknown dimension.
 
     Args:
-        nodes: in topological order.
+        nodes: all nodes of the graph, in topological order.
         known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
             filled from the variable's ``__shape__``.
-        edges: those of ``nodes``, when the caller has them.
+        edges: the edges between ``nodes``, if the caller has them already.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
@@ -364,8 +364,8 @@ def of_one_dtype(
     This holds if no variable has another known dtype, and if each rule, given the default for all inputs, keeps it for
     them and deviates only for outputs that no node reads.
 
-    ``values`` holds the known dtype of each entry before any rule is called, or None, ``sorts`` of each sort of node
-    one.
+    ``values`` has for each entry the dtype that is known before any rule is called, or None; ``sorts`` has the index
+    of one node of each sort.
     """
     for fact in values:
         if fact is not None and fact is not default and fact != default:

@@ -210,11 +210,11 @@ class SharedMemory:
         return area.data[start + _TEXT : start + _TEXT + length]
 
     def shares(self, rank: int, nbytes: int) -> Array:
-        """Return the memory with another process's shares, at least ``nbytes``; its owner must enlarge it before."""
+        """Return the memory with another process's shares; its owner must have enlarged it to ``nbytes`` before."""
         return self._room(self._areas[rank].shares, rank, nbytes)
 
     def sums(self, rank: int, nbytes: int) -> Array:
-        """Return the memory with another process's sums, at least ``nbytes``; its owner must enlarge it before."""
+        """Return the memory with another process's sums; its owner must have enlarged it to ``nbytes`` before."""
         return self._room(self._areas[rank].sums, rank, nbytes)
 
     def _room(self, area: Area, rank: int, nbytes: int) -> Array:

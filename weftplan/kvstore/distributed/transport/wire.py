@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LEAVE = 3
     """The sender leaves, and takes part in no further exchange."""
     TEXT = 4
-    """The payload is the sender's part of a special swap: an offer of shared memory, or text of its description."""
+    """The payload is an offer of shared memory, an answer to the offers, or text and digests for an error message."""
     SUMMED = 5
     """The sender has summed its range in shared memory."""
 
@@ -128,7 +128,7 @@ class View:
     why: str = ""
 
     def agrees(self, other: View | None) -> bool:
-        """Return whether another process's view has the same epoch and the same lost ranks; False for None."""
+        """Return whether another process's view has the same epoch and the same ranks in ``gone``; False for None."""
         return other is not None and other.epoch == self.epoch and other.gone == self.gone
 
     def encode(self, size: int) -> bytes:
