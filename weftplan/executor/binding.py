@@ -68,7 +68,7 @@ class Binding:
         budget: int | None = None,
         order: Order | None = None,
     ) -> PlannedGraph:
-        """Return the graph planned for the given shapes and dtypes of variables; the planner infers the others.
+        """Return the graph planned for the given shapes and dtypes of variables; the planner infers the rest of both.
 
         Args:
             shapes: known shapes by variable.

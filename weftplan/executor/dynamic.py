@@ -155,7 +155,7 @@ _MAX_CACHED = 4 << 20
 
 
 class DynamicMemory(PlannedMemory):
-    """The storages of a plan; only those of outputs stay allocated, the others are allocated while they are needed."""
+    """The storages of a plan. Those of outputs stay allocated; other storages are allocated while they are needed."""
 
     def __init__(self, planned: PlannedGraph) -> None:
         plan = planned.memory
@@ -183,12 +183,12 @@ class DynamicMemory(PlannedMemory):
         self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
         """The chunks that segments free themselves."""
         self.used: dict[int, list[Chunk]] = {}
-        """By node id: every chunk that its call uses."""
+        """The chunks that a node's call uses, by node id."""
         self.random: frozenset[int] = frozenset()
         """Ids of random nodes, whose calls differ from run to run."""
         self._calls: dict[tuple[int, ...], _Cached] = {}
-        """By node id, ``is_train`` and addresses: the cached call (None for a random node), the function that makes the
-        call, and the bytes that it uses, so that the addresses stay valid."""
+        """Cached calls by node id, ``is_train`` and addresses: the call (None for a random node), the function that
+        makes it, and the arrays of bytes that it uses, so that the addresses stay valid."""
         self._cached_bytes = 0
 
     @property

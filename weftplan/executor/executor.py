@@ -367,7 +367,7 @@ class Executor:
     def gradient_order(self) -> list[str]:
         """Return the names of arguments with gradients, sorted by the backward step that completes the gradient.
 
-        If a step completes several gradients, that of the last argument comes first.
+        If a step completes several gradients, the gradient of the last argument comes first.
         """
         self._prepare_once()
         completed = {id(var): place for place, step in enumerate(self._backward_steps) for var in step.writes}
@@ -467,7 +467,7 @@ class Executor:
             callback: the function; None removes it.
             monitor_all: call it for every input, too, before the node is pushed.
 
-        For fused nodes (MXNET_USE_FUSION) only the output of the last node is shown; a ConfigWarning names the others.
+        Of fused nodes (MXNET_USE_FUSION) only the last node's output is shown; a ConfigWarning names the other nodes.
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)

@@ -1,8 +1,8 @@
 """The plan cache: a bind for the same shapes and settings reuses the plan of an earlier bind, also across processes.
 
 A plan depends on the graph, on the caller's arguments, on the settings, and on the implementations of operators. The
-cache compares all of them by value. Symbols with user-defined operators (``Custom``) are planned at every bind, because
-their inference may give other results each time.
+cache reuses a plan only if all of them are unchanged. Symbols with user-defined operators (``Custom``) are planned at
+every bind, because their inference may give other results each time.
 
 Within a process, plans are stored in an attribute of their symbol. Planned graphs never change, so several executors
 may share one. Threads that bind one symbol concurrently may plan it twice.
@@ -10,9 +10,9 @@ may share one. Threads that bind one symbol concurrently may plan it twice.
 For later processes, a plan is stored in a file. The file's name is the hash of everything that the plan depends on,
 including versions and the package's own source files, so a file is never stale. It contains numbers and
 names (:mod:`weftplan.planner.symbolic.stored_plans`), no code; :mod:`weftplan.support.user_cache` checks that its
-content can be trusted. There are no files for graphs with operators from outside the package, and for plans for a GPU,
-which depend on libraries and a device that the hash does not cover. Any thread and process may read and write files at
-any time.
+content can be trusted. There are no files for graphs with operators from outside the package. There are none for plans
+for a GPU either, because these depend on libraries and a device that the hash does not cover. Any thread and process
+may read and write files at any time.
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ def _group(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequen
     """Return chains as lists of step numbers, as long as rule 1 allows, in the order of their first steps."""
     groups: list[list[int]] = []
     ending: dict[int, list[int]] = {}
-    """By last step, the chain that may be continued; a copy cannot be continued."""
+    """The chains that may be continued, by their last step; a chain that ends with a copy cannot be continued."""
     for number, step in enumerate(steps):
         chain = None
         if step.copies is None:

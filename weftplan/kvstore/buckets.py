@@ -83,7 +83,7 @@ class BucketRule:
 
 
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:
-    """Return (first, end) of the part of ``size`` elements that participant ``place`` of ``count`` sums for all.
+    """Return (first, end) of the elements, out of ``size``, that participant ``place`` of ``count`` sums for the group.
 
     >>> [even_range(10, 3, place) for place in range(3)]
     [(0, 3), (3, 6), (6, 10)]

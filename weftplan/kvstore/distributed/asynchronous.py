@@ -59,13 +59,13 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._server = Server(self._mpi, self._comm)
         self._group.advice = "start again from a checkpoint"
         self._versions: dict[Key, list[int]] = {}
-        """By key: for each range of its value, the last version that this worker has received."""
+        """The last version that this worker has received of each range of a value, by key."""
         self._optimizer: Any = None
 
     # -- data -----------------------------------------------------------------------------------------------------
 
     def init(self, key: object, value: object) -> None:
-        """Create keys on their servers with the values of rank 0; every rank calls this and waits for the others.
+        """Create keys on their servers with the values of rank 0; every rank calls this and waits for the other ranks.
 
         Raises:
             KVStoreError: a key exists already, or keys or values are wrong or differ between ranks.
@@ -161,7 +161,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     def set_optimizer(self, optimizer: object) -> None:
         """Make the servers apply a copy of ``optimizer``; its current learning rate is sent with each push.
 
-        Every rank calls this and waits for the others.
+        Every rank calls this and waits for the other ranks.
 
         Raises:
             KVStoreError: the optimizers of the ranks differ.

@@ -64,7 +64,7 @@ class KVStoreDist(KVStoreLocal):
         self._sequencer = Sequencer(self._group, name)
         slots.WAIT_HELPERS.get().append(self._sequencer.help)
         self._wire: dict[Key, NDArray] = {}
-        """By key: copies in host memory of arrays on devices, for the exchange between processes."""
+        """Copies in host memory of arrays on devices, by key, for the exchange between processes."""
         self._at_exit = _once_at_exit(self._end)
         self._meet(f"create the store {name!r}")
         self._sequencer.call(Group.share_memory)

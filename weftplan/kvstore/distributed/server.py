@@ -154,7 +154,7 @@ class Server:
         self._updater: Updater | None = None
         self._ending: Request | None = None
         self._waiting: dict[int, deque[Pending]] = {}
-        """By client: requests that were not handled yet, in order of arrival."""
+        """Requests that were not handled yet, by client and in order of arrival."""
         self._sending: list[tuple[Request, object]] = []
         """MPI requests of unfinished sends, with the buffers, which must stay alive."""
         self._undelivered: list[tuple[Request, object]] = []

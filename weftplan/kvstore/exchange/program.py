@@ -125,7 +125,7 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
         size = share.end - share.first
         root, order, children = _downwards(share.parents)
         partial: dict[int, tuple[int, Piece, list[int]]] = {}
-        """By place: (smallest place of the subtree, piece with the sum, [index of the summing step] or [])."""
+        """(Smallest place of the subtree, piece with the sum, [index of the summing step] or []), by place."""
         for place in reversed(order):
             own = Piece(Room.VALUE, place, share.first, share.end)
             terms: list[tuple[int, Piece]] = [(place, own)]

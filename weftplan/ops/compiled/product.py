@@ -62,7 +62,10 @@ class _Places:
         self.f.keep(0, self.column)
 
     def take(self, x: str, count: int) -> tuple[list[str], list[str]]:
-        """Emit an advance by ``count`` places, or to the last; return (their addresses in x, their offsets in y)."""
+        """Emit a read of the next ``count`` places; return (their addresses in x, their offsets in y).
+
+        The iteration advances past these places. If fewer places remain, the last place is repeated.
+        """
         f = self.f
         row, column = f.word(self.row), f.word(self.column)
         after = f.add(column, count)

@@ -3,9 +3,10 @@
 The default kernel also runs on CuPy. A GPU implementation needs fewer launches, does not synchronize, or adds in a
 fixed order.
 
-An :class:`Implementation` states which calls it can compute, their scratch bytes, and when NumPy is faster. An
-implementation is chosen before memory is allocated, from the operator, its parameters, shapes, dtypes and a mode, so
-the choice is always the same on one machine.
+An :class:`Implementation` states which calls it can compute, their scratch bytes, and when NumPy is faster.
+:func:`choose` selects one before memory is allocated, from the operator, its parameters, shapes, dtypes, the device
+type and a mode. So its choice is always the same on one machine. Autotuning may replace this choice by the fastest
+implementation in a measurement (:mod:`weftplan.ops.autotune`).
 """
 
 from __future__ import annotations

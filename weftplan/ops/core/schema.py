@@ -280,12 +280,13 @@ class Op:
     """The gradient rule. None: not differentiable, which is an error unless every incoming gradient is zero."""
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
     ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
-    """Indices of inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None."""
+    """Indices of inputs whose values do not matter, only shape and dtype. They need not stay alive; the kernel gets
+    None."""
     workspace: WorkspaceRule | None = None
     """Scratch bytes of a call: the sum of ``aligned(nbytes)`` of all arrays that the kernel takes. None: the rule of
     the kernel, if it declares its scratch (:mod:`weftplan.ops.core.forms`), else no scratch."""
     input_init: Mapping[int, str] = field(default_factory=dict)
-    """By input, the ``__init__`` attribute of an automatically created variable (JSON text in MXNet's form)."""
+    """The ``__init__`` attribute of an automatically created variable, by input index (JSON text in MXNet's form)."""
     random: bool = False
     """Whether the operator draws random numbers; common-subexpression elimination then never merges its nodes."""
     needs_training: Callable[[Params], bool] | None = None

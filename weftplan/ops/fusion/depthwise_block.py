@@ -61,7 +61,10 @@ def _spec(array: RawArray) -> TensorSpec:
 
 
 def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> RawArray:
-    """Return memory for the result of the convolution: its output, or that of the block if only that is wanted."""
+    """Return memory for the convolution's result.
+
+    It is the output ``inner`` if that is wanted, else the block's output if that is wanted, else new memory.
+    """
     out, inner = outputs[:2]
     return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
 

@@ -1,4 +1,6 @@
-"""Fused relu: operators for a layer, or a convolution with batch norm, followed by a relu; forward and backward.
+"""Operators of a layer fused with a relu, forward and backward, and of a convolution fused with a batch norm.
+
+A relu may follow the batch norm of a fused convolution.
 
 Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_relu.py``), after gradients exist. So the
 operators have no gradient, and users cannot find them by name. Results have the bits of the unfused nodes. Compiled

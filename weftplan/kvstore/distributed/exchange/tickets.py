@@ -33,7 +33,7 @@ class Part:
     Attributes:
         arrays: destinations of the results; may be ``shares`` themselves.
         arrived: whether :meth:`arrive` was called.
-        failure: the error because of which this process cannot provide its arrays; None without an error.
+        failure: the error that keeps this process from providing its arrays; None without an error.
         shares: this process's summands; empty after a failure.
         ticket: the exchange of this part; None before it is queued.
     """
@@ -51,7 +51,7 @@ class Part:
     def arrive(
         self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """Make the arrays available to the exchange, or report the ``failure`` because of which there are none.
+        """Make the arrays available to the exchange, or report the ``failure`` that prevented them.
 
         The engine's operation calls this once. ``on_complete(error)`` completes the operation after the exchange.
         """

@@ -84,7 +84,7 @@ class Members:
         self._views: dict[int, View] = {}
         """Last view received from each other process."""
         self._inboxes: dict[int, tuple[Request, bytearray]] = {}
-        """By rank: the posted receive for its next view, with the buffer."""
+        """The posted receive for the next view of each other rank, with the buffer."""
         self._looked = 0.0
         """``time.monotonic()`` of the last check for losses."""
         for rank in self.members:
@@ -103,7 +103,7 @@ class Members:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process replaces a lost process and has not joined the others yet."""
+        """Whether this process replaces a lost process and has not joined the other processes yet."""
         return self._connection.is_alone
 
     # -- waiting --------------------------------------------------------------------------------------------------

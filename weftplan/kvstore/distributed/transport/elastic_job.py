@@ -148,5 +148,5 @@ def has_joined() -> None:
 
 
 def is_joining() -> bool:
-    """Return whether this process replaces a lost process and has not joined the others yet."""
+    """Return whether this process replaces a lost process and has not joined the other processes yet."""
     return in_elastic_job() and os.environ.get(_REPLACES) == "1"

@@ -42,7 +42,8 @@ class Formation:
         job.note_store()
         self._store = next(_stores)
         self._generation = 0 if job.replaces else -1
-        """Last generation whose mesh this process had: -1 before the first. A replacement joins a later generation."""
+        """Last generation whose mesh this process had, -1 before the first mesh. A replacement starts with 0, because
+        it can only join a later generation."""
 
     def first(self) -> Connection:
         """Connect to all other processes and return the connection; a replacement gets one without other processes.

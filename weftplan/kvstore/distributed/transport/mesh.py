@@ -113,9 +113,9 @@ class _Peer:
         self.unsent: deque[tuple[memoryview, Request | None]] = deque()
         """(bytes to send, request that ends when they are sent, or None for a header), in order."""
         self.posted: defaultdict[int, deque[Request]] = defaultdict(deque)
-        """By tag: receives that wait for a message."""
+        """Receives that wait for a message, by tag."""
         self.early: defaultdict[int, deque[bytearray]] = defaultdict(deque)
-        """By tag: received messages that wait for a receive."""
+        """Received messages that wait for a receive, by tag."""
         self._head = memoryview(bytearray(_HEADER.size))
         self._have = 0
         self._tag = 0

@@ -76,7 +76,7 @@ class Connection:
         comm: the communicator.
         dead: function that returns the ranks known to have died; None if the library cannot report deaths.
         close: function that closes the connection; it does nothing for MPI.
-        is_alone: whether this process replaces a lost process and has not joined the others yet.
+        is_alone: whether this process replaces a lost process and has not joined the other processes yet.
     """
 
     library: ModuleType

@@ -195,7 +195,7 @@ class SharedMemory:
     def behind(self, ranks: Iterable[int]) -> list[int]:
         """Return those of ``ranks`` that have sent neither the message with the current number nor a later message.
 
-        For a process that leaves: the others do not wait for its messages, so they may already be ahead.
+        A process that leaves uses this: other processes do not wait for its messages, so they may already be ahead.
         """
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas

@@ -71,7 +71,7 @@ class Message(NamedTuple):
 
 
 def encoded(kind: int, sequence: int, mark: bytes, nbytes: int = 0, payload: bytes = b"") -> bytes:
-    """Return the bytes of a message, as :meth:`Message.encode` does, without the cost of creating a ``Message``."""
+    """Return the bytes of a message from its fields; unlike :meth:`Message.encode`, this needs no ``Message``."""
     return _LAYOUT.pack(_MAGIC, kind, len(payload), sequence, nbytes, mark) + payload
 
 

@@ -83,7 +83,7 @@ def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind
         at: address of the array; 0: no prefetch.
         image: bytes between its images.
         channel: bytes between its channels.
-        behind: number of channels by which the prefetched channel is after the pass's current channel.
+        behind: number of channels from the pass's current channel to the prefetched channel.
     """
     lines = -(-channel * STRETCH // (LINE * plane)) if at else 0
     values = {"at": at + behind * channel, "image": image, "channel": channel, "lines": lines}

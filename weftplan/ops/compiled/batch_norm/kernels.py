@@ -173,7 +173,7 @@ def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str,
 
 
 def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
-    """Emit loads of the words called ``names``, of which the first ``pointers`` are pointers; return them by name."""
+    """Emit loads of the words called ``names``; return them by name. The first ``pointers`` words are pointers."""
     return {
         name: f.pointer("%words", index) if index < pointers else f.word("%words", index)
         for index, name in enumerate(names)

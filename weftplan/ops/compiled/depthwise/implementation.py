@@ -121,7 +121,7 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """Emit a store of a vector of outputs, of which the first ``left`` belong to the row.
+    """Emit a store of a vector of outputs; its first ``left`` elements belong to the row.
 
     The excess overwrites rows or planes that are stored later. A vector that would pass ``end`` is masked.
     """

@@ -92,7 +92,7 @@ def _plan(
         taps: (row, column, index in the kernel) of each tap, in the padded copy.
         rows, columns: extents of a result plane.
         apart: whether even and odd columns are separated.
-        counts: word ``counts`` of :data:`PASS`.
+        counts: the first tap of each phase and the end of the last, for a data gradient of stride 2; else None.
     """
     size, lanes = s.itemsize, _lanes(s)
     width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]

@@ -39,7 +39,10 @@ class _Triple(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether windows as long as their step stay within the image; a rounded-up number adds one that does not."""
+        """Whether all windows would lie within the image if each were as long as its step.
+
+        If the number of windows is rounded up, the last window may reach beyond the image.
+        """
         return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
@@ -84,7 +87,7 @@ def _compute(
     Args:
         start: the initial value of each window's maximum or sum.
         padding: the value of padding elements.
-        scales: factors of the sums, for one row of windows or for all; None: no sums.
+        scales: factors of the sums, for one row of windows or for all rows; None: no sums.
         arrays: x and y; for a gradient also dy and dx.
     """
     data, out = arrays["x"], arrays["y"]
