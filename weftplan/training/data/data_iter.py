@@ -48,8 +48,12 @@ class DataIter(Constructed):
     def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
 
-    provide_data: Any = _Settable("Names and shapes of the data arrays of a batch, a list of :class:`DataDesc`.")
-    provide_label: Any = _Settable("Names and shapes of the label arrays of a batch, a list of :class:`DataDesc`.")
+    provide_data: Any = _Settable(
+        "Names and shapes of the data arrays of a batch, a list of :class:`~weftplan.training.data.batch.DataDesc`."
+    )
+    provide_label: Any = _Settable(
+        "Names and shapes of the label arrays of a batch, a list of :class:`~weftplan.training.data.batch.DataDesc`."
+    )
 
     def reset(self) -> None:
         """Start over (and shuffle again if that was asked for)."""
