@@ -1,4 +1,4 @@
-"""Names, functions and errors whose own methods raise: workers survive, and the failure is raised as usual."""
+"""Names, functions and errors whose own methods raise SystemExit: the engine still reports the operation's error."""
 
 import pytest
 
@@ -82,7 +82,7 @@ def odd(what):
 )
 @pytest.mark.parametrize("size", [0, 5])
 def test_workers_survive_broken_names(kind, what, size):
-    """If a method of the name, function or error raises, the failure is raised and the next operation runs.
+    """If a method of the name, function or error raises SystemExit, Boom is reported and the next operation runs.
 
     This is true in a bulk and without one.
     """

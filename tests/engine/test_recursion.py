@@ -1,4 +1,4 @@
-"""Pushes at the recursion limit: whether RecursionError is raised or not, the engine continues."""
+"""Calls near the recursion limit: no operation is lost or run twice, and later operations run."""
 
 import subprocess
 import sys
@@ -124,7 +124,10 @@ assert var.version == 3
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_every_action_happens_once_or_raises(kind):
-    """Near the recursion limit, a call that raises RecursionError has no effect; any other call is complete."""
+    """Near the recursion limit, an operation runs once if its push returns, and never if it raises RecursionError.
+
+    An operation that runs inline may raise RecursionError itself; it runs at most once.
+    """
     done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -180,7 +183,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_requests_of_other_threads_at_recursion_limit(kind):
-    """Other threads get answers from a thread at the recursion limit, which has no stack left to serve them."""
+    """Requests of other threads get answers even if the thread that serves them hits the recursion limit."""
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, kind], capture_output=True, text=True, timeout=100, check=False
     )
@@ -191,7 +194,7 @@ def test_requests_of_other_threads_at_recursion_limit(kind):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_pushes_at_the_recursion_limit(kind):
-    """Some of 120 pushes close to the recursion limit raise RecursionError; all counted pushes run."""
+    """Some of 120 pushes near the recursion limit raise RecursionError; every push that the statistics count runs."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=100, check=False
     )

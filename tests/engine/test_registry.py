@@ -37,7 +37,7 @@ assert "Simulator, Plain |" in environment_markdown()
 
 
 def test_registered_type_is_known_everywhere(monkeypatch):
-    """``create``, MXNET_ENGINE_TYPE, ``weftplan train --engine`` and the page of variables accept a new type."""
+    """``create`` and MXNET_ENGINE_TYPE accept a new type; ``train --engine`` and the page of variables list it."""
     monkeypatch.setenv("MXNET_ENGINE_TYPE", "Plain")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -229,7 +229,7 @@ class TestWithFailures:
     @pytest.mark.parametrize("writes", [0, 1])
     @pytest.mark.parametrize("push", ["sync", "async"])
     def test_failed_function_is_released_after_healing(self, eng, push, writes):
-        """A later write clears the failure of the var; then the failed function is released."""
+        """A failed function is released after a write clears its var's failure or, without vars, after the wait."""
         log, writes = [], [eng.new_variable() for _ in range(writes)]
         call, make = (eng.push, make_function) if push == "sync" else (eng.push_async, make_async_function)
         self.raised(eng, lambda: call(make(Parcel(log, fails=True)), (), writes))
@@ -307,10 +307,13 @@ class TestWithFailures:
 
 @pytest.mark.usefixtures("without_collector")
 class TestWithoutARun:
-    """Functions that never run are released, too."""
+    """Refused pushes, shutdown and dropped engines: every function is released."""
 
     def test_refused_push_releases_its_function(self, eng):
-        """A push refused for a duplicate or foreign var, a bad context or a deleted operator releases its function."""
+        """A refused push raises DuplicateVarError or EngineError and releases its function.
+
+        The causes are duplicate and foreign vars, a bad context and a deleted operator.
+        """
         log, var, second = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():

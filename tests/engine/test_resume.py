@@ -113,7 +113,7 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
 @pytest.mark.parametrize("when", ["admission", "completion"])
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupt_at_each_loop_end(monkeypatch, when, seed, debug):
-    """An interrupt before any var of any operation, or after the last, changes neither states, counts nor order."""
+    """An interrupt before or after any var in an operation's loops leaves states, counts and order unchanged."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
     program = make_program(seed)
     want_seen, want_history, _ = run(program)
@@ -162,7 +162,7 @@ def test_interrupt_around_dispatch(monkeypatch, before):
 
 @pytest.mark.parametrize("said", [False, True])
 def test_interrupt_around_a_short_operation(monkeypatch, said):
-    """A short operation whose start is interrupted completes once: it fails if it has not run, else it succeeds."""
+    """An interrupt before a short operation runs makes its wait raise KeyboardInterrupt; one after it has no effect."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, start, ran = eng.new_variable(), eng._start_async, []
 

@@ -30,7 +30,7 @@ def test_wait_inside_is_refused(eng):
 
 
 def test_wait_on_another_engine_is_allowed(eng):
-    """A short operation may wait for another engine."""
+    """A short operation may wait for a var of another engine, and then sees both writes of that var."""
     other_engine = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     theirs, var, seen = other_engine.new_variable(), eng.new_variable(), []
 
@@ -97,13 +97,13 @@ def test_successors_of_short_operations_run(eng, asynchronous):
 
 
 def test_late_thread_has_nothing_to_run(eng):
-    """A thread that finds no short operation left returns without an error."""
+    """Without short operations, ``_run_short`` returns False and ``_run_here`` raises no error."""
     assert eng._run_short() is False
     eng._run_here()
 
 
 def test_failure_is_raised_at_the_wait(eng):
-    """The failure of a short operation is raised at the wait, not by the push that ran it."""
+    """A short operation's ZeroDivisionError is raised at the wait, not by its push; its dependant is skipped."""
     var, ran = eng.new_variable(), []
     eng.push(lambda: 1 / 0, (), [var], prop=SHORT, name="culprit")
     eng.push(lambda: ran.append(1), [var], prop=SHORT)

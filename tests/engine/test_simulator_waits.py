@@ -89,7 +89,7 @@ def test_push_served_by_another_thread():
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("where", ["append", "_execute", "_start_async", "once"])
 def test_interrupt_around_a_simulated_operation(monkeypatch, where, asynchronous):
-    """An interrupted operation ends without running its function; later operations run."""
+    """An interrupted wait raises KeyboardInterrupt; the function of its operation never runs, later operations do."""
     sim = engine.create("Simulator")
     var, ran = sim.new_variable(), []
 
@@ -138,7 +138,7 @@ def test_an_awaited_task_is_run():
 
 
 def test_push_over_the_limit_runs_operations(monkeypatch):
-    """At the limit of pending operations, a push makes the simulator run operations."""
+    """With a limit of 4 pending operations, 20 pushes make the simulator run more than 10 of them."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "4")
     sim, ran = engine.create("Simulator"), []
     assert finishes(lambda: [sim.push(lambda: ran.append(None), (), [sim.new_variable()]) for _ in range(20)])
@@ -146,7 +146,7 @@ def test_push_over_the_limit_runs_operations(monkeypatch):
 
 
 def test_process_exits_after_a_refused_wait():
-    """Operations that are pending after a refused wait run at exit."""
+    """If a wait inside a task has raised an error, an operation submitted later still runs at exit."""
     program = (
         "from weftplan import engine\n"
         "def nested(): engine.submit(int).result()\n"

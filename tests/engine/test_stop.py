@@ -13,7 +13,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_push_while_stop_removes_the_queues(kind, monkeypatch):
-    """Operations in a queue that ``stop`` has removed still run, and its threads end."""
+    """Operations in a queue that ``stop`` has removed still run, and the queue's threads end."""
     eng = engine.create(kind, cpu_workers=4)
     a, b, c = (eng.new_variable() for _ in range(3))
     begun, gate, ran = threading.Event(), threading.Event(), []

@@ -57,7 +57,7 @@ def test_streams_are_ordered_by_events(eng):
 
 
 def test_without_events_the_order_is_lost(monkeypatch):
-    """Without event waits the value is wrong, so the test above can fail."""
+    """Without event waits, a device reads 0 before the other device has written 5."""
     monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream, before: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
@@ -169,7 +169,7 @@ def test_queues_count_deletes_once():
 
 
 def test_device_error_is_raised_at_the_wait():
-    """If enqueued work fails, the wait raises the error with the operation's name, and the engine continues."""
+    """If enqueued work fails, a wait raises its ZeroDivisionError with the operation's name; a later write succeeds."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     var = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [var], name="bad kernel")
@@ -185,7 +185,7 @@ def test_device_error_is_raised_at_the_wait():
 
 
 def test_device_error_reaches_host_operations(eng):
-    """CPU operations that use the failed var are skipped with the same error; a NO_SKIP operation runs.
+    """CPU operations that use the failed var are skipped with its ZeroDivisionError; a NO_SKIP operation runs.
 
     An operation that overwrites the var is skipped, too, if it was pushed before the error was raised.
     """
@@ -222,7 +222,7 @@ def test_vars_of_failed_work_can_be_overwritten(eng):
 
 
 def test_wait_for_all_raises_unattributed_device_error(eng):
-    """wait_for_all raises a device error that no wait has raised, once; a wait for the var raises it again."""
+    """wait_for_all raises a device's ZeroDivisionError only once; a wait for the failed var raises it again."""
     a = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
     eng.push(lambda: None, [a], (), cpu(0), prop=FnProperty.NO_SKIP)
@@ -249,7 +249,7 @@ def test_asynchronous_operations_on_a_device(eng):
 
 
 def test_asynchronous_dispatch_follows_enqueued_inputs():
-    """The stream of an asynchronous operation waits for the other device's stream; its dispatch does not."""
+    """An asynchronous operation is dispatched before its input is computed; its device work runs after the input's."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     for i in range(2):
         configure(i, order="lazy")
@@ -269,7 +269,7 @@ def test_asynchronous_dispatch_follows_enqueued_inputs():
 
 
 def test_unusable_device_fails_its_operations(monkeypatch):
-    """If a device cannot be opened, its workers survive, the wait raises the reason, and deletes run."""
+    """If a device cannot be opened, a wait raises its DeviceError, and a delete function still runs."""
     from weftplan.errors import DeviceError
 
     def broken(ctx):
@@ -357,7 +357,7 @@ def test_chain_continues_the_stream_of_its_inputs():
 
 
 def test_copies_overlap_with_compute(monkeypatch):
-    """Copies to a device, copies from it and computations run on three streams that overlap."""
+    """Copies to and from a device and computations, two of each of 1 s, take 2 virtual seconds on three streams."""
     place = SimDevice(sim(33))
     monkeypatch.setitem(device.registry._devices, place.context, place)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)

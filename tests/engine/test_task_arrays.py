@@ -187,7 +187,7 @@ class TestVarOf:
             engine.var_of(Thing())
 
     def test_idle_array_moves_to_another_engine(self, threaded):
-        """An array can be used on another engine only when it is idle, because nothing orders the two engines."""
+        """Use of a busy array on another engine raises EngineError; after a wait the array can be used there."""
         array, hold = np.zeros(2), threading.Event()
         engine.submit(lambda out: hold.wait(60), out=array)
         second = engine.create("NaiveEngine")

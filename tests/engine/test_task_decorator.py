@@ -30,7 +30,7 @@ class TestTask:
         assert weighted.__name__ == "weighted"
 
     def test_default_arrays_order_the_task(self, driver):
-        """A default that is an array orders the task like a passed array; with ``reads`` it must be declared."""
+        """A default array orders the task like a passed array; if ``reads`` omits it, a call raises EngineError."""
         total, second, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
 
         @engine.task(writes=["out", "more"])
@@ -180,7 +180,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_unprotected_write_is_detected(self):
-        """In debug mode a write is detected although the function made read-only memory of bytes writable."""
+        """A write to read-only bytes that the function made writable raises UndeclaredWriteError in debug mode."""
         text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
 
         @engine.task(reads=["x"], writes=["out"])
@@ -195,7 +195,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_undeclared_write_in_compiled_code(self):
-        """The error for a NumPy function that writes an undeclared argument names function and array shape."""
+        """If a NumPy function writes an undeclared argument, UndeclaredWriteError names the function and the shape."""
         a, b = np.zeros(4), np.zeros(4)
         engine.submit(np.cumsum, b, 0, None, a)
         with pytest.raises(UndeclaredWriteError, match=r"'cumsum'.*shape \(4,\)"):

@@ -25,7 +25,7 @@ def naive() -> Iterator[Engine]:
 
 
 def foreign(memory: bytearray, start: int = 0) -> np.ndarray:
-    """An array over memory that no array owns."""
+    """Return an array over memory that no array owns."""
     return np.frombuffer(memory, np.uint8)[start:]
 
 

@@ -188,7 +188,7 @@ def test_cancel_races_with_the_start(threaded):
 
 
 def test_as_completed(four_task_threads):
-    """``as_completed`` yields each task once, in completion order and failed tasks too, with one timeout for all."""
+    """``as_completed`` yields each task once, failed or not, in completion order; a timeout raises TimeoutError."""
     doors = [threading.Event() for _ in range(2)]
     slow, fast = (engine.submit(door.wait, 60) for door in doors)
     bad = engine.submit(fails)
@@ -233,7 +233,7 @@ def test_map_keeps_argument_order(driver):
 
 
 def test_map_cancels_unneeded_tasks(four_task_threads):
-    """After a failure, or after its iterator is dropped, ``map`` cancels the tasks that have not begun."""
+    """After ``map`` raises a task's ValueError it yields nothing more, and a wait for everything raises nothing."""
     door, ran = threading.Event(), []
 
     def act(n):

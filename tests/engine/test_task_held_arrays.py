@@ -266,7 +266,7 @@ def test_declared_slice_keeps_methods_parallel(threads):
 
 
 def test_debug_mode_names_hidden_arrays(monkeypatch):
-    """In debug mode a warning names an array in a closure or default that another task uses.
+    """In debug mode UndeclaredAccessWarning names an array in a closure or default that another task uses.
 
     There is no warning for a declared array or for an array that no other task uses.
     """

@@ -201,7 +201,7 @@ def test_concurrent_submissions_exclude_each_other():
 
 
 def test_a_failure_stays_in_its_slice(threaded):
-    """Tasks that read a failed slice or write a part of it are skipped; tasks on other slices run.
+    """Tasks that read or update a failed slice raise its ZeroDivisionError; a task on another slice runs.
 
     A task that overwrites the whole slice clears the failure.
     """
@@ -223,7 +223,7 @@ def test_a_failure_stays_in_its_slice(threaded):
 
 
 def test_pending_failure_reaches_later_slices(threaded):
-    """If a pending task on the whole array fails, later tasks on slices of it raise the failure."""
+    """If a pending task on the whole array fails, later tasks on its slices raise the same ValueError."""
     field, door = np.zeros(8), threading.Event()
 
     def fail(out):
@@ -267,7 +267,7 @@ def test_waits_of_slices(threaded):
 
 
 def test_array_moves_with_its_slices(threaded):
-    """An array can be used on another engine only if all its parts are idle."""
+    """While one slice is in use, a second engine raises EngineError for the other slice; later it runs the task."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(lambda out: door.wait(60), out=field[4:])
     with engine.using(MODEL):

@@ -149,7 +149,7 @@ class TestSubmit:
         assert (total[0], table["n"].tolist()) == (5.0, [5, 7])
 
     def test_output_may_be_none(self, driver):
-        """An item of ``out`` may be None, as NumPy's functions allow."""
+        """If an item of ``out`` is None, the function still fills the other output."""
         whole = np.empty(2)
         engine.submit(np.modf, np.array([1.5, -2.25]), out=(None, whole))
         engine.wait(whole)
@@ -208,7 +208,7 @@ class TestSubmit:
         assert plain.tolist() == [6.0] * 3
 
     def test_arrays_stay_alive_until_used(self, driver):
-        """The caller may drop its last reference to an array right after the submission."""
+        """Input arrays that the caller no longer refers to stay alive until the task has used them."""
         out = np.zeros(1000)
         engine.submit(np.add, np.ones(1000), np.full(1000, 2.0), out=out)
         gc.collect()
@@ -238,7 +238,7 @@ class TestSubmit:
         assert engine.var_of(a).version == version
 
     def test_failure_is_raised_at_the_wait(self, threaded):
-        """A wait for a dependant raises the original exception with task and file; an unrelated task succeeds."""
+        """A wait for a dependant raises the KeyError with the task and file in a note; an unrelated task succeeds."""
         a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
 
         def broken(out) -> None:
@@ -281,7 +281,7 @@ class TestSubmit:
 
 
 class TestFirstMistakes:
-    """Typical mistakes of new users raise a short error."""
+    """Typical mistakes of new users raise EngineError."""
 
     def test_list_for_an_array_is_explained(self, driver):
         """A list in place of an array raises one EngineError, without a cause, with the task and the received type."""
@@ -291,6 +291,6 @@ class TestFirstMistakes:
         assert caught.value.__cause__ is None
 
     def test_call_for_a_function_is_explained(self, driver):
-        """``submit(f(x))`` calls f immediately; the error shows the intended ``submit(f, x)``."""
+        """``submit(f(x))`` raises EngineError, whose message shows the intended ``submit(f, x)``."""
         with pytest.raises(EngineError, match=r"got NoneType: write submit\(fn, x\), not submit\(fn\(x\)\)"):
             engine.submit([].clear())

@@ -190,7 +190,7 @@ def test_vars_of_tiles(driver):
 
 
 def test_idle_tiled_array_moves_to_another_engine(threaded):
-    """A tiled array can be used on another engine only if all its tiles are idle."""
+    """While one tile is in use, a second engine raises EngineError for the other tile; later it runs the task."""
     field, door = np.zeros(8), threading.Event()
     parts = engine.tiles(field, 4)
     engine.wait(field)

@@ -31,7 +31,7 @@ class TestWait:
         assert seen == [0.0]
 
     def test_inside_a_task(self, threaded):
-        """A wait inside a task raises WaitInWorkerError with the fix, because it could hang."""
+        """A wait inside a task raises WaitInWorkerError, whose message names ``const_vars``; it could hang."""
         a, b = np.zeros(1), np.zeros(1)
         engine.submit(lambda out: engine.wait(a), out=b)
         with pytest.raises(WaitInWorkerError, match="const_vars"):
@@ -47,7 +47,7 @@ class TestWait:
         assert a.tolist() == [1.0, 1.0]
 
     def test_future_with_a_failure(self, threaded):
-        """A future raises the task's error, which is then not raised again by a wait for all."""
+        """A future raises the task's ZeroDivisionError; a later wait for all raises nothing."""
         a = np.zeros(2)
         engine.submit(lambda out: 1 / 0, out=a)
         with pytest.raises(ZeroDivisionError):
@@ -55,7 +55,7 @@ class TestWait:
         threaded.wait_for_all()
 
     def test_await(self, threaded):
-        """``await var`` lets the event loop continue while the task runs, and raises the task's failure."""
+        """``await var`` lets the event loop continue while the task runs, and raises the task's ZeroDivisionError."""
         a, order, hold = np.zeros(2), [], threading.Event()
 
         def slow(out) -> None:

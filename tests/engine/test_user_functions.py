@@ -120,7 +120,7 @@ def test_nested_push_is_waited_for(monkeypatch, helping):
 
 
 def test_own_operations_run_on_the_waiting_thread():
-    """The waiting thread runs some operations of the library on large arrays, which needs no thread switch."""
+    """The waiting thread itself runs more than 10 of the library's operations on an array of 10,000 elements."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     with engine.using(eng):
         a = mx.nd.zeros((10000,))

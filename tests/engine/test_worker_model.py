@@ -284,7 +284,7 @@ def test_free_worker_takes_operations_after_a_long_one(setting):
     ids=str,
 )
 def test_each_order_of_steps_is_needed(setting, what):
-    """If two steps are exchanged or a check is left out, an operation is lost or too many run at a time."""
+    """With two steps exchanged or a check left out, Violation reports a lost operation or two that run at once."""
     with pytest.raises(Violation, match=what):
         check(setting)
 
@@ -298,6 +298,6 @@ def test_each_order_of_steps_is_needed(setting, what):
     ids=str,
 )
 def test_flags_are_cleared_before_the_look(setting):
-    """If a flag is cleared after the check of the queue, an operation waits although a worker is free."""
+    """If a flag is cleared after the queue check, Violation reports that an operation waits needlessly or is lost."""
     with pytest.raises(Violation, match=r"although a worker is free|stays behind"):
         check(setting, stalls=True)

@@ -82,7 +82,7 @@ def test_free_worker_takes_successors_of_a_busy_worker(eng):
 
 
 def test_worker_count_is_never_exceeded(eng):
-    """Of fifty operations at most four run at a time; thread names contain a number and, per device, the device."""
+    """At most four of fifty operations run at a time; ThreadedEnginePerDevice has the device in its thread names."""
     guard, inside, most = threading.Lock(), [0], [0]
 
     def work():
