@@ -233,7 +233,10 @@ def test_map_keeps_argument_order(driver):
 
 
 def test_map_cancels_unneeded_tasks(four_task_threads):
-    """After ``map`` raises a task's ValueError it yields nothing more, and a wait for everything raises nothing."""
+    """After ``map`` raises a task's ValueError it yields nothing more, and a wait for everything raises nothing.
+
+    If an iterator of ``map`` is dropped after its first result, tasks that have not begun never run.
+    """
     door, ran = threading.Event(), []
 
     def act(n):
@@ -249,10 +252,13 @@ def test_map_cancels_unneeded_tasks(four_task_threads):
     engine.wait()
     assert list(results) == []
     door.clear()
-    results = engine.map(act, range(1, 50))
+    ran.clear()
+    results = engine.map(lambda n: act(n) if n else n, range(50))
+    assert next(results) == 0
     del results
     door.set()
     engine.wait()
+    assert len(ran) <= 5, "more tasks ran than four threads and the waiting one had begun"
 
 
 def test_finished_task_drops_its_arguments(driver):
