@@ -1,4 +1,4 @@
-"""Thread policy of BLAS: when and to which libraries it applies, and that results do not depend on workers."""
+"""BLAS thread limit: when and to which libraries it applies, and that results do not depend on workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Library:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch):
-    """The double of the only BLAS library, in the state before the first engine, without variables."""
+    """A fake BLAS library, the only one loaded, as before the first engine and with no thread variable set."""
     for name in (*blas_threads.NATIVE, blas_threads.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     config._reset_for_tests()
@@ -112,7 +112,7 @@ print(len(digests))
 
 
 class TestRule:
-    """Rules of the policy, tested on the double."""
+    """Rules of the thread limit, tested on a fake BLAS library."""
 
     def test_limit_is_set_once(self, fresh):
         """The first call of ``limit()`` sets one thread; a second call sets nothing."""
@@ -121,7 +121,7 @@ class TestRule:
         assert fresh.set_to == [1]
 
     def test_workers_limit_per_thread_libraries(self, fresh):
-        """After ``limit()``, each worker limits again a library that has a thread count per calling thread."""
+        """After ``limit()``, each worker sets one thread in a library with a thread count per calling thread."""
         blas_threads.enter_worker()
         assert fresh.set_to == []
         blas_threads.limit()
@@ -130,7 +130,7 @@ class TestRule:
         assert fresh.set_to == [1, 1, 1]
 
     def test_per_process_library_is_set_once(self, fresh):
-        """Workers do not limit again a library that has one thread count for the process."""
+        """``enter_worker()`` does not set the count of a library that has one thread count for the process."""
         fresh.threading_layer = "pthreads"
         blas_threads.limit()
         blas_threads.enter_worker()
@@ -145,7 +145,7 @@ class TestRule:
 
     @pytest.mark.parametrize("name", blas_threads.DECIDING)
     def test_planned_limit_names_its_variable(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
-        """``planned()`` returns the limit and the deciding variable; an empty variable counts as unset."""
+        """If a BLAS variable is set, ``planned()`` returns None and its name, and limit() sets none."""
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         monkeypatch.setenv(name, "")
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")

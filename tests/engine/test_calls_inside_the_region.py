@@ -1,4 +1,4 @@
-"""Calls from inside the region, as destructors and signal handlers make them, may push but not wait."""
+"""Calls by destructors and signal handlers while their thread is inside the engine's region may push but not wait."""
 
 import sys
 import threading
@@ -62,7 +62,7 @@ def test_waits_inside_are_refused(eng, monkeypatch, name):
 
 
 def test_waits_on_another_engine_are_allowed(eng, monkeypatch):
-    """Inside the region of one engine, a thread may wait for another engine."""
+    """Inside the region of one engine, waits for another engine return without an error."""
     other_engine = engine.create("ThreadedEnginePerDevice")
     theirs, var = other_engine.new_variable(), eng.new_variable()
     other_engine.push(lambda: None, (), [theirs])
@@ -75,7 +75,7 @@ def test_waits_on_another_engine_are_allowed(eng, monkeypatch):
 
 
 def test_pushes_from_inside_run(eng, monkeypatch):
-    """A push, an asynchronous push and a delete from inside run after the change, in order."""
+    """A push, an asynchronous push and a delete from inside the region run after the change, in order."""
     var, log = eng.new_variable(), []
 
     def destructor():
@@ -91,7 +91,7 @@ def test_pushes_from_inside_run(eng, monkeypatch):
 
 
 def test_pushes_from_inside_a_request_run(eng, monkeypatch):
-    """An operation that is pushed from inside a request that is no push, such as a wait or a query, runs once."""
+    """An operation pushed from inside the region, during a request that is not a push, runs once."""
     var, log = eng.new_variable(), []
     apply = eng._exclusively
 
@@ -109,7 +109,7 @@ def test_pushes_from_inside_a_request_run(eng, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_another_thread_may_wait_while_one_is_inside(kind, monkeypatch):
-    """A thread that waits while another thread is inside gets its answer when that thread has left."""
+    """Statistics and waits block while another thread is inside the region, and return after that thread leaves."""
     eng = engine.create(kind, cpu_workers=1)
     var, inside, go, answers, dispatch = eng.new_variable(), threading.Event(), threading.Event(), [], eng._dispatch
 
@@ -141,7 +141,7 @@ def test_another_thread_may_wait_while_one_is_inside(kind, monkeypatch):
 
 
 def test_failed_change_raises_at_its_requester(eng):
-    """An error inside a request is raised on the requesting thread, and the counts stay correct."""
+    """A KeyError inside a request is raised on the requesting thread, and all operation counts stay zero."""
 
     def change():
         raise KeyError("in there")
@@ -155,7 +155,7 @@ def test_failed_change_raises_at_its_requester(eng):
 
 
 def test_interrupt_after_a_change_does_not_repeat_it(eng):
-    """Ctrl-C after a change is raised on the requesting thread; the change is made once; a later request is served."""
+    """A KeyboardInterrupt just after a change reaches its requester; it is made once, and requests still run."""
     changes = []
 
     def interrupt(frame, event, called):

@@ -64,13 +64,13 @@ class TestIdle:
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator"])
     def test_inline_engines_do_not_split(self, kind):
-        """There are no idle cores for an operation of a naive engine or simulator, or outside of operations."""
+        """``idle_cores()`` is 0 in an operation of a naive engine or simulator, and outside of operations."""
         assert on_worker(core_sharing.idle_cores, kind=kind) == 0
         assert core_sharing.idle_cores() == 0
 
     @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
     def test_single_worker_engine_does_not_split(self, kind):
-        """There are no idle cores for an operation of an engine created with one worker."""
+        """``idle_cores()`` is 0 in an operation of an engine created with one worker."""
         assert on_worker(core_sharing.idle_cores, kind=kind, cpu_workers=1) == 0
 
     @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ class TestSplit:
         on_worker(lambda: core_sharing.split(lambda part: together.wait(), 3))
 
     def test_idle_helpers_take_the_next_job(self):
-        """A helper that has just finished a part takes the next job before it sleeps."""
+        """After quick splits in a row, three parts that wait for each other still get three threads and finish."""
         together = threading.Barrier(3, timeout=60)
 
         def work() -> None:
@@ -121,7 +121,7 @@ class TestSplit:
         on_worker(work)
 
     def test_spinning_threads_see_memory_from_python(self, monkeypatch):
-        """After polling in compiled code, helper and owner check from Python, where they see each other's writes."""
+        """When the polling function returns to Python, helper and owner see each other's writes."""
         seen: dict[str, list[bool]] = {"helper": [], "owner": []}
 
         def look(start: int) -> None:
@@ -194,7 +194,7 @@ class TestSplit:
 
     @pytest.mark.parametrize("bad", [0, 5])
     def test_error_of_a_part_is_raised(self, bad):
-        """The split raises the error of a part, and afterwards all cores are idle again."""
+        """The split raises the ValueError of a part, and afterwards three cores are idle again."""
 
         def part(number: int) -> None:
             if number == bad:
@@ -208,7 +208,7 @@ class TestSplit:
         assert on_worker(work) == (f"part {bad}", 3)
 
     def test_late_helper_holds_no_reference(self):
-        """A job that has ended holds no reference to its work, even if a helper comes late."""
+        """A finished job drops the reference to its work, and a helper that starts afterwards raises no error."""
         job = core_sharing._Job(lambda lo, hi: None, [(0, 1)])
         late = job._help
         job._finish()
@@ -233,7 +233,7 @@ class TestSplit:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
     def test_forked_child_starts_new_helpers(self):
-        """A forked child, which has none of its parent's helpers, starts its own."""
+        """After a fork, two parts that wait for each other finish in the child and in the parent."""
         code = """
 import os, threading, weftplan as mx
 from weftplan.support import blas_threads as blas, core_sharing as cores
@@ -281,14 +281,14 @@ class TestLookers:
         (1, True, [1]), (2, True, [1, 3]), (3, True, None), (3, False, [1, 3]), (1, False, [1]),
     ])  # fmt: skip
     def test_spinning_helpers_are_notified(self, free, most, all_or_none, told):
-        """Up to ``most`` spinning helpers are notified; with ``all_or_none``, none if fewer spin."""
+        """The function gets up to ``most`` spinning helpers; with ``all_or_none`` and fewer, no call."""
         seen = []
         assert core_sharing.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
         assert seen == ([] if told is None else [told])
         assert set(core_sharing._pool.free) == set(free)
 
     def test_notified_helpers_count_as_busy(self, free):
-        """The cores of notified helpers count as busy until the work ends, even if it raises."""
+        """The cores of two notified helpers count as busy until the function raises, and as idle afterwards."""
 
         def run(boxes):
             idle.append(core_sharing.idle_cores())
@@ -323,7 +323,7 @@ class TestLookers:
         assert set(core_sharing._pool.free) == set(free)
 
     def test_woken_helper_spins_again(self, monkeypatch):
-        """The second of two quick calls of ``call_looker()`` starts a helper, which then spins."""
+        """If no helper exists, two quick calls of ``call_looker()`` start one, which then spins."""
         monkeypatch.setattr(core_sharing._pool, "free", [])
         monkeypatch.setattr(core_sharing._pool, "started", 0)
         looked = threading.Event()

@@ -20,7 +20,7 @@ def nothing():
 
 
 def test_the_caller_may_reuse_its_lists(eng):
-    """A change of the caller's list after the push has no effect."""
+    """If the caller changes its list of written vars after a push, the operation still writes the original var."""
     a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()
     eng.push(gate.wait, (), [a])
     writes = [a]
@@ -66,7 +66,7 @@ def test_versions_agree_on_every_engine_in_a_bulk():
 
 
 def test_a_traceback_does_not_grow(eng):
-    """Raising the same failure fifty times does not lengthen its traceback."""
+    """If fifty waits raise the same failure, its traceback is as long after the last wait as after the first."""
     var, depths = eng.new_variable(), []
     eng.push(boom, (), [var])
     for _ in range(50):
@@ -77,7 +77,7 @@ def test_a_traceback_does_not_grow(eng):
 
 
 def test_errors_of_asynchronous_operations(eng):
-    """No worker dies if an asynchronous operation raises after completion or completes with a non-exception."""
+    """A wait raises an error that follows completion, and EngineError after ``done("oops")``; later operations run."""
     var = eng.new_variable()
 
     def late(done):
@@ -123,7 +123,7 @@ def test_exceptions_with_broken_methods(eng):
 
 
 def test_destructor_of_a_function_may_push(eng):
-    """A function's destructor may push, because the engine destroys the function outside its lock."""
+    """An operation that the destructor of an operation's function pushes runs."""
     var, log = eng.new_variable(), []
 
     class Last:
@@ -142,7 +142,7 @@ def test_destructor_of_a_function_may_push(eng):
 
 
 def test_endless_wait_on_naive_engine_raises():
-    """A wait inside an operation for its own var raises WaitInWorkerError with the fix instead of hanging."""
+    """On the naive engine, an operation that waits for the var it writes gets WaitInWorkerError with the fix."""
     naive = engine.create("NaiveEngine")
     var = naive.new_variable()
 
@@ -182,7 +182,7 @@ def test_nested_push_failures_on_naive_engine():
 
 
 def test_operation_may_wait_on_another_engine(eng):
-    """An operation may wait for another engine."""
+    """An operation that waits for a var of another engine completes without an error."""
     other_engine = engine.create("ThreadedEnginePerDevice")
     a, b = eng.new_variable(), other_engine.new_variable()
     other_engine.push(nothing, (), [b])
@@ -195,7 +195,7 @@ def test_operation_may_wait_on_another_engine(eng):
     "kinds", [("NaiveEngine", "NaiveEngine"), ("NaiveEngine", "Simulator"), ("Simulator", "NaiveEngine")]
 )
 def test_inline_operation_may_wait_on_another_engine(kinds):
-    """An operation on an engine that runs inline may wait for another inline engine."""
+    """An operation on a naive engine or simulator may wait for another such engine; both operations run."""
     eng, second = (engine.create(kind) for kind in kinds)
     a, b, log = eng.new_variable(), second.new_variable(), []
 
@@ -271,7 +271,7 @@ def test_one_raise_heals_all_arrays(monkeypatch):
 
 
 def test_await_and_futures(eng):
-    """``await var`` suspends the coroutine and raises the var's failure; a cancelled future affects no operation."""
+    """``await var`` returns the var or raises its failure; after a future is cancelled, wait_for_all raises nothing."""
 
     async def main():
         a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()

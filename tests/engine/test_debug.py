@@ -150,7 +150,7 @@ def test_watchdog_ends_with_its_engine(debug):
 
 
 def test_the_report_of_a_thread_that_has_ended(debug):
-    """The report names an asynchronous operation that has not completed, although its thread has left it."""
+    """The report names a pending asynchronous operation whose function has already returned."""
     eng = engine.create("ThreadedEnginePerDevice")
     kept, var = [], eng.new_variable("x")
     eng.push_async(kept.append, (), [var], name="forgetful")
@@ -257,7 +257,7 @@ def test_undeclared_write_names_its_line(debug):
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
-    """``debug_enabled()`` is true with WEFTPLAN_ENGINE_DEBUG=1, and operators still work on their read-only inputs."""
+    """``debug_enabled()`` is true with WEFTPLAN_ENGINE_DEBUG=1, and ``mx.nd.sum`` gives the right values."""
     assert not engine.debug_enabled()
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     with engine.using(engine.create("ThreadedEnginePerDevice")) as eng:
@@ -291,7 +291,7 @@ def test_an_undeclared_write_in_a_bulk(debug, size):
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_objects_with_broken_attributes(debug, size):
-    """A failure keeps its type if its text or an attribute of a local variable raises; the worker then continues."""
+    """A failure keeps its type if its ``__str__`` or an attribute of a local raises, and a later operation runs."""
 
     class Odd(ValueError):
         def __str__(self):

@@ -35,7 +35,7 @@ def debug(monkeypatch):
 
 
 def test_an_operator_on_arrays(debug, kind):
-    """The wait raises UndeclaredWriteError with operator, variable name and line; the input is unchanged."""
+    """If an operator writes to its input, a read raises UndeclaredWriteError with names and line; the input stays."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -60,7 +60,7 @@ def test_an_operator_in_an_executor(debug, kind, monkeypatch):
 
 
 def test_undeclared_write_passes_without_debug_mode(kind):
-    """Without debug mode the same operator changes its input, so the tests above can fail."""
+    """Without debug mode, an operator that writes to its input changes it to 2 and raises nothing."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -70,7 +70,7 @@ def test_undeclared_write_passes_without_debug_mode(kind):
 
 
 def test_declared_outputs_are_writable(debug, kind):
-    """In debug mode, ``a += b``, ``out=a`` and moving statistics may be written."""
+    """In debug mode, ``a += b``, ``out=b`` and an update of BatchNorm's moving mean raise nothing."""
     with engine.using(engine.create(kind)) as eng:
         a, b = mx.nd.ones((3,)), mx.nd.ones((3,))
         a += b

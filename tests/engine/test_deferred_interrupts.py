@@ -19,7 +19,7 @@ def handler():
 
 
 def test_interrupt_is_raised_after_the_block():
-    """An interrupt in a block is raised after the block has finished."""
+    """A Ctrl-C inside a block raises KeyboardInterrupt after the block has finished."""
     done = []
 
     def work():
@@ -113,7 +113,7 @@ def test_inner_section_restarts_the_time():
 
 
 def test_restored_shield_works_again():
-    """If the shield's handler is restored after its block, later blocks still defer interrupts."""
+    """If code reinstalls the shield's handler after its block, a later block still defers KeyboardInterrupt."""
     with shielded():
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGINT, previous)
@@ -159,7 +159,7 @@ def test_handler_installed_inside_stays():
 
 
 def test_shield_restored_later_is_transparent():
-    """The shield's handler, if restored after its block has ended, raises KeyboardInterrupt as usual."""
+    """The shield's handler, if restored after its block has ended, raises KeyboardInterrupt immediately."""
     with shielded():
         saved = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, saved)

@@ -1,4 +1,4 @@
-"""Engines without references: their threads end, and destructors in the same garbage may still push."""
+"""Engines without references: their threads end, and destructors collected with them may still push."""
 
 import gc
 import threading

@@ -145,7 +145,7 @@ def test_number_of_recorded_failures_is_bounded(eng):
 
 
 def test_one_summary_at_exit():
-    """Exit after 303 unraised failures prints at most eight lines, with their number and kinds."""
+    """Exit after 303 unraised failures prints at most eight lines, with their number and the first error."""
     program = (
         "from weftplan import engine\n"
         "def bad(x): raise ValueError('many\\nlines')\n"
@@ -160,7 +160,7 @@ def test_one_summary_at_exit():
 
 
 def test_suspended_generators_survive_clearing(eng):
-    """Clearing the traceback of an error does not close a suspended generator that has caught it."""
+    """After a task raises an error whose cause a suspended generator caught, the generator continues."""
 
     def numbers():
         try:

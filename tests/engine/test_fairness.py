@@ -111,7 +111,7 @@ def test_unserved_requests_count_towards_the_limit(make_bounded_engine, kind, mo
 def test_timed_wait_checks_repeatedly(wait, monkeypatch):
     """A timed wait checks again after each PATIENCE_S, so it notices an operation that ends after its first check.
 
-    For the same reason it notices a Ctrl-C that comes just before Python blocks.
+    Repeated checks also let a Ctrl-C that comes just before Python blocks take effect; this is not tested here.
     """
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)
     eng, go, looks = engine.create("ThreadedEngine", cpu_workers=1), threading.Event(), []

@@ -48,7 +48,7 @@ def check_in_child(check):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_queue_created_between_stop_and_fork():
-    """A child can run operations if its parent created a queue between stop() and the fork.
+    """A child runs operations even if its parent created a queue between stop() and the fork.
 
     A push after stop() creates a queue whose worker sleeps. The child must not try to wake that worker, because its
     thread does not exist in the child.

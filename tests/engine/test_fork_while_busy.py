@@ -170,7 +170,7 @@ def test_ctrl_c_ends_the_wait_before_fork():
 
 
 def test_two_threads_fork_concurrently(monkeypatch):
-    """Two threads that fork at the same time both get children with usable engines, and neither thread hangs."""
+    """If two threads fork at the same time, every child can run operations on all engines, and neither thread hangs."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     engines = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
     variables = [eng.new_variable() for eng in engines]

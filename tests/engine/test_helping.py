@@ -62,7 +62,7 @@ def test_a_short_operation_runs_on_the_waiting_thread(eng):
 
 
 def test_wait_for_all_runs_ready_operations(eng):
-    """Each operation of a chain runs once and in order, on any thread, and the statistics count it."""
+    """During wait_for_all, 1000 operations on one var each run once, in order, and the statistics count them."""
     var, ran = eng.new_variable(), []
     run_short_operations(eng, var)
     before = sum(q.completed for q in eng.statistics().queues)
@@ -201,7 +201,7 @@ def test_operation_does_not_see_the_waiters_context(eng):
 
 
 def test_nested_wait_is_refused_in_the_seat(eng):
-    """An operation that waits for its own engine gets WaitInWorkerError on any thread."""
+    """If an operation waits for its own engine, a wait for its var raises WaitInWorkerError."""
     var, second = eng.new_variable(), eng.new_variable()
     run_short_operations(eng, var)
     eng.push(lambda: eng.wait_for_var(second), (), [var])
@@ -396,7 +396,7 @@ def test_idle_cores_help_in_the_seat(options, together):
 
 
 def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
-    """``give_way()`` sleeps once if a woken worker has not started yet, and otherwise not at all."""
+    """``give_way()`` sleeps once if a woken worker has not started yet; otherwise it returns without sleeping."""
     var, slept = eng.new_variable(), []
     run_short_operations(eng, var)
     queue = plain_queue(eng)
@@ -414,7 +414,7 @@ def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
 
 
 def test_operation_without_queue_is_waited_for():
-    """A thread that waits for an operation outside all queues, started by its pusher, sleeps until its completion."""
+    """A thread that waits for an operation outside all queues, started by its pusher, returns after its completion."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, started = eng.new_variable(), []
     run_short_operations(eng, var)

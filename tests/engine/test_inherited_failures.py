@@ -112,7 +112,7 @@ def add_in_bulk(y):
 
 @pytest.mark.parametrize("name", ND_IN_PLACE)
 def test_arrays_of_the_library(threads, name):
-    """An NDArray operation that reads or partly overwrites a failed array fails; ``y[:] = 3`` clears the failure."""
+    """If a failed NDArray is read or partly overwritten, ``asnumpy()`` raises its failure; ``y[:] = 3`` clears it."""
     y = mx.nd.zeros((3,))
     y.wait_to_read()
     write_half_and_fail(y)

@@ -65,7 +65,7 @@ def test_inline_error_leaves_no_failure(eng):
 
 
 def test_interrupt_in_inline_work_reaches_the_caller(eng):
-    """A KeyboardInterrupt in the work reaches the caller, and no operation is pending afterwards."""
+    """A KeyboardInterrupt in the work reaches the caller; later waits return, and later work runs inline."""
     var = eng.new_variable()
 
     def work():
@@ -78,7 +78,7 @@ def test_interrupt_in_inline_work_reaches_the_caller(eng):
 
 
 def test_push_and_wait_inside_inline_work(eng):
-    """Inline work that reads may push and wait, as a signal handler or destructor might."""
+    """A push and waits inside inline work succeed, as a signal handler or destructor might make them."""
     var, second = eng.new_variable(), eng.new_variable()
     seen = []
 
@@ -93,7 +93,7 @@ def test_push_and_wait_inside_inline_work(eng):
 
 
 def test_tracer_bulk_and_failure_disable_inline_work(eng):
-    """With a tracer or inside a bulk, work does not run inline."""
+    """With a tracer or inside a bulk, run_inline returns a false value; wait_for_all still raises a later failure."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
     assert not eng.run_inline((var,), lambda: True)
@@ -325,7 +325,7 @@ def test_begun_operation_completes_inline(eng):
 
 @pytest.mark.parametrize("stage", ["begin", "end"])
 def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
-    """A signal handler that waits during begin or completion gets EngineError; the operation continues."""
+    """A signal handler that waits during begin or completion gets EngineError; the operation still completes."""
     from weftplan.engine import region
 
     read, write, actual = eng.new_variable(), eng.new_variable(), []
@@ -347,7 +347,7 @@ def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
 
 
 def test_raising_signal_handler_leaves_complete_release(eng, monkeypatch):
-    """If a signal handler raises while vars are released, all vars are released before the error propagates."""
+    """If a signal handler raises TimeoutError while vars are released, all vars are idle when the error propagates."""
     from weftplan.engine import region
 
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))

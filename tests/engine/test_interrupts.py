@@ -229,7 +229,7 @@ CASES += [("NaiveEngine", name) for name in ("push", "wait_for_all", "delete_var
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="the places are those of this interpreter")
 @pytest.mark.parametrize(("kind", "work"), CASES)
 def test_an_interrupt_anywhere(kind, work):
-    """After Ctrl-C at any tested bytecode, later operations run, no operation runs twice, and no delete is lost."""
+    """After Ctrl-C at any tested bytecode, later operations run, none runs twice, and no delete is lost."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HARNESS, kind, work, "1", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -122,7 +122,7 @@ def test_wait_for_all_raises_each_failure_once(eng):
 
 
 def test_skipped_operation_names_its_cause(eng):
-    """A skipped operation raises the failure that caused the skip, not a later error of its output.
+    """Waits for an input's failure and for a later device failure raise ZeroDivisionError, each with its own name.
 
     An operation that overwrites a failed var clears its failure.
     """

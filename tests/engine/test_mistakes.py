@@ -60,7 +60,7 @@ def one_var():
     ],
 )
 def test_error_shows_the_correct_call(mistake, told):
-    """A mistaken call raises EngineError or ConfigError with the correct call, and no operation is scheduled."""
+    """A mistaken call raises EngineError or ConfigError with a hint, and no operation is pushed."""
     before = engine.get().statistics().pushed
     with pytest.raises((EngineError, ConfigError), match=told):
         mistake()
@@ -96,7 +96,7 @@ def test_falsy_delete_function_is_called():
 
 
 def test_mxnet_property_numbers_are_accepted():
-    """MXNet's numbers are accepted as ``prop``: 3 means CPU_PRIORITIZED."""
+    """A push with MXNet's property number, ``prop=3``, runs its operation."""
     var, ran = engine.get().new_variable(), []
     engine.get().push(lambda: ran.append(1), (), [var], prop=3)
     engine.get().wait_for_var(var)
@@ -104,7 +104,7 @@ def test_mxnet_property_numbers_are_accepted():
 
 
 def test_simulator_runs_deletes_at_exit():
-    """At exit the simulator deletes arrays that died after the last wait, without a message."""
+    """With the simulator, exit prints nothing and returns 0 if an array died after the last wait."""
     code = """
         import weftplan as mx
         a = mx.nd.zeros((4,)) + 1

@@ -120,7 +120,7 @@ class TestMisbehaviour:
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
     def test_duplicate_var_is_refused(self, eng, twice):
-        """A push with a duplicate var raises DuplicateVarError, and the array stays usable; in MXNet the wait hangs."""
+        """A push with a duplicate var raises DuplicateVarError and changes nothing; in MXNet the next wait hangs."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):
@@ -130,7 +130,7 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [2, 2, 2]
 
     def test_raising_callback_fails(self, eng):
-        """A wait and a read raise an operation's error until a later write; in MXNet both succeed."""
+        """A wait and a read raise an operation's error until a later write clears it; in MXNet both succeed."""
         a = mx.nd.zeros(2)
         push_failing(eng, boom, (), [a.var])
         with pytest.raises(Boom):
@@ -142,7 +142,7 @@ class TestMisbehaviour:
         assert eng.statistics().failed == 1
 
     def test_failed_result_raises_every_time(self, eng):
-        """Each read of a failed result raises; in MXNet the second read returns a buffer without a result."""
+        """Each read of a failed result raises its error; in MXNet the second read returns an uninitialized buffer."""
         a = mx.nd.zeros(2)
         push_failing(eng, boom, (), [a.var])
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The pipeline example: equal bits, overlapping lanes in its trace, and a picture with every task."""
+"""The pipeline example: equal results, overlapping operations in its trace, and a picture with every task."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_every_request_is_served_with_a_limit(threads, each, most):
 
 @pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
 def test_each_order_of_request_and_token_is_needed(change):
-    """If a thread checks before a step instead of after it, a request is never served (race 1 of the README).
+    """If a thread checks before a step instead of after it, explore raises Violation (race 1 of the README).
 
     The steps are the append of a request, before the check of the token, and the return of the token, before the check
     of the requests.
@@ -106,7 +106,7 @@ def test_each_order_of_request_and_token_is_needed(change):
 
 
 def test_leaving_requests_to_other_threads_is_wrong():
-    """A request that is left to the next thread may never be served (race 1 of the README)."""
+    """If a thread at its limit leaves requests to the next thread, explore raises Violation (race 1 of the README)."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 2, "leave it to whoever comes next", most=1)
 
@@ -212,6 +212,6 @@ def test_waits_return_neither_early_nor_never(for_all):
     ],
 )
 def test_each_order_in_waits_is_needed(change, for_all, what):
-    """If two checks of a wait are exchanged, it returns too early or never (the README's section "Without the GIL")."""
+    """If two steps of a wait are exchanged, explore raises Violation (the README's section "Without the GIL")."""
     with pytest.raises(Violation, match=what):
         waits_model(change, for_all=for_all)
