@@ -142,7 +142,7 @@ class TestMisbehaviour:
         assert eng.statistics().failed == 1
 
     def test_failed_result_raises_every_time(self, eng):
-        """Each read of a failed result raises its error; in MXNet the second read returns an uninitialized buffer."""
+        """Each read of a failed result raises its error; in MXNet the second read returns a buffer without it."""
         a = mx.nd.zeros(2)
         push_failing(eng, boom, (), [a.var])
         for _ in range(3):
