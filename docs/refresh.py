@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import list_files
+import list_operator_modules
 import list_operators
 import list_reading
 import list_settings
@@ -46,6 +47,7 @@ def pages() -> dict[Path, str]:
     return {
         README: readme(),
         ROOT / "docs/environment.md": environment_markdown(),
+        list_operator_modules.PATH: list_operator_modules.text(),
         list_operators.PAGE: list_operators.page(),
         list_settings.PAGE: list_settings.page(),
         list_reading.PAGE: list_reading.page(),

@@ -5,7 +5,6 @@ import pathlib
 
 import pytest
 
-import weftplan.ops  # noqa: F401
 from tests.support.together import together
 from weftplan.ops.core import registry
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weftplan.ops  # noqa: F401 - registers the operators
 from weftplan import symbol as sym
 from weftplan.ops.core.schema import OpContext, Req
 from weftplan.planner import Kind, PlannedGraph

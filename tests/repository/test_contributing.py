@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import weftplan.ops  # noqa: F401  # registers the operators
 from weftplan.ops.core import registry
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +74,6 @@ def copy_with_operator(folder: Path) -> Path:
     root = Path(shutil.copytree(ROOT, folder / "copy", symlinks=True, ignore=skipped))
     (root / "weftplan/ops/twice.py").write_text('"""Doubling."""\n\n' + operator, encoding="utf-8")
     (root / "tests/ops/test_twice.py").write_text('"""Doubling."""\n\n' + test, encoding="utf-8")
-    init = root / "weftplan/ops/__init__.py"
-    init.write_text(init.read_text("utf-8") + "import weftplan.ops.twice  # noqa: F401\n", encoding="utf-8")
     run("docs/refresh.py", root=root)
     return root
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-import weftplan.ops  # noqa: F401  (registers the operators)
 from weftplan.ops.core import registry
 from weftplan.ops.core.implementations import Implementation, numpy_of, provided
 from weftplan.ops.core.node_call import NodeCall

@@ -21,24 +21,24 @@ import hashlib
 import marshal
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weftplan import config
-from weftplan.ops.compiled.target import host
 from weftplan.ops.core import implementations
-from weftplan.ops.core.implementations import Implementation
+from weftplan.ops.core.implementations import Implementation, compiler
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
+Replaced = tuple[tuple[str, str, Implementation], ...]
+"""The result of :func:`weftplan.ops.core.implementations.replaced`."""
 MOST = 4
 """Maximum number of plans in memory for one symbol: enough for training with validation, or for a few buckets."""
 
@@ -105,12 +105,12 @@ def planned_once(
     if cached is None or cached.graph != described:
         cached = symbol.kept = _CachedPlans(described)
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
-    provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
-    key = options, question, provided
+    replaced = implementations.replaced()
+    key = options, question, replaced
     plans: list[tuple[Hashable, PlannedGraph]] = cached.plans
     result = next((planned for known, planned in plans if known == key), None)
     if result is None:
-        file = PlanFile(symbol, order, options, question, provided)
+        file = PlanFile(symbol, order, options, question, replaced)
         result = file.load()
         if result is None:
             result = plan(order)
@@ -128,7 +128,7 @@ class PlanFile:
     """The file in the cache folder for one plan; it may not exist yet."""
 
     def __init__(
-        self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable, provided: Hashable
+        self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable, replaced: Replaced
     ) -> None:
         """
         Args:
@@ -136,7 +136,7 @@ class PlanFile:
             order: its depth-first order.
             options: plan options.
             question: everything else from the caller that the plan depends on; equal values have the same ``repr``.
-            provided: the implementations of operators other than NumPy's, for the host and for GPUs.
+            replaced: the implementations of operators that are not the package's own.
         """
         self._order, self._options = order, options
         self._folder = user_cache.folder("plans") if _CODE and config.get("WEFTPLAN_PLAN_CACHE") else None
@@ -148,8 +148,8 @@ class PlanFile:
                 self._folder = None
             else:
                 digest = hashlib.sha256(marshal.dumps(graph, _FORMAT))
-                digest.update(repr((_CODE, options, question)).encode())
-                digest.update(_process_state(provided))
+                digest.update(repr((_CODE, options, question, np.__version__, sys.version)).encode())
+                digest.update(repr([(where, op, *_names(way)) for where, op, way in replaced]).encode())
                 self._name = digest.hexdigest()
 
     def load(self) -> PlannedGraph | None:
@@ -157,8 +157,8 @@ class PlanFile:
         data = None if self._folder is None else user_cache.load(self._folder, self._name)
         if data is None:
             return None
-        compiler, content = marshal.loads(data)
-        if compiler and compiler != repr(host()):
+        written_for, content = marshal.loads(data)
+        if written_for and written_for != repr(compiler()):
             return None  # kernels were chosen with another compiler, or without one
         return stored_plans.loaded(content, self._order[0])
 
@@ -178,25 +178,15 @@ class PlanFile:
         except stored_plans.NotPlainError:
             return
         compiled = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
-        data = marshal.dumps((repr(host()) if compiled else "", content), _FORMAT)
+        data = marshal.dumps((repr(compiler()) if compiled else "", content), _FORMAT)
         user_cache.keep(self._folder, self._name, data)
 
 
-@lru_cache(maxsize=1)
-def _process_state(_provided: Hashable) -> bytes:
-    """Return the implementations of operators and the versions that plans depend on, as bytes.
-
-    Args:
-        _provided: the key of the cache of this function.
-    """
-    offered = []
-    for where in ("host", "sim"):
-        for op, way in implementations.provided(where).items():
-            one: Implementation | None = way
-            while one is not None:
-                offered.append((where, op, one.name))
-                one = one.otherwise
-    return repr((offered, np.__version__, sys.version)).encode()
+def _names(implementation: Implementation | None) -> Iterator[str]:
+    """Yield the names of an implementation and of those that are tried after it."""
+    while implementation is not None:
+        yield implementation.name
+        implementation = implementation.otherwise
 
 
 def _state_of_code() -> str:

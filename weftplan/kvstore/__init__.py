@@ -4,16 +4,27 @@
 they read and write.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.teststore import TestStore
 from weftplan.kvstore.updater import Updater
+from weftplan.support.lazy_import import late_import
+
+if TYPE_CHECKING:
+    from weftplan.kvstore.on_device import KVStoreDevice
 
 KVStore = KVStoreLocal
 
 __all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "TestStore", "Updater", "create", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "KVStoreDevice":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return late_import("weftplan.kvstore.on_device").KVStoreDevice
 
 
 def __dir__() -> list[str]:

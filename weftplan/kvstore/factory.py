@@ -1,6 +1,6 @@
 """The factory of stores, :func:`create`, and the names that it accepts.
 
-Distributed stores and ``nccl`` are imported on first use. Any thread may call :func:`create`.
+Stores other than ``local`` are imported on first use. Any thread may call :func:`create`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from weftplan.errors import KVStoreError, did_you_mean
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.lazy_import import late_import
 
@@ -46,7 +45,7 @@ def create(name: str = "local") -> KVStoreBase:
     if lowered in LOCAL_TYPES:
         return KVStoreLocal(lowered)
     if lowered in DEVICE_TYPES:
-        return KVStoreDevice(lowered)
+        return _import_store("on_device", "KVStoreDevice", lowered)
     if lowered in DIST_TYPES:
         return _import_store("distributed.sync", "KVStoreDistSync", lowered)
     if lowered in DIST_DEVICE_TYPES:

@@ -23,8 +23,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.compiled.exchange.sums import PAST, compiled_spread, compiled_sum, copy_past
+from weftplan.ops.core import implementations
 from weftplan.ops.core.floats import is_half
+from weftplan.ops.core.implementations import PAST
 from weftplan.support.core_sharing import share_out
 
 BLOCK_BYTES = 1 << 18
@@ -117,7 +118,7 @@ def reduce_arrays(
         return
     work = None
     if compiled and block_sum in _COMPILED and flat_out.nbytes > BLOCK_BYTES:
-        work = compiled_sum(flats, flat_out, grouped=_COMPILED[block_sum])
+        work = implementations.SUM.get()(flats, flat_out, grouped=_COMPILED[block_sum])
     if work is None:
 
         def work(lo: int, hi: int) -> None:
@@ -183,7 +184,9 @@ def spread_array(
     flat = source.reshape(-1)
     flats = [target.reshape(-1) for target in targets]
     block = max(1, BLOCK_BYTES // flat.itemsize)
-    work = compiled_spread(flat, flats) if compiled and len(flats) > 1 and flat.nbytes > BLOCK_BYTES else None
+    work = None
+    if compiled and len(flats) > 1 and flat.nbytes > BLOCK_BYTES:
+        work = implementations.SPREAD.get()(flat, flats)
     if work is None:
         fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
@@ -208,7 +211,7 @@ def _fill(source: Array, target: Array) -> None:
 
 
 def _fill_past(source: Array, target: Array) -> None:
-    if not copy_past(source, target):
+    if not implementations.COPY_PAST.get()(source, target):
         target[...] = source
 
 

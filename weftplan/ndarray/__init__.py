@@ -8,7 +8,6 @@ here by name.
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
-from weftplan.ndarray import contributed, control_flow, random  # noqa: F401 - the first two: mx.nd.contrib
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_cache import Repeated as _Repeated  # noqa: F401 - methods of arrays call by it
 from weftplan.ndarray.calls.invoke import invoke
@@ -59,6 +58,7 @@ from weftplan.support import slots
 from weftplan.support.lazy_import import late_import
 
 if TYPE_CHECKING:
+    from weftplan.ndarray import random
     from weftplan.ndarray import row_sparse as sparse  # noqa: F401 - made at first use
     from weftplan.ndarray.operators import NAMESPACES
     from weftplan.ndarray.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
@@ -124,6 +124,11 @@ def _attribute(name: str) -> Any:
 
     if name == "sparse":
         return late_import("weftplan.ndarray.row_sparse")
+    if name == "random":
+        return late_import("weftplan.ndarray.random")
+    if name == "contrib":  # both add functions to the namespace
+        late_import("weftplan.ndarray.contributed")
+        late_import("weftplan.ndarray.control_flow")
     if name == "Custom":
         return slots.ARRAY_CUSTOM.get()
     value = NAMESPACES.get(name) or function(name)

@@ -21,11 +21,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weftplan import config
 from weftplan.locks import Lock, whole_in_children
-from weftplan.ops.compiled import jit
-from weftplan.ops.compiled.target import host
 from weftplan.ops.core import tiling
-from weftplan.ops.core.implementations import Choice, Implementation, Specs, numpy_of, provided
+from weftplan.ops.core.implementations import Choice, Implementation, Specs, compiler, numpy_of, provided
 from weftplan.ops.core.schema import Op, OpContext, Params
 from weftplan.support import user_cache
 
@@ -75,7 +74,7 @@ def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: lis
     with _lock:
         seconds = _known.get(name)
         if seconds is None:
-            place = jit.place()
+            place = user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
             seconds = _read(user_cache.load(place, name), choices)
             if seconds is None:
                 seconds = _measured(op, params, inputs, outputs, choices=choices)
@@ -85,11 +84,9 @@ def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: lis
 
 
 def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
-    machine = host()
-    where = machine if isinstance(machine, str) else f"{machine.cpu} {machine.bits} {machine.compiler}"
     settings = sorted((name, repr(value)) for name, value in params.items() if name not in ("cudnn_tune", "workspace"))
     specs = [(spec.shape, str(spec.dtype)) for spec in (*inputs, *outputs)]
-    return user_cache.key("time 1", where, np.__version__, op.name, repr(settings), repr(specs))
+    return user_cache.key("time 2", repr(compiler()), np.__version__, op.name, repr(settings), repr(specs))
 
 
 def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import weftplan.ops.compiled.batch_norm.implementation
-import weftplan.ops.cuda.batch_norm  # noqa: F401 - both register kernels that this module adapts
 from weftplan.ops.core.implementations import Implementation, Specs, provide, provided
 from weftplan.ops.core.params import p_int, p_str
 from weftplan.ops.core.registry import get, register

@@ -20,8 +20,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from threadpoolctl import ThreadpoolController
-
 from weftplan import config
 from weftplan.locks import Lock, free_in_children
 from weftplan.support import control_groups
@@ -81,6 +79,8 @@ def limit() -> None:
             return
         threads, _ = planned()
         if threads is not None:
+            from threadpoolctl import ThreadpoolController
+
             libraries = ThreadpoolController().select(user_api="blas").lib_controllers
             for library in libraries:
                 library.set_num_threads(threads)

@@ -63,7 +63,7 @@ def declared() -> Mapping[str, Slot[Any]]:
 
 BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.bind")
 SIMPLE_BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.simple_bind")
-PLAN_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.planner", "Symbol.plan")
+PLAN_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.planner.symbolic.estimate", "Symbol.plan")
 DRAW_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.report.network_svg", "a symbol in a notebook")
 SYMBOL_OPERATOR: Slot[Callable[[str], Function]] = Slot(
     "weftplan.symbol.symbol", "weftplan.symbol.api.functions", "an operator as a method of a symbol"
@@ -111,7 +111,9 @@ WORKER_COUNT: Slot[Callable[[], int]] = Slot(
     "weftplan.support.core_sharing", "weftplan.engine.factory", "an operation that may use idle cores"
 )
 POLLING: Slot[Function] = Slot(
-    "weftplan.support.core_sharing", "weftplan.ops.compiled", "a helper thread that waits for its next part"
+    "weftplan.support.core_sharing",
+    "weftplan.ops.compiled.exchange.polling",
+    "a helper thread that waits for its next part",
 )
 COMPACTOR: Slot[Function] = Slot(
     "weftplan.storage.registry", "weftplan.ndarray.spill.spilling", "an allocation that needs a contiguous range"

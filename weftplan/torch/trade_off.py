@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 
 from weftplan.device.amounts import amount
-from weftplan.report.trade_off_picture import trade_off_picture
 from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
 from weftplan.torch.private import tensors_in
+from weftplan.torch.trade_off_picture import trade_off_picture
 
 ROUNDS, MEASURED, ROWS = 5, 6, 24
 """Rounds of a measurement, number of measured choices of a curve, and unmeasured choices in a table."""

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.pooling import implementation as pooling
 from weftplan.ops.compiled.pooling import kernels as pooling_kernels
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.schema import OpContext, TensorSpec
 from weftplan.support import core_sharing
+from weftplan.support.addresses import address
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")

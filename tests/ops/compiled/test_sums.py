@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange import sums
 from weftplan.ops.compiled.target import host
+from weftplan.support.addresses import address
 
 pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))
 

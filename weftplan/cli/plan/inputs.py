@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
 from weftplan.cli.plan.python_names import is_python_name, load_symbol
 from weftplan.convert.onnx_in import OnnxFile, Params

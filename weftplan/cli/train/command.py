@@ -17,7 +17,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, profiler, storage
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.model_files import class_names_path

@@ -13,20 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange.sums import LINE
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import count
-from weftplan.ops.compiled.target import host
+from weftplan.ops.core import implementations
 from weftplan.ops.core.schema import DType
 from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
-FEW = 1 << 17
-"""Minimum elements of a part."""
-BORDER = 64
-"""Parts begin at multiples of this number of elements, so at cache lines."""
 _ARITHMETIC = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _COMPARED = {"not_equal": "une", "equal": "oeq", "less": "olt", "less_equal": "ole", "greater": "ogt",
              "greater_equal": "oge"}  # fmt: skip
@@ -34,8 +29,8 @@ assert set(_COMPARED) == TRUTHS
 
 
 Run = Callable[[Sequence[Any], int, int], None]
-"""``run(arrays, first, last)`` computes a formula for the elements ``first`` to ``last``; ``first`` is a multiple of
-:data:`BORDER`."""
+"""``run(arrays, first, last)`` computes a formula for the elements ``first`` to ``last``; ``first`` is
+the first of a cache line."""
 
 
 def compiled(recorded: Recorded, dtype: DType) -> Run:
@@ -54,16 +49,6 @@ def compiled(recorded: Recorded, dtype: DType) -> Run:
         assert constants is not None  # keeps the constants alive as long as this function
 
     return run
-
-
-def parts_of(size: int) -> int:
-    """Return the number of parts into which ``size`` elements are cut for idle cores."""
-    return count(size, FEW, size)
-
-
-def available() -> bool:
-    """Return whether formulas can be compiled for this machine."""
-    return not isinstance(host(), str)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -147,3 +132,6 @@ def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) ->
     """Emit a selection by lane: ``then`` if the comparison holds, else ``otherwise``."""
     there = f.value(f"fcmp {how} {f.vector} {a}, {b}")
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")
+
+
+implementations.FORMULA.fill(compiled)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.copies import PACK, PAD
 from weftplan.ops.compiled.product import GATHER, NARROW, PRODUCT, WEIGHTS
 from weftplan.ops.compiled.size_table import (
@@ -30,6 +29,7 @@ from weftplan.ops.compiled.size_table import (
     reach_of,
     runs_of,
 )
+from weftplan.support.addresses import address
 
 Words = NDArray[np.int64]
 

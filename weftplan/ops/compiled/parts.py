@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange import polling
 from weftplan.ops.compiled.jit import Entry
 from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.replay import Call
 from weftplan.ops.core.products import MOST
+from weftplan.support.addresses import address
 from weftplan.support.core_sharing import call_looker, idle_cores, split_in_rooms, with_lookers
 
 

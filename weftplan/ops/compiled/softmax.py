@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange.sums import LINE
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
@@ -24,6 +23,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.nn.softmax_output import as_rows_of
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 WORDS = ("x", "y", "first", "last", "classes", "row")

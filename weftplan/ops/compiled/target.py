@@ -12,6 +12,8 @@ import platform
 from dataclasses import dataclass
 from types import ModuleType
 
+from weftplan.ops.core import implementations
+
 _WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 
 
@@ -90,3 +92,6 @@ def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> 
         wide = all(features.get(name) for name in _WIDE)
         return Target(cpu, listed, *((512, 32, versions, "v") if wide else (256, 16, versions, "x")))
     return f"kernels are not written for {machine} processors"
+
+
+implementations.COMPILER.fill(host)

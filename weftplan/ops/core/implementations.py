@@ -7,14 +7,25 @@ An :class:`Implementation` states which calls it can compute, their scratch byte
 :func:`choose` selects one before memory is allocated, from the operator, its parameters, shapes, dtypes, the device
 type and a mode. So its choice is always the same on one machine. Autotuning may replace this choice by the fastest
 implementation in a measurement (:mod:`weftplan.ops.autotune`).
+
+The package's own implementations are imported when a choice first considers them, by the name of their operator
+(:mod:`weftplan.ops.core.operator_modules`). Compiled loops that other rooms call without an
+operator are the slots at the end of this module (:mod:`weftplan.support.slots`), filled on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from weftplan.ops.core.operator_modules import GPU, HOST
 from weftplan.ops.core.schema import Kernel, Op, Params, TensorSpec
+from weftplan.support.lazy_import import late_import
+from weftplan.support.slots import Slot
 
 MODES = ("auto", "numpy", "native")
 Specs = Sequence[TensorSpec]
@@ -62,17 +73,60 @@ class Choice:
         return f"{self.implementation.name} ({self.reason})" if self.reason else self.implementation.name
 
 
-_PROVIDED: dict[str, dict[str, Implementation]] = {"host": {}, "gpu": {}}
+class _Provided(Mapping[str, Implementation]):
+    """The implementations for one device type, by operator; the package's own are imported when they are read."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.modules = {op: f"weftplan.{module}" for module, ops in names.items() for op in ops.split()}
+        self.registered: dict[str, Implementation] = {}
+        self.replaced: dict[str, Implementation] = {}
+        """The registered implementations that are not the package's own."""
+
+    def register(self, op: str, implementation: Implementation) -> None:
+        if op in self.modules and self.modules[op] not in sys.modules:
+            self.get(op)  # first the package's own, which this one replaces
+        if op not in self.modules or op in self.registered:
+            self.replaced[op] = implementation
+        self.registered[op] = implementation
+
+    def get(self, op: str, default: object = None) -> Implementation | None:  # type: ignore[override]
+        if op not in self.registered and op in self.modules:
+            late_import(self.modules[op])
+        return self.registered.get(op)
+
+    def __getitem__(self, op: str) -> Implementation:
+        implementation = self.get(op)
+        if implementation is None:
+            raise KeyError(op)
+        return implementation
+
+    def __contains__(self, op: object) -> bool:
+        return op in self.modules or op in self.registered
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.modules, *self.registered)))
+
+    def __len__(self) -> int:
+        return len({*self.modules, *self.registered})
+
+
+_PROVIDED = {"host": _Provided(HOST), "gpu": _Provided(GPU)}
+_NONE: Mapping[str, Implementation] = {}
 
 
 def provide(op: str, implementation: Implementation, *, on: str = "host") -> None:
     """Register the preferred implementation of the operator called ``op``, on a ``host`` or on a ``gpu``."""
-    _PROVIDED[on][op] = implementation
+    _PROVIDED[on].register(op, implementation)
 
 
 def provided(on: str = "host") -> Mapping[str, Implementation]:
-    """Return the registered implementations by operator; empty for a device type without any."""
-    return _PROVIDED.get(on, {})
+    """Return the implementations by operator; empty for a device type without any."""
+    return _PROVIDED.get(on, _NONE)
+
+
+def replaced() -> tuple[tuple[str, str, Implementation], ...]:
+    """Return (device type, operator, implementation) of each implementation that is not the package's own."""
+    return tuple([(on, op, one) for on, table in _PROVIDED.items() for op, one in table.replaced.items()])
 
 
 def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> Choice:
@@ -106,3 +160,54 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
 def numpy_of(op: Op) -> Implementation:
     """Return the implementation by an operator's default kernel, which runs on NumPy and CuPy."""
     return Implementation(name="numpy", kernel=op.forward, workspace=op.workspace_bytes)
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Work = Callable[[int, int], None]
+"""``work(first, last)`` runs a compiled loop on the elements ``first`` to ``last`` (excluded)."""
+Loop = Callable[..., Work | None]
+"""A function that returns a compiled loop for arrays; None if there is none for them, or none on this machine."""
+PACK_STEP = 16
+"""Ranges of :data:`PACK` and :data:`UNPACK` begin and end at multiples of this number of elements."""
+PAST = 1 << 24
+"""Minimum bytes of results that compiled loops write with non-temporal stores, past the caches."""
+MAX_OPERATIONS = 600
+"""Maximum number of operations of a generated elementwise kernel, to bound compile time and registers."""
+
+COMPILER: Slot[Callable[[], object]] = Slot(
+    "weftplan.ops.core.implementations", "weftplan.ops.compiled.target", "a choice that depends on the compiler"
+)
+PACK: Slot[Loop] = Slot(
+    "weftplan.kvstore.compression", "weftplan.ops.compiled.exchange.codec", "compression of a large gradient"
+)
+UNPACK: Slot[Loop] = Slot(
+    "weftplan.kvstore.compression", "weftplan.ops.compiled.exchange.codec", "decompression of a large gradient"
+)
+SUM: Slot[Loop] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "a sum of large arrays"
+)
+SPREAD: Slot[Loop] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "copies of a large array"
+)
+COPY_PAST: Slot[Callable[[Array, Array], bool]] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "a copy past the caches"
+)
+PIECES: Slot[Callable[..., Callable[[], None] | None]] = Slot(
+    "weftplan.kvstore.distributed.arrays.piece_copies",
+    "weftplan.ops.compiled.exchange.sums",
+    "copies and sums of all pieces of a bucket",
+)
+FORMULA: Slot[Callable[..., Callable[[Sequence[Any], int, int], None]]] = Slot(
+    "weftplan.ops.optimizer.fused_update", "weftplan.ops.compiled.elementwise", "a fused optimizer step on a CPU"
+)
+BROADCAST_INDEX: Slot[Callable[..., object | None]] = Slot(
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "a broadcast node on a GPU"
+)
+OPERATIONS: Slot[Callable[[Any], int]] = Slot(
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "an elementwise node on a GPU"
+)
+
+
+def compiler() -> object:
+    """Return the processor and the compiler of compiled kernels, or the reason why there are none as a text."""
+    return COMPILER.get()()

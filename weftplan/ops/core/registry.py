@@ -1,18 +1,25 @@
-"""The operator registry: a process-wide dictionary, filled when ``weftplan.ops`` is imported.
+"""The operator registry: a process-wide dictionary of operators, which are imported by name.
 
-This module owns the table of operators, and the parsing of parameters for all kinds of calls. Operators are registered
-when modules are imported; any thread may look them up.
+This module owns the table of operators, and the parsing of parameters for all kinds of calls. The module of an operator
+is imported when the operator is first asked for (:mod:`weftplan.ops.core.operator_modules`), so a program loads the
+families that its networks use. Any thread may look up operators.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
+from weftplan.ops.core.operator_modules import ALIASES, OPERATORS
 from weftplan.ops.core.schema import REQUIRED, Op
+from weftplan.support.lazy_import import late_import
 
+_OWN_NAMES = {name: module for module, names in OPERATORS.items() for name in names.split()}
+_MODULES = _OWN_NAMES | {alias: module for module, names in ALIASES.items() for alias in names.split()}
+"""The module of each operator of the package, by its name or alias."""
 _OPS: dict[str, Op] = {}
 _ALIASES: dict[str, str] = {}
 _PLANNERS: dict[str, Op] = {}
@@ -25,6 +32,8 @@ def register(op: Op) -> Op:
         ParameterError: a name is registered already.
     """
     for name in (op.name, *op.aliases):
+        if name in _MODULES and f"weftplan.{_MODULES[name]}" not in sys.modules:
+            _load(name)  # the package's own operator of this name comes first
         if name in _OPS or name in _ALIASES:
             raise ParameterError(f"operator {name!r} is registered already")
     _OPS[op.name] = op
@@ -33,16 +42,26 @@ def register(op: Op) -> Op:
     return op
 
 
+def _load(name: str) -> bool:
+    """Import the module of the operator with the name or alias ``name``; return False if the package has none."""
+    module = _MODULES.get(name)
+    if module is not None:
+        late_import(f"weftplan.{module}")
+    return module is not None
+
+
 def get(name: str) -> Op:
-    """Return the operator with the name or alias ``name``.
+    """Return the operator with the name or alias ``name``; import its module first if necessary.
 
     Raises:
         UnknownOperatorError: there is none; the message suggests similar names.
     """
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
+    if op is None and _load(name):
+        op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
         # Users never call the gradients' operators by name.
-        known = [other for other in (*_OPS, *_ALIASES) if not other.startswith("_backward")]
+        known = [other for other in names() if not other.startswith("_backward")]
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
         raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
@@ -63,6 +82,8 @@ def register_planner_op(op: Op) -> Op:
 
 def find(name: str) -> Op | None:
     """Return the operator whose own name is ``name``, the planner's included; None if there is none."""
+    if name not in _OPS and name in _OWN_NAMES:
+        _load(name)
     return _OPS.get(name) or _PLANNERS.get(name)
 
 
@@ -89,14 +110,12 @@ def resolve(name: str, attrs: Mapping[str, object]) -> Op:
 
 def contains(name: str) -> bool:
     """Return whether ``name`` is the name or alias of an operator, other than the planner's."""
-    return name in _OPS or name in _ALIASES
+    return name in _OPS or name in _ALIASES or name in _MODULES
 
 
 def names(*, aliases: bool = True) -> Iterator[str]:
     """Yield the names of all operators other than the planner's, and their aliases unless ``aliases`` is False."""
-    yield from _OPS
-    if aliases:
-        yield from _ALIASES
+    yield from dict.fromkeys((*_MODULES, *_OPS, *_ALIASES) if aliases else (*_OWN_NAMES, *_OPS))
 
 
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from weftplan.ops.core import implementations
 from weftplan.ops.core.cuda_source import ALIGNMENT, are_aligned, each, floats
-from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.implementations import MAX_OPERATIONS, Implementation, Specs, provide
 from weftplan.ops.core.kernels import collapse
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.elementwise.formulas import FUNCTIONS, TRUTHS, Formula, Recorded, recorded
@@ -22,8 +23,6 @@ from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
 
 MOST_ARGUMENTS = 200
 """Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
-MOST_OPERATIONS = 600
-"""Maximum number of operations of one formula, to bound compile time and registers."""
 MOST_IN_VECTORS = 64
 """Each thread computes a vector of elements if the formula has at most this number of operations. Longer formulas are
 bound by arithmetic."""
@@ -258,8 +257,8 @@ def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
     count, found = operations(group), formula_of(group, [True] * len(group.results))
     if not count or found is None:
         return "an operation of the members is not written"
-    if count > MOST_OPERATIONS:
-        return f"written for formulas of at most {MOST_OPERATIONS} operations"
+    if count > MAX_OPERATIONS:
+        return f"written for formulas of at most {MAX_OPERATIONS} operations"
     if 3 * len(group.inputs) + len(group.results) + len(found.constants) > MOST_ARGUMENTS:
         return f"written for at most {MOST_ARGUMENTS} arrays and constants"
     if any(index_of(group.shape, own) is None for own in group.inputs):
@@ -283,3 +282,5 @@ provide(
     Implementation(name="cuda", kernel=_forward, workspace=lambda params, inputs, outputs: 0, refusal=refusal),
     on="gpu",
 )
+implementations.BROADCAST_INDEX.fill(index_of)
+implementations.OPERATIONS.fill(operations)

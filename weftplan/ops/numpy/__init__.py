@@ -1,10 +1,6 @@
 """MXNet's NumPy operators in exported Gluon networks: ``_np_*``, ``_npi_*`` and ``_npx_*``.
 
-Most are operators of :mod:`weftplan.ops` under other names, with other parameters or other dtype rules. Importing this
-package registers them. Behaviour that Gluon networks do not use (integers that become floats, shapes of size 0,
-extensions of mx.np) raises an error that names it.
+Most are operators of :mod:`weftplan.ops` under other names, with other parameters or other dtype rules.
+Behaviour that Gluon networks do not use (integers that become floats, shapes of size 0, extensions of mx.np) raises an
+error that names it.
 """
-
-import weftplan.ops.numpy.arithmetic
-import weftplan.ops.numpy.reduce
-import weftplan.ops.numpy.shape  # noqa: F401

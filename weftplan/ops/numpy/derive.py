@@ -10,28 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import weftplan.ops.creation.filling
-import weftplan.ops.detection
-import weftplan.ops.elementwise.binary
-import weftplan.ops.elementwise.clip
-import weftplan.ops.elementwise.scalar
-import weftplan.ops.elementwise.special
-import weftplan.ops.elementwise.unary
-import weftplan.ops.elementwise.where
-import weftplan.ops.indexing.gather_nd
-import weftplan.ops.indexing.take
-import weftplan.ops.linalg.matrix
-import weftplan.ops.nn
-import weftplan.ops.reduction.argmax
-import weftplan.ops.reduction.cumsum
-import weftplan.ops.reduction.ordering
-import weftplan.ops.reduction.reduce
-import weftplan.ops.shape.broadcast
-import weftplan.ops.shape.concat
-import weftplan.ops.shape.reshape
-import weftplan.ops.shape.shape_of
-import weftplan.ops.shape.slicing
-import weftplan.ops.shape.split_v2  # noqa: F401  (the families that operators are derived from)
 from weftplan.ops.core import registry
 from weftplan.ops.core.forms import ChosenKernel
 from weftplan.ops.core.schema import (

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import elementwise
-from weftplan.ops.core import tiling
+from weftplan.ops.core import implementations, tiling
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.registry import get, parse_params
 from weftplan.ops.core.schema import DType, OpContext, Params, TensorSpec, aligned
@@ -24,8 +23,10 @@ from weftplan.ops.elementwise.formulas import DTYPES, Expression, Number, Record
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
-FEW = elementwise.FEW
-BORDER = elementwise.BORDER
+FEW = 1 << 17
+"""Minimum elements of a part."""
+BORDER = 64
+"""Parts begin at multiples of this number of elements, so at cache lines."""
 Rule = str | Expression
 """The name of an elementwise operator of (weight, gradient, states…) whose output is the new weight, or an
 expression."""
@@ -153,8 +154,14 @@ def _range(
     formula = None
     if not isinstance(rule, str) or (compiled and xp is np):
         formula = formula_of(rule, numbers, arrays, dtype)
-    if formula is not None and compiled and xp is np and dtype in DTYPES and elementwise.available():
-        call = elementwise.compiled(formula, dtype)
+    if (
+        formula is not None
+        and compiled
+        and xp is np
+        and dtype in DTYPES
+        and not isinstance(implementations.compiler(), str)
+    ):
+        call = implementations.FORMULA.get()(formula, dtype)
 
         def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
             call(mine, first, last)

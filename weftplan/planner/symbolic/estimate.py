@@ -315,3 +315,6 @@ def trained_sizes(
             state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.kept_bytes(*facts)
         sizes[name] = (prod(planned.shapes[e]), nbytes, state)
     return sizes
+
+
+slots.PLAN_SYMBOL.fill(plan)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from weftplan.kvstore.fixed_order_sums import Array
-from weftplan.ops.compiled.addresses import address
+from weftplan.support.addresses import address
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:

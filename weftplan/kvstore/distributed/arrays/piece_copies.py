@@ -6,14 +6,15 @@ addresses of the pieces are therefore computed once and cached for arrays at the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
 from weftplan.kvstore.fixed_order_sums import Array, filler, reduce_each, sum_sequential_block
-from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
+from weftplan.ops.core import implementations
+from weftplan.ops.core.implementations import PAST
+from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
@@ -116,7 +117,7 @@ def _pieces(
     sizes: tuple[int, ...],
     dtype: DType,
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
-) -> Pieces | None:
+) -> Callable[[], None] | None:
     """Return a cached compiled call that executes spans at these addresses; None if there is no compiled loop."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:
@@ -125,4 +126,4 @@ def _pieces(
             for operand in (*terms, *targets):
                 piece.append(operand + place * item if isinstance(operand, int) else operand[which] + low * item)
             pieces.append(piece)
-    return compiled_pieces(pieces, len(spans[0][2]), dtype)
+    return implementations.PIECES.get()(pieces, len(spans[0][2]), dtype)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.batch_norm.kernels import (
     BACKWARD,
     EARLY,
@@ -37,6 +36,7 @@ from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
 from weftplan.ops.fusion.normalize import NORMALIZE
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17

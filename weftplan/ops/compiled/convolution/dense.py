@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import offset_tables, product
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding, nothing, one_after_other
@@ -37,6 +36,7 @@ from weftplan.ops.compiled.scratch import (
 from weftplan.ops.compiled.size_table import Bands, Sizes, data_bands, forward_bands
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.schema import DType
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split, split_in_rooms
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.batch_norm import implementation as batch_norm
 from weftplan.ops.compiled.batch_norm import kernels as batch_norm_kernels
 from weftplan.ops.compiled.batch_norm.implementation import Pass
@@ -34,6 +33,7 @@ from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, TensorSpec, aligned
 from weftplan.ops.fusion.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, memory_of_inner
 from weftplan.ops.nn import convolution
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 Blocks = Mapping[str, Sequence[str]]

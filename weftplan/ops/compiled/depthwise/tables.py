@@ -11,7 +11,6 @@ from itertools import product as every
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import implementation as depthwise
 from weftplan.ops.compiled.depthwise.implementation import PASS, SLACK, VECTOR_BYTES
@@ -22,6 +21,7 @@ from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.size_table import Sizes
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.core.schema import DType
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 

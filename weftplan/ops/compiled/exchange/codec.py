@@ -8,23 +8,18 @@ are cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.exchange.sums import LINE, MOST, PAST
+from weftplan.ops.compiled.exchange.sums import LINE, MOST
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import Target, host
-
-STEP = 16
-"""Number of elements that a step packs or unpacks."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Work = Callable[[int, int], None]
-"""``work(first, last)``, with elements ``first`` and ``last`` (excluded) that are multiples of :data:`STEP`."""
+from weftplan.ops.core import implementations
+from weftplan.ops.core.implementations import PACK_STEP as STEP
+from weftplan.ops.core.implementations import PAST, Array, Work
+from weftplan.support.addresses import address
 
 
 def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, threshold: float) -> Work | None:
@@ -210,3 +205,7 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
     if past:
         f.fence()
     return f
+
+
+implementations.PACK.fill(compiled_pack)
+implementations.UNPACK.fill(compiled_unpack)

@@ -19,10 +19,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
+from weftplan.support import slots
+from weftplan.support.addresses import address
 
 _OLD, _TURNS, _PAUSES = range(1, 4)
 """Indices of a call's words, after the polled word: its old value; the number of rounds of :data:`_LOOKS` polls, each
@@ -187,3 +188,6 @@ def _changed(f: Function, place: str, old: int, new: int) -> str:
     """Emit a compare-and-swap of the word at ``place`` from ``old`` to ``new``; return the flag of its success."""
     swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
     return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")
+
+
+slots.POLLING.fill(look)

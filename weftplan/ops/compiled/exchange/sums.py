@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
+from weftplan.ops.core import implementations
+from weftplan.ops.core.implementations import PAST, Array, Work
+from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
 
 MOST = 32
@@ -30,14 +31,7 @@ BLOCK = 1 << 15
 cache. Alternating targets line by line took up to 50 times as long at some distances between the arrays, for unknown
 reasons."""
 
-PAST = 1 << 24
-"""Minimum bytes of results that are written with non-temporal stores."""
-
 _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Work = Callable[[int, int], None]
-"""``work(first, last)``, on the elements ``first`` to ``last`` (excluded); ``first`` begins a cache line."""
 
 
 def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work | None:
@@ -260,3 +254,9 @@ def _masked(
         line = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
         for out in outs:
             f.store_masked(line, f.at(out, offset), mask)
+
+
+implementations.SUM.fill(compiled_sum)
+implementations.SPREAD.fill(compiled_spread)
+implementations.COPY_PAST.fill(copy_past)
+implementations.PIECES.fill(compiled_pieces)

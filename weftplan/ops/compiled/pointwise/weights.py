@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.ops.compiled import scratch
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.parts import in_parts
@@ -21,6 +20,7 @@ from weftplan.ops.compiled.size_table import Sizes
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 16

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.parts import count, in_parts
@@ -22,6 +21,7 @@ from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, aligned
 from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray, Scalar
 
 FEW = 1 << 17

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weftplan.ops.compiled import scratch
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.offset_tables import After, KernelArguments, places_of
 from weftplan.ops.compiled.parts import count, in_parts
@@ -28,6 +27,7 @@ from weftplan.ops.compiled.winograd import kernels as winograd_kernels
 from weftplan.ops.compiled.winograd.kernels import PLACES, WINOGRAD
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 32

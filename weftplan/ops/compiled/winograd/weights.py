@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.ops.compiled import scratch
-from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.parts import count, in_parts
@@ -24,6 +23,7 @@ from weftplan.ops.compiled.winograd.kernels import PLACES
 from weftplan.ops.compiled.winograd.weight_kernels import ROWS_OF, WEIGHTS
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
+from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 BLOCK = 64

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weftplan.device.amounts import counted
-from weftplan.ops.cuda import pointwise as generated
+from weftplan.ops.core.implementations import MAX_OPERATIONS
 from weftplan.ops.fusion.pointwise import POINTWISE
 from weftplan.planner.symbolic.network import Edit, Network, alike
 from weftplan.planner.symbolic.passes.elementwise_node import (
@@ -85,7 +85,7 @@ def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tre
     """Return whether ``before`` may join ``tree`` and run at its position; ``joined`` is their union."""
     graph, network = around.graph, around.network
     a, b = before.last, tree.last
-    if sum(around.costs.get(nid, 0) for nid in joined.nodes) > generated.MOST_OPERATIONS // 2:
+    if sum(around.costs.get(nid, 0) for nid in joined.nodes) > MAX_OPERATIONS // 2:
         return False
     if len(joined.nodes) > _MOST_MEMBERS or not alike(graph.nodes[a], graph.nodes[b]):
         return False

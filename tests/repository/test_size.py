@@ -1,0 +1,94 @@
+"""Each room of the package and of the tests has at most the listed number of lines."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {
+    "tests/.": 204,
+    "tests/basics": 2_409,
+    "tests/cli": 3_135,
+    "tests/compat": 1_132,
+    "tests/contract": 3_637,
+    "tests/convert": 1_065,
+    "tests/cuda_on_host": 331,
+    "tests/device": 2_571,
+    "tests/engine": 10_479,
+    "tests/executor": 5_682,
+    "tests/first_contact": 703,
+    "tests/golden": 3_017,
+    "tests/gpu": 80,
+    "tests/kvstore": 7_019,
+    "tests/models": 161,
+    "tests/ndarray": 3_159,
+    "tests/ops": 13_047,
+    "tests/planner": 7_735,
+    "tests/profiler": 821,
+    "tests/report": 616,
+    "tests/repository": 2_704,
+    "tests/rnn": 284,
+    "tests/standin_cudnn": 400,
+    "tests/standin_cupy": 3_577,
+    "tests/storage": 3_118,
+    "tests/stress": 3_962,
+    "tests/support": 2_182,
+    "tests/symbol": 1_779,
+    "tests/torch": 1_142,
+    "tests/training": 9_121,
+    "weftplan/.": 1_825,
+    "weftplan/cli": 5_362,
+    "weftplan/compat": 2_792,
+    "weftplan/convert": 2_440,
+    "weftplan/device": 3_326,
+    "weftplan/engine": 5_773,
+    "weftplan/executor": 4_167,
+    "weftplan/kvstore": 9_362,
+    "weftplan/models": 634,
+    "weftplan/ndarray": 6_763,
+    "weftplan/ops": 39_050,
+    "weftplan/planner": 11_318,
+    "weftplan/profiler": 769,
+    "weftplan/report": 2_639,
+    "weftplan/rnn": 1_236,
+    "weftplan/storage": 3_283,
+    "weftplan/support": 2_315,
+    "weftplan/symbol": 2_958,
+    "weftplan/tasks": 2_053,
+    "weftplan/torch": 2_053,
+    "weftplan/training": 17_113,
+}
+"""Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
+
+A number may fall. It rises only in the commit that adds what was asked for by name, and the body of that commit says
+why, and what became smaller beside it.
+"""
+
+
+@cache
+def lines() -> Counter[str]:
+    """Return {room: number of lines} of the package and of the tests."""
+    counts: Counter[str] = Counter()
+    for top in ("weftplan", "tests"):
+        for path in (ROOT / top).rglob("*.py"):
+            parts = path.relative_to(ROOT).parts
+            counts[f"{top}/{parts[1] if len(parts) > 2 else '.'}"] += len(path.read_bytes().splitlines())
+    return counts
+
+
+@pytest.mark.parametrize("room", sorted(lines()))
+def test_rooms_do_not_grow(room: str):
+    """A room has at most its number of lines; a room that is not listed may have none."""
+    limit = LIMITS.get(room, 0)
+    assert lines()[room] <= limit, (
+        f"{room} has {lines()[room]} lines, at most {limit} are allowed: make something smaller beside what you add, "
+        "or say in the commit why the number rises"
+    )
+
+
+def test_limits_name_existing_rooms():
+    """Each entry of the table is an existing room, and the sizes are those of the whole package."""
+    assert LIMITS.keys() <= lines().keys()
+    assert sum(count for room, count in lines().items() if room.startswith("weftplan/")) > 100_000
