@@ -7,6 +7,7 @@ text that this script would write.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    table = list_operator_modules.text()
+    if table != list_operator_modules.PATH.read_text(encoding="utf-8"):
+        list_operator_modules.PATH.write_text(table, encoding="utf-8")
+        print(f"wrote {list_operator_modules.PATH.relative_to(ROOT)}")
+        sys.exit(subprocess.call([sys.executable, __file__]))  # this process has imported the old table
     for path, text in pages().items():
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

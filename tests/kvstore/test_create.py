@@ -28,7 +28,7 @@ def test_an_unknown_name_lists_the_known_ones():
         ("Local", "KVStoreLocal"),
         ("local_update_cpu", "KVStoreLocal"),
         ("local_allreduce_cpu", "KVStoreLocal"),
-        ("local_allreduce_device", "KVStoreDevice"),
+        ("local_allreduce_device", "on_device.KVStoreDevice"),
         ("dist", "distributed.sync.KVStoreDistSync"),
         ("dist_sync", "distributed.sync.KVStoreDistSync"),
         ("dist_device", "distributed.sync.KVStoreDistDeviceSync"),

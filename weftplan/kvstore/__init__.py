@@ -4,7 +4,7 @@
 they read and write.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create
@@ -21,10 +21,11 @@ KVStore = KVStoreLocal
 __all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "TestStore", "Updater", "create", "register"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "KVStoreDevice":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return late_import("weftplan.kvstore.on_device").KVStoreDevice
+    store: object = late_import("weftplan.kvstore.on_device").KVStoreDevice
+    return store
 
 
 def __dir__() -> list[str]:

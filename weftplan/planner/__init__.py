@@ -7,7 +7,7 @@ concern symbols are imported on first use, with symbols and operators; planning 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weftplan.planner.drafts import plan_program, plan_within
 from weftplan.planner.memory_plan import Bar, MemoryPlan
@@ -45,11 +45,12 @@ _OWNERS |= {"IndexedGraph": "indexed_graph", "plan": "estimate"}
 """Modules of ``planner.symbolic`` that define the names for symbols."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the planner's front end for symbols; return its object of that name."""
     if name not in _OWNERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(late_import(f"{__name__}.symbolic.{_OWNERS[name]}"), name)
+    value: object = getattr(late_import(f"{__name__}.symbolic.{_OWNERS[name]}"), name)
+    globals()[name] = value
     return value
 
 
