@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "teaching.md"
 READING = {
-    "engine": "var operation region workers threaded core",
+    "engine": "var operation region workers threaded core execution failure waiting",
     "planner": "program storage_assignment match_range liveness buffers slabs memory_plan",
     "kvstore": "base local fixed_order_sums updating updater on_device",
 }
