@@ -75,7 +75,7 @@ def draw(passes, peak, bandwidth, title):
     ridge, first = peak / bandwidth, max(10.0**low_x, 10.0**low_y / bandwidth)
     parts.append(_line(x(first), y(first * bandwidth), x(ridge), y(peak), "#444", 2))
     parts.append(_line(x(ridge), y(peak), x(10.0**high_x), y(peak), "#444", 2))
-    parts.append(_text(WIDTH - RIGHT + 6, y(peak) + 4, f"sgemm {peak / 1e9:.0f} GFLOP/s"))
+    parts.append(_text(WIDTH - RIGHT - 4, y(peak) - 6, f"sgemm {peak / 1e9:.0f} GFLOP/s", anchor="end"))
     parts.append(_text(x(first) + 24, y(first * bandwidth) + 2, f"copy {bandwidth / 1e9:.1f} GB/s"))
     for one in passes:
         mark = _mark(MARKS[one.kind], x(one.intensity), y(one.rate), COLOURS.get(one.network, "#666"))

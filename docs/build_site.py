@@ -24,13 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
     "Guides": (
         "Learn to use a part of the package.",
-        "docs/planning-memory docs/pytorch docs/training docs/data docs/long-runs docs/mxnet-models "
+        "docs/installing docs/planning-memory docs/pytorch docs/training docs/data docs/long-runs docs/mxnet-models "
         "docs/engine-in-ten-minutes docs/storage docs/distributed docs/gpus",
     ),
     "API": ("", "api/index"),
     "Examples": (
         "Programs to run, and pages for a course.",
-        "docs/gallery docs/teaching docs/notebooks/engine docs/notebooks/planner docs/notebooks/kvstore",
+        "docs/gallery docs/teaching docs/course-module docs/notebooks/engine docs/notebooks/planner "
+        "docs/notebooks/kvstore",
     ),
     "Reference": (
         "Every operator, variable and term.",

@@ -1,4 +1,4 @@
-"""Write the reading lists on the page for lecturers, and their lengths on that page and in the README.
+"""Write the reading lists and their lengths on the page for lecturers.
 
 ``python docs/refresh.py`` calls this. A list names the files of a folder that explain its idea, and leaves out the
 rest.
@@ -6,13 +6,12 @@ rest.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "teaching.md"
 READING = {
-    "engine": "var operation region workers threaded core",
+    "engine": "var operation region workers threaded core execution failure waiting",
     "planner": "program storage_assignment match_range liveness buffers slabs memory_plan",
     "kvstore": "base local fixed_order_sums updating updater on_device",
 }
@@ -41,18 +40,3 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     return head + table() + rest.partition(END)[2]
-
-
-def sentence(text: str) -> str:
-    """Return ``text`` with the current lengths in its sentence about reading.
-
-    Raises:
-        ValueError: ``text`` does not contain exactly one such sentence.
-    """
-    lengths = [f"{sum(lines for _, lines in files(room)):,}" for room in READING]
-    pattern = r"an engine in [\d,]+\s+lines, a\s+planner in\s+[\d,]+ and a\s+kvstore in\s+[\d,]+"
-    fresh = "an engine in {} lines, a planner in {} and a kvstore in {}".format(*lengths)
-    text, count = re.subn(pattern, fresh, text)
-    if count != 1:
-        raise ValueError(f"expected one sentence like {fresh!r} in README.md, found {count}; mend one of the two")
-    return text

@@ -40,7 +40,7 @@ def readme() -> str:
     text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
     if count != 1:
         raise ValueError(f"expected one sentence like {pattern!r} in {README}, found {count}; mend one of the two")
-    return figures.filled(list_reading.sentence(text))
+    return figures.filled(text)
 
 
 def pages() -> dict[Path, str]:

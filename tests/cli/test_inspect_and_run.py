@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import weftplan as mx
 from weftplan.cli import main
+from weftplan.cli.model_files import epochs
 from weftplan.cli.run import results as run_results
 from weftplan.report.inspection import inspect
 from weftplan.training.fit.parameter_files import save_checkpoint
@@ -426,3 +428,25 @@ def test_a_terminal_shows_the_first_samples(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 102
     assert lines[-1] == "  and 2 more samples: -o FILE.csv writes all of them"
+
+
+def test_run_takes_the_only_parameter_file(prefix: Path, tmp_path: Path) -> None:
+    """`run` without PARAMS reads the only parameter file next to the model; with several it lists them."""
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8), np.float32))
+    arguments = ["run", str(prefix), "--input", str(tmp_path / "x.npy")]
+    (file,) = epochs(prefix)
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    shutil.copy(file, file.with_name(f"{prefix.name}-0099.params"))
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert f"{prefix.name}-0099.params" in words(result)
+
+
+def test_output_files_are_checked_before_the_work(tmp_path: Path) -> None:
+    """A missing folder for an output file is an error before anything is planned, converted or run."""
+    missing = tmp_path / "none" / "x.html"
+    for arguments in (["plan", "mlp", "--html", str(missing)], ["inspect", "mlp", "--html", str(missing)]):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1
+        assert "there is no folder" in words(result)
+        assert "in all" not in words(result)

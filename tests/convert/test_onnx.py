@@ -272,3 +272,33 @@ def test_names_that_two_operators_would_have(tmp_path: Path) -> None:
     assert names[:2] == ["x", "a_output"]
     assert names[2].startswith("tanh")
     assert names[3] == "y_output"
+
+
+def free_batch_network() -> Any:
+    """Return a small convolutional classifier whose layers do not depend on the batch size."""
+    return mx.sym.FullyConnected(mx.sym.Flatten(mx.sym.relu(conv(X, name="c"))), num_hidden=3, name="f")
+
+
+def test_an_open_batch(tmp_path: Path) -> None:
+    """With ``dynamic`` a model takes any batch, declares it as ``batch``, and gives the executor's outputs."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net = free_batch_network()
+    args, aux = parameters(net, data=(2, 3, 6, 6))
+    path = mx.onnx.export_model(net, {**args, **aux}, [(2, 3, 6, 6)], onnx_file_path=tmp_path / "m.onnx", dynamic=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 3, 6, 6]
+    assert session.get_outputs()[0].shape == ["batch", 3]
+    for batch in (1, 5):
+        data = np.random.default_rng(batch).random((batch, 3, 6, 6), dtype=np.float32)
+        (expected,) = executor_outputs(net, args, aux, data=data)
+        np.testing.assert_allclose(session.run(None, {"data": data})[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_open_size_that_an_operator_needs(tmp_path: Path) -> None:
+    """An operator with the open size in its parameters is named, and no file is written."""
+    net = mx.sym.Reshape(X, shape=(6, -1), name="rows")
+    with pytest.raises(ShapeError, match=r"rows.* \(Reshape\) depends on a size that is to stay open"):
+        mx.onnx.export_model(
+            net, {}, onnx_file_path=tmp_path / "m.onnx", dynamic=True, dynamic_input_shapes=[(None, 6)]
+        )
+    assert not (tmp_path / "m.onnx").exists()

@@ -10,6 +10,7 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.errors import ConfigError, DTypeError, PlanError, ShapeError
 from weftplan.planner import PlanOptions, plan_symbol
+from weftplan.planner.strategies import registered
 
 
 def _dense() -> Any:
@@ -86,7 +87,7 @@ def test_no_outputs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "best"}, "strategy must be one of auto, arena, match_range, none; got 'best'"),
+        ({"strategy": "best"}, f"strategy must be one of {', '.join(registered())}; got 'best'"),
         ({"match_range": -1}, "match_range must be an integer >= 0; got -1"),
         ({"match_range": True}, "match_range must be an integer"),
         ({"num_temp": 0}, "num_temp must be an integer >= 1"),

@@ -101,11 +101,11 @@ def test_live_bytes_in_between(threaded):
     kept.wait_to_read()
     profiler.set_state("run")
     end = time.monotonic() + 60
-    while len({when for when, _, _ in recorder.memory}) < 5:
+    while len({sample.when_ns for sample in recorder.memory}) < 5:
         assert time.monotonic() < end
         time.sleep(0.001)
     profiler.set_state("stop")
-    times = [when for when, context, _ in recorder.memory if context == "live bytes cpu(0)"]
+    times = [sample.when_ns for sample in recorder.memory if sample.counter == "live bytes cpu(0)"]
     assert times == sorted(times)
     del kept
 

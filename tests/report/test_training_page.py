@@ -50,7 +50,8 @@ def test_what_is_drawn():
         "depth of the engine's queues",
     ]
     assert charts["accuracy"]["lines"][1]["points"] == [[2, 0.4]]
-    assert [line["name"] for line in charts["memory"]["lines"]] == ["live", "reserved by pools", "process"]
+    memory = {line["name"]: line["points"][0] for line in charts["memory"]["lines"]}
+    assert memory == {"live": [1, 1000], "reserved by pools": [1, 2000], "process": [1, 3000]}
     assert [line["name"] for line in charts["depth of the engine's queues"]["lines"]] == [
         "all operations that are pending",
         "ready in cpu(0) worker",

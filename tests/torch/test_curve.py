@@ -96,7 +96,7 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
     assert f"peak of {facts['peak']:,} bytes is the lower bound and the resident bytes" in page.read_text()
     shown = re.search("results and scratch ([^;]*);", actual.output)
     assert shown is not None
-    assert f"The peak of {shown[1]} lasts" in page.read_text()
+    assert f"At most {shown[1]} are in use" in page.read_text()
     assert facts["smallest"] < facts["peak"] == facts["plain"]
     fitted = json.loads(run(f"{module}:step", "--budget", str(facts["smallest"]), "--json").output)
     assert fitted["peak"] == facts["smallest"]

@@ -35,8 +35,11 @@ TOLERANCE = 1e-4
 @click.argument("params")
 @click.argument("target", type=FILE)
 @shape_option("The shape of an input, which ONNX needs.")
+@click.option("--free-batch", is_flag=True, help="Leave the batch, axis 0 of each input, open in an ONNX model.")
 @click.option("--no-check", is_flag=True, help="Write an ONNX model without running it first.")
-def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...], no_check: bool) -> None:
+def command(
+    model: str, params: str, target: Path, shape_texts: tuple[str, ...], free_batch: bool, no_check: bool
+) -> None:
     """Write the model MODEL with the parameters PARAMS to TARGET, whose name says the format.
 
     \b
@@ -52,7 +55,7 @@ def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...],
     assert loaded.args is not None
     assert loaded.aux is not None
     if target.suffix == ".onnx":
-        _to_onnx(loaded, parse_shapes(shape_texts), target, check=not no_check)
+        _to_onnx(loaded, parse_shapes(shape_texts), target, check=not no_check, free_batch=free_batch)
     elif target.suffix == ".safetensors":
         save_safetensors(target, loaded.args, loaded.aux)
     elif target.suffix == ".params":
@@ -67,8 +70,10 @@ def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...],
     click.echo(f"wrote {target} ({target.stat().st_size:,} bytes)")
 
 
-def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, *, check: bool) -> None:
-    from weftplan.convert.onnx_out import export_model
+def _to_onnx(
+    model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, *, check: bool, free_batch: bool
+) -> None:
+    from weftplan.convert.onnx_out.free_sizes import export_open
 
     assert model.args is not None
     assert model.aux is not None
@@ -81,7 +86,8 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
         if unknown:
             raise ShapeError(f"{model.name}: an export needs the shape of {listed(unknown)}")
         with watching(f"converting {model.name}"):
-            model_proto = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
+            open_shapes = {name: (None, *shape[1:]) if free_batch else shape for name, shape in shapes.items()}
+            model_proto = export_open(model.symbol, model.args, model.aux, open_shapes, name=model.name)
             content = model_proto.SerializeToString()
     if check:
         with watching("checking with onnxruntime"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from weftplan.cli.columns import Column, labelled, output_width, paragraph, table
-from weftplan.cli.model_files import epochs, load_model
+from weftplan.cli.model_files import epochs, load_model, only_parameters
 from weftplan.cli.options import FILE, json_option, model_argument, shape_option
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
@@ -49,8 +49,7 @@ def command(
     1 when a file cannot be read.
     """
     beside = epochs(Path(model)) if params is None else []
-    alone = beside[0] if len(beside) == 1 else None
-    loaded = load_model(model, params if alone is None else str(alone))
+    loaded = load_model(model, only_parameters(model) if params is None else params)
     shapes = parse_shapes(shape_texts)
     check_names(shapes, loaded.symbol, "--shape")
     shapes = loaded.network.shapes(shapes, 1 if loaded.network.built_in and not shapes else None)
@@ -69,7 +68,7 @@ def command(
             click.echo("\n" + "\n".join(lines))
         if beside:
             names = ", ".join(path.name for path in beside)
-            text = f"parameters of {names}, the only file" if alone is not None else f"parameters beside it: {names}"
+            text = f"parameters of {names}, the only file" if len(beside) == 1 else f"parameters beside it: {names}"
             for line in paragraph(text, output_width()):
                 click.echo(line)
     if html_path is not None:

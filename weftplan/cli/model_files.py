@@ -76,6 +76,12 @@ def epochs(path: Path) -> list[Path]:
     return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
 
 
+def only_parameters(model: str) -> str | None:
+    """Return the parameter file next to a symbol file or checkpoint prefix if there is exactly one."""
+    files = epochs(Path(model))
+    return str(files[0]) if len(files) == 1 else None
+
+
 def class_names_path(prefix: Path) -> Path:
     """Return the file with the names of the classes of a checkpoint, one on each line."""
     return prefix.with_name(f"{prefix.name}-classes.txt")

@@ -5,7 +5,9 @@ Completions are computed when a shell asks for them, not when a command is impor
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +18,27 @@ from weftplan import models
 from weftplan.cli.file_errors import cause
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class OutputFile(click.Path):
+    """A file to write. Its folder is checked before the command begins its work, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raise click's error if it is a folder, or its folder is missing or protected."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            os.stat(os.path.join(path.parent, "."))  # the dot makes a file in place of the folder an error
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise click.ClickException(f"cannot write {path}: {cause(error, path)}") from error
+        return path
+
+
+FILE = OutputFile()
 """A file to write."""
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from weftplan.convert.onnx_in import OnnxFile, import_model
-from weftplan.convert.onnx_out import export_model as _export
+from weftplan.convert.onnx_out.free_sizes import OpenShape, export_open
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.symbol import Symbol, load
@@ -34,20 +34,28 @@ def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tup
 def export_model(
     sym: Symbol | str | os.PathLike[str],
     params: Mapping[str, NDArray] | str | os.PathLike[str],
-    in_shapes: Sequence[tuple[int, ...]],
+    in_shapes: Sequence[tuple[int, ...]] | None = None,
     in_types: object = None,
     onnx_file_path: str | os.PathLike[str] = "model.onnx",
-    **options: object,
+    verbose: bool = False,
+    dynamic: bool = False,
+    dynamic_input_shapes: Sequence[OpenShape] | None = None,
+    run_shape_inference: bool = False,
+    input_type: object = None,
+    input_shape: Sequence[tuple[int, ...]] | None = None,
 ) -> str:
     """Write an ONNX model and return its path.
 
     Args:
         sym, params: a symbol and its parameters by name (``arg:`` and ``aux:`` before a name are understood), or files.
-        in_shapes: shapes of the inputs, in the order of ``list_arguments()``.
-        in_types, options: accepted for MXNet's sake, no effect.
+        in_shapes: shapes of the inputs, in the order of ``list_arguments()``; ``input_shape`` is MXNet's older name.
+        dynamic: leave sizes open: those that are None or text in ``dynamic_input_shapes``, without it the first axis of
+            every input.
+        in_types, input_type, verbose, run_shape_inference: accepted for MXNet's sake, no effect.
 
     Raises:
         UnknownOperatorError: operators that ONNX models cannot have; names all of them.
+        ShapeError: with ``dynamic``, an operator that needs the number of an open size.
         MXNetError: ``onnx`` is not installed, or parameters that ONNX has no counterpart for.
     """
     symbol = sym if isinstance(sym, Symbol) else load(sym)
@@ -59,7 +67,11 @@ def export_model(
     else:
         args, aux = read_params(params)
     inputs = [name for name in symbol.list_arguments() if name not in args and not name.endswith("label")]
-    model = _export(symbol, args, aux, dict(zip(inputs, map(tuple, in_shapes), strict=False)))
+    shapes: Sequence[OpenShape] = in_shapes or input_shape or ()
+    if dynamic:
+        shapes = dynamic_input_shapes or [(None, *shape[1:]) for shape in shapes]
+    sizes = [tuple(size if isinstance(size, int) else None for size in shape) for shape in shapes]
+    model = export_open(symbol, args, aux, dict(zip(inputs, sizes, strict=False)))
     with replacing(onnx_file_path) as file:
         file.write(model.SerializeToString())
     return os.fspath(onnx_file_path)

@@ -41,6 +41,16 @@ class UserRecord(NamedTuple):
     """Extent of an instant's line: process, thread or global."""
 
 
+class MemorySample(NamedTuple):
+    """One reading of one memory counter; ``when_ns`` is ``time.perf_counter_ns``."""
+
+    when_ns: int
+    counter: str
+    nbytes: int
+    is_live: bool
+    """True for the live bytes of one context; only such counters may be added up."""
+
+
 class Recorder:
     """Operations, user records and memory samples since the last clear.
 
@@ -51,8 +61,8 @@ class Recorder:
     def __init__(self) -> None:
         self.operations: list[tuple[Any, ...]] = []
         self.user: list[UserRecord] = []
-        self.memory: list[tuple[int, str, int]] = []
-        """(time, name, bytes): live bytes of contexts and of this process, bytes of GPUs in use by all processes."""
+        self.memory: list[MemorySample] = []
+        """Live bytes of contexts, resident bytes of this process, and bytes of GPUs in use by all processes."""
         self.origin_ns = time.perf_counter_ns()
         self.active = False
         self.memory_period_s = 0.002
@@ -109,11 +119,13 @@ class Recorder:
     def _sample_once(self) -> None:
         now = time.perf_counter_ns()
         for context, resource in storage.in_use().items():
-            self.memory.append((now, f"live bytes {context}", resource.statistics().requested_bytes))
+            live = resource.statistics().requested_bytes
+            self.memory.append(MemorySample(now, f"live bytes {context}", live, is_live=True))
             if context.device_type == "gpu":
                 free, total = device.get(context).memory_info()
-                self.memory.append((now, f"memory in use on {context}, all processes", total - free))
-        self.memory.append((now, "memory of this process", host_memory.resident()))
+                counter = f"memory in use on {context}, all processes"
+                self.memory.append(MemorySample(now, counter, total - free, is_live=False))
+        self.memory.append(MemorySample(now, "memory of this process", host_memory.resident(), is_live=False))
 
 
 recorder = Recorder()

@@ -74,8 +74,8 @@ def trace_events(recorder: Recorder) -> list[dict[str, object]]:
     for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # at equal times the push comes first
         level += change
         events.append(_counter("operations waiting", when - origin, level))
-    for when, what, nbytes in recorder.memory:
-        events.append(_counter(what, when - origin, nbytes))
+    for sample in recorder.memory:
+        events.append(_counter(sample.counter, sample.when_ns - origin, sample.nbytes))
     users = list(recorder.user)
     for user, lane in _lanes([user for user in users if user.kind == "span"]):
         tid = track(USER_PID, user.thread if not lane else f"{user.thread} ({lane + 1})")

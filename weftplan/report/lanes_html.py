@@ -63,18 +63,12 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
         lane = record.worker.removeprefix("weftplan ")
         add(lane, name, kind_of(name), record.start_ns, record.end_ns, record.start_ns - record.push_ns)
     used = [kind for kind in KINDS if kind in kinds]
-    live: dict[str, int] = {}
-    memory = []
-    for when, context, nbytes in sorted(recorder.memory):
-        live[context] = nbytes
-        if when >= first:
-            memory.append([_us(when - first), sum(live.values())])
     data = {
         "end": max(_us(last - first), 1.0),
         "kinds": [[kind, KINDS[kind]] for kind in used],
         "names": [[name, used.index(kind)] for name, kind in zip(names, kinds, strict=True)],
         "lanes": [{"name": lane, "spans": sorted(lanes[lane])} for lane in sorted(lanes)],
-        "memory": memory,
+        "memory": _live_bytes(recorder, first),
         "table": _table(records),
     }
     marks = {
@@ -82,6 +76,20 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
         "STORY": html.escape(_story(records, last - first, len(shown))).replace(" %", "&nbsp;%"),
     }
     return filled("lanes_page.html", data, marks)
+
+
+def _live_bytes(recorder: Recorder, first_ns: int) -> list[list[float]]:
+    """Return (µs since ``first_ns``, live bytes of all contexts) for each reading of a context.
+
+    The bytes of the process and of a GPU in use by all processes contain live bytes, so they are left out of the sum.
+    """
+    live: dict[str, int] = {}
+    points: list[list[float]] = []
+    for sample in sorted(sample for sample in recorder.memory if sample.is_live):
+        live[sample.counter] = sample.nbytes
+        if sample.when_ns >= first_ns:
+            points.append([_us(sample.when_ns - first_ns), sum(live.values())])
+    return points
 
 
 def _us(nanoseconds: int) -> float:

@@ -19,12 +19,15 @@ def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
     rows = [
         ("planned peak", plan.peak),
         ("lower bound", plan.lower_bound),
-        ("without sharing", plan.unshared_bytes),
+        (_RECOMPUTED if plan.more_time else "without sharing", plan.unshared_bytes),
     ]
     if len(plan.contexts) > 1:
         rows += [(f"planned peak on {context}", nbytes) for context, nbytes in plan.peak_by_device.items()]
     rows += [(_PURPOSES.get(purpose, purpose.replace("_", " ")), nbytes) for purpose, nbytes in external(plan).items()]
     return [*rows, ("total", plan.total)]
+
+
+_RECOMPUTED = "without sharing, with results that are computed again"
 
 
 def external(plan: MemoryPlan) -> dict[str, int]:
@@ -87,6 +90,7 @@ _MEANINGS = {
     "lower bound": "The most bytes in use at one step. No placement of these buffers in this order can need less.",
     "without sharing": "What the results take if each has memory of its own, also those computed in place; operators "
     "share scratch.",
+    _RECOMPUTED: "The same figure for the steps of this plan, which compute some results twice.",
     "weights": "Arguments without a given shape: arrays that training changes.",
     "inputs": "Arguments with a given shape, and labels: one batch.",
     "arguments: weights and inputs": "Arrays that you bring, or that simple_bind and Module make.",

@@ -56,11 +56,11 @@ _IN_WORDS = {
 
 
 def story(plan: MemoryPlan) -> str:
-    """Describe the peak in two sentences.
+    """Describe the step with the most live bytes in two sentences.
 
     >>> from weftplan import models
     >>> print(story(models.get("mlp").plan(data=(32, 784))))
-    The peak of 41.25 KiB lasts 1 of 12 steps: step 9, which runs fc2_backward. The largest part of it is \
+    At most 41.25 KiB are in use, at 1 of 12 steps: step 9, which runs fc2_backward. The largest part of it is \
 results of the backward part (58 %); the largest buffer, fc2_backward_output0, is 39 % of it.
     """
     alive = timeline(plan)
@@ -76,8 +76,8 @@ results of the backward part (58 %); the largest buffer, fc2_backward_output0, i
     use, most = max(by_use.items(), key=lambda pair: pair[1])
     where = plan.labels.node_names[plan.labels.steps[step]]
     return (
-        f"The peak of {amount(top)} lasts {lasts:,} of {len(alive):,} steps: step {step:,}, which runs {where}. The "
-        f"largest part of it is {_IN_WORDS.get(use, use)} ({100 * most / top:.0f} %); the largest buffer, "
+        f"At most {amount(top)} are in use, at {lasts:,} of {len(alive):,} steps: step {step:,}, which runs {where}. "
+        f"The largest part of it is {_IN_WORDS.get(use, use)} ({100 * most / top:.0f} %); the largest buffer, "
         f"{buffers[0].name}, is {100 * buffers[0].nbytes / top:.0f} % of it."
     )
 

@@ -26,6 +26,21 @@ from weftplan.support import blas_threads as blas
 from weftplan.support import user_cache
 from weftplan.support.blas_threads import usable_cpus
 
+OPTIONAL = (
+    "llvmlite",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "safetensors",
+    "Pillow",
+    "ml_dtypes",
+    "tensorboardX",
+    "scikit-learn",
+    "matplotlib",
+    "scipy",
+)
+"""Distributions that some feature needs; CuPy, its libraries and MPI have rows of their own."""
+
 Findings: TypeAlias = dict[str, Any]
 """Findings by name, ready for JSON."""
 
@@ -48,7 +63,7 @@ def diagnose() -> Findings:
         "numpy": {"version": np.__version__, "blas": blas},
         "cupy": _cupy(),
         "mpi": _mpi(),
-        "optional": {name: _version(name) for name in ("scikit-learn", "matplotlib", "scipy", "llvmlite")},
+        "optional": {name: _version(name) for name in OPTIONAL},
         "contexts": _contexts(),
         "engine": _value("MXNET_ENGINE_TYPE"),
         "threads": _threads(blas),

@@ -27,7 +27,7 @@ from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
 from weftplan.device.amounts import bytes_of, pasteable
-from weftplan.device.cards import card_budget
+from weftplan.device.cards import CARDS, card_budget
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -104,6 +104,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--card",
     metavar="CARD",
+    shell_complete=starting(lambda: list(CARDS)),
     help='Fit everything into a GPU such as "RTX 4070" or 8GB, less what the CUDA context and libraries take.',
 )
 @click.option(

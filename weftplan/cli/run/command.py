@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.model_files import class_names, load_model
+from weftplan.cli.model_files import class_names, epochs, load_model, only_parameters
 from weftplan.cli.options import FILE, model_argument, number, pixel_options
 from weftplan.cli.run import results as run_results
 from weftplan.cli.run.folder import predict_folder
@@ -54,14 +54,17 @@ def command(
     output: Path | None,
 ) -> None:
     """Run MODEL, a symbol file or a checkpoint's prefix, with the parameters PARAMS, a file or an epoch, on inputs.
+    PARAMS may be left out if there is only one parameter file next to the model.
 
     A table (.csv) has a row of numbers for each sample; a first row of words is skipped. An output with one row for
     each sample is printed as its largest values, others as their shape and range. With a folder, an image that cannot
     be read is reported and left out, and the exit code is 1.
     """
-    loaded = load_model(model, params)
+    loaded = load_model(model, only_parameters(model) if params is None else params)
     if loaded.args is None:
-        raise click.UsageError("give the parameters after the model: a file, or the number of an epoch")
+        beside = ", ".join(path.name for path in epochs(Path(model)))
+        there = f"; next to the model there are {beside}" if beside else ""
+        raise click.UsageError(f"give the parameters after the model: a file, or the number of an epoch{there}")
     names = class_names(model, labels)
     errors: list[str] = []
     pixels = Pixels(mean, std, resize)

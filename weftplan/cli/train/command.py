@@ -93,9 +93,10 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @click.option(
     "--engine",
     "kind",
+    metavar="KIND",
     type=click.Choice(tuple(registered())),
     default=None,
-    help="The engine. Without this option MXNET_ENGINE_TYPE decides.",
+    help=f"The engine: {', '.join(registered())}. Without this option MXNET_ENGINE_TYPE decides.",
 )
 @click.option(
     "--kvstore",

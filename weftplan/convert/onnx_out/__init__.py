@@ -1,7 +1,8 @@
-"""Export of a symbol and its parameters as an ONNX model: one function per operator, fixed shapes.
+"""Export of a symbol and its parameters as an ONNX model: one function per operator.
 
 The graph is for inference: dropout is the identity, and losses return their outputs. Shapes are inferred first, so an
-operator whose ONNX counterpart needs sizes (Reshape, Split) gets numbers.
+operator whose ONNX counterpart needs sizes (Reshape, Split) gets numbers. :mod:`.free_sizes` exports models with open
+sizes.
 """
 
 from __future__ import annotations

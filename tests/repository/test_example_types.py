@@ -1,0 +1,27 @@
+"""Examples of CONTRIBUTING.md pass the checks of the package: they are code to paste into it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repository.test_contributing import ROOT, SECTIONS
+
+pytestmark = pytest.mark.stress  # mypy reads the whole package
+
+
+def test_examples_pass_mypy_and_ruff(tmp_path: Path) -> None:
+    """Every example that is not a test passes ``mypy --strict``, ``ruff check`` and ``ruff format --check``."""
+    for number, blocks in enumerate(SECTIONS.values()):
+        for block in [block for block in blocks if "\ndef test_" not in block]:
+            (tmp_path / f"example_{number}.py").write_text(block, encoding="utf-8")
+    files = [str(path) for path in sorted(tmp_path.glob("*.py"))]
+    assert len(files) == sum(map(bool, SECTIONS.values()))
+    for tool in (["mypy", "--strict", "--config-file"], ["ruff", "check", "--config"], ["ruff", "format", "--config"]):
+        check = ["--check"] if "format" in tool else []
+        command = [sys.executable, "-m", *tool, "pyproject.toml", *check, *files]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
