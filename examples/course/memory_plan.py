@@ -1,6 +1,6 @@
 """Plan the memory of a program: when is each result alive, and at which bytes of one slab does it lie?
 
-A program is a list of steps in the order in which one thread would run them. Step i makes result i from earlier
+A program is a list of steps in the order of a single thread. Step i makes result i from earlier
 results. The plan gives every result an offset in a slab. Two results may lie on the same bytes if, in this order, the
 earlier one has been read for the last time before the later one is made. The planner sees sizes alone; it computes
 nothing.

@@ -19,7 +19,7 @@ Function = Callable[..., np.ndarray]
 def run(
     functions: Sequence[Callable[[], None]], before: Sequence[set[int]], *, workers: int = 2, seed: int = 0
 ) -> None:
-    """Call every function once, function k after all of ``before[k]``; among the ready ones the seed chooses."""
+    """Call every function once, function k after all of ``before[k]``; the seed chooses among the ready functions."""
     choice = random.Random(seed)
     missing = [set(steps) for steps in before]
     waiting, done = set(range(len(functions))), 0

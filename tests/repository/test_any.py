@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "weftplan"
 LIMITS = {
     "cli": 15,
     "compat": 30,
-    "convert": 13,
+    "convert": 14,
     "device": 23,
     "engine": 1,
     "executor": 5,

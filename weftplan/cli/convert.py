@@ -87,8 +87,7 @@ def _to_onnx(
             raise ShapeError(f"{model.name}: an export needs the shape of {listed(unknown)}")
         with watching(f"converting {model.name}"):
             open_shapes = {name: (None, *shape[1:]) if free_batch else shape for name, shape in shapes.items()}
-            model_proto = export_open(model.symbol, model.args, model.aux, open_shapes, name=model.name)
-            content = model_proto.SerializeToString()
+            content = export_open(model.symbol, model.args, model.aux, open_shapes, name=model.name)
     if check:
         with watching("checking with onnxruntime"):
             gap = difference(model, content, {name: shapes[name] for name in inputs})

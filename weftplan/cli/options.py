@@ -26,7 +26,7 @@ class OutputFile(click.Path):
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; raise click's error if it is a folder, or its folder is missing or protected."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:

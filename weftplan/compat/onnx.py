@@ -71,7 +71,7 @@ def export_model(
     if dynamic:
         shapes = dynamic_input_shapes or [(None, *shape[1:]) for shape in shapes]
     sizes = [tuple(size if isinstance(size, int) else None for size in shape) for shape in shapes]
-    model = export_open(symbol, args, aux, dict(zip(inputs, sizes, strict=False)))
+    content = export_open(symbol, args, aux, dict(zip(inputs, sizes, strict=False)))
     with replacing(onnx_file_path) as file:
-        file.write(model.SerializeToString())
+        file.write(content)
     return os.fspath(onnx_file_path)

@@ -16,44 +16,43 @@ from weftplan.symbol import Symbol
 OpenShape = tuple[int | None, ...]
 """A shape with None for an open size."""
 _BATCHES, _SIDES = (2, 3), (224, 256)
-"""Numbers for an open size in the two exports: on axis 0, and on other axes, where layers need large ones."""
+"""Numbers for an open size in the two exports: on axis 0, and on other axes (layers need large sides)."""
 
 
 def export_open(
     symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str, OpenShape], *, name: str = "model"
-) -> Any:
-    """Return the ONNX model as :func:`.export_model` does; sizes that are None in ``shapes`` stay open.
+) -> bytes:
+    """Return the content of an ONNX file as :func:`.export_model` describes it, with open sizes for None in ``shapes``.
 
     An open size on axis 0 is called ``batch``; on another axis it is called by its input and the axis, ``data_2``.
 
     Raises:
         ShapeError: an operator needs the number of an open size; the message names it.
     """
+    closed = [{key: _closed(shape, k) for key, shape in shapes.items()} for k in range(2)]
+    model = export_model(symbol, args, aux, closed[0], name=name)
+    if closed[0] != closed[1]:
+        _open(model.graph, export_model(symbol, args, aux, closed[1], name=name).graph)
+    content: bytes = model.SerializeToString()
+    return content
 
-    def export(k: int) -> Any:
-        return export_model(symbol, args, aux, {key: _closed(shape, k) for key, shape in shapes.items()}, name=name)
 
-    first = export(0)
-    if all(None not in shape for shape in shapes.values()):
-        return first
-    second = export(1)
-    other = {table.name: table for table in second.graph.initializer}
-    fixed = {table.name for table in first.graph.initializer if table != other.get(table.name)}
-    for node, twin in zip(first.graph.node, second.graph.node, strict=False):
+def _open(graph: Any, second: Any) -> None:
+    """Name the sizes that differ between two exports; raise ShapeError if nodes or tables differ."""
+    tables = {table.name: table for table in second.initializer}
+    fixed = {table.name for table in graph.initializer if table != tables.get(table.name)}
+    for node, twin in zip(graph.node, second.node, strict=False):
         if node != twin or fixed.intersection(node.input):
             raise ShapeError(
                 f"convert: {node.name or node.output[0]} ({node.op_type}) depends on a size that is to stay open; give "
                 f"that size a number"
             )
-    for value, twin in zip(
-        [*first.graph.input, *first.graph.output], [*second.graph.input, *second.graph.output], strict=True
-    ):
+    for value, twin in zip([*graph.input, *graph.output], [*second.input, *second.output], strict=True):
         sizes = zip(value.type.tensor_type.shape.dim, twin.type.tensor_type.shape.dim, strict=True)
         for axis, (size, changed) in enumerate(sizes):
             if size.dim_value != changed.dim_value:
                 is_batch = (size.dim_value, changed.dim_value) == _BATCHES
                 size.dim_param = "batch" if is_batch else f"{value.name}_{axis}"
-    return first
 
 
 def _closed(shape: OpenShape, k: int) -> tuple[int, ...]:
