@@ -13,7 +13,10 @@ from weftplan.convert.onnx_out.writing import Call, rule
 
 @rule("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like")
 def _reshape(call: Call) -> None:
-    call.end("Reshape", [call.inputs[0], call.constant(call.out_shape(), np.int64)])
+    shape, dims = call.shape(), list(call.out_shape())
+    if shape and dims and shape[0] == dims[0]:
+        dims[0] = 0  # ONNX copies this size from the input, so that it may stay open
+    call.end("Reshape", [call.inputs[0], call.constant(dims, np.int64)])
 
 
 @rule("transpose")
