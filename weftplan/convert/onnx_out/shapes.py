@@ -6,16 +6,20 @@ rules; only one thread may build a graph.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from weftplan.convert.onnx_out.writing import Call, rule
+from weftplan.errors import ShapeError
 
 
 @rule("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like")
 def _reshape(call: Call) -> None:
-    shape, dims = call.shape(), list(call.out_shape())
-    if shape and dims and shape[0] == dims[0]:
-        dims[0] = 0  # ONNX copies this size from the input, so that it may stay open
+    dims = list(call.out_shape())
+    with suppress(ShapeError):  # the shape of a label may be unknown; its nodes are left out at the end
+        if dims and call.shape()[:1] == (dims[0],):
+            dims[0] = 0  # ONNX copies this size from the input, so that it may stay open
     call.end("Reshape", [call.inputs[0], call.constant(dims, np.int64)])
 
 
