@@ -18,6 +18,7 @@ from weftplan.errors import KVStoreError, MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.base import KVStoreDist, arrays_in
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.transport.elastic_job import note_sharing
 from weftplan.kvstore.distributed.transport.formation import Formation
 from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.updater import Updater
@@ -28,13 +29,14 @@ class RecoveringStore(KVStoreDist):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._runs = 0
         if self._formation is not None:
             self._group.advice = "Module.fit goes on with a replacement"
 
     def _check_sums(self) -> None:
         """Raise KVStoreError if the store is closed, or this process is a replacement that has not joined yet."""
         self._sequencer.check()
+        if self._formation is not None:
+            note_sharing()
         if self._group.is_alone:
             raise KVStoreError(
                 f"rank {self.rank} replaces a lost rank, and joins the others in Module.fit: push and pushpull work "
@@ -87,10 +89,13 @@ class RecoveringStore(KVStoreDist):
         """
         self._elastic().job.set_joinable(joinable)
 
-    def begin_run(self) -> int:
-        """Return the number of this training run on the store, from 1. A replacement can join only in the first run."""
-        self._runs += 1
-        return self._runs
+    def begin_training(self) -> bool:
+        """Return whether replacements can join in the training that begins now.
+
+        They can in the first training of a program that has summed nothing before: a replacement runs the program from
+        its beginning, and until it has joined it can neither sum nor train. Call this once for each training.
+        """
+        return note_sharing()
 
     def reform(self, *, has_state: bool) -> JobRank:
         """Wait for the replacements of lost ranks and form the group again with them; every rank calls this.

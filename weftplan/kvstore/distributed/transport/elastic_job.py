@@ -144,6 +144,22 @@ def in_elastic_job() -> bool:
     return os.environ.get(_STARTER) == str(os.getppid())
 
 
+_has_shared: list[bool] = []
+"""Not empty if the program of this process has summed over processes or begun to train over them."""
+
+
+def note_sharing() -> bool:
+    """Record that this process shares work with the others from now on; return whether it had shared none before.
+
+    Until then a replacement, which runs the program from its beginning without the other processes, gets to the same
+    point.
+    """
+    if _has_shared:
+        return False
+    _has_shared.append(True)
+    return True
+
+
 def has_joined() -> None:
     """Record that this process has joined the other processes, so that it no longer counts as a replacement."""
     os.environ[_REPLACES] = "0"
