@@ -254,7 +254,7 @@ class Members:
             if not missing:
                 break
             if time.monotonic() - begun > self.timeout_s:
-                note_loss()
+                note_loss(missing)
                 raise WorkerLostError(
                     f"rank {self.rank} has waited {self.timeout_s:.0f} s for {_ranks(missing)} to go on after a death; "
                     f"gave up"
@@ -360,8 +360,9 @@ class Watch:
             self._warned = True
             log.warning("%s", members._stalled(self._what, set(missing), waited))
         if waited > members.timeout_s:
-            note_loss()
-            raise WorkerLostError(f"{members._stalled(self._what, set(missing), waited)}; gave up")
+            late = set(missing)
+            note_loss(late)
+            raise WorkerLostError(f"{members._stalled(self._what, late, waited)}; gave up")
 
 
 class _Losses:

@@ -82,7 +82,7 @@ def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Cal
                     who += f" (those of other hosts may have come; {gathering.here} processes are to run on this one)"
                 text = f"rank {gathering.rank} has waited {waited:.0f} s for {who} to {what}"
                 if late:
-                    note_loss()
+                    note_loss(missing)
                     raise WorkerLostError(f"{text}; gave up")
                 log.warning("%s", text)
         time.sleep(rest_s)
