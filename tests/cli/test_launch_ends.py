@@ -66,6 +66,93 @@ time.sleep(100)
             time.sleep(0.05)
 
 
+HUNG = """
+import os, signal, sys, time
+import weftplan as mx
+when, how = sys.argv[1:]
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+
+def hang():
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "deaf" else signal.SIG_DFL)
+    time.sleep(100)
+
+if when == "start" and rank == 1:
+    hang()
+kv = mx.kv.create("dist_sync")
+kv.init("w", mx.nd.zeros((4,)))
+for step in range(6):
+    if step == 3 and rank == 2 and when == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 3 and rank == 1:
+        hang()
+    kv.push("w", mx.nd.ones((4,)))
+    kv.barrier()
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "how", "number"),
+    [
+        ("fit", "stopped", "SIGTERM"),
+        ("fit", "hung", "SIGTERM"),
+        ("fit", "deaf", "SIGKILL"),
+        ("start", "stopped", "SIGTERM"),
+        ("killed", "hung", "SIGTERM"),
+    ],
+)
+def test_a_rank_that_keeps_the_job_is_ended(tmp_path: Path, when: str, how: str, number: str):
+    """When all ranks but a hung one have ended, the launcher ends it and says so; the job's status is the others'."""
+    script = tmp_path / "script.py"
+    script.write_text(HUNG)
+    done = launched(tmp_path, "-n", "3", str(script), when, how, WEFTPLAN_KVSTORE_TIMEOUT="3")
+    assert done.returncode == 1, done.stderr
+    assert f"rank 1 did not answer, and the others have ended: ended by {number}" in done.stderr, done.stderr
+    assert "rank 1 ended in the middle" not in done.stderr
+    assert ("rank 2 ended in the middle" in done.stderr) is (when == "killed")
+
+
+def test_a_rank_that_recovers_alone_goes_on(tmp_path: Path):
+    """A rank that recovers is not ended, although it is the last one and the others ended by the same loss."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, time
+import weftplan as mx
+kv = mx.kv.create("dist_sync")
+rank = kv.rank
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    kv.barrier()
+except mx.base.WorkerLostError:
+    if rank == 0:
+        raise
+while rank == 1 and kv.num_workers > 1:
+    try:
+        kv.recover()
+        kv.barrier()
+    except mx.base.WorkerLostError:
+        pass
+time.sleep(6)
+print("over", flush=True)
+""")
+    done = launched(tmp_path, "-n", "3", str(script), WEFTPLAN_KVSTORE_TIMEOUT="2")
+    assert done.stdout.count("over") == 1, done.stderr
+    assert "did not answer" not in done.stderr
+
+
+def test_a_late_rank_goes_on_while_others_run(tmp_path: Path):
+    """The launcher ends no rank that comes late but before the end of the others' time."""
+    script = tmp_path / "script.py"
+    script.write_text(HUNG.replace("time.sleep(100)", "time.sleep(1)"))
+    done = launched(tmp_path, "-n", "2", str(script), "fit", "hung", WEFTPLAN_KVSTORE_TIMEOUT="30")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("over") == 2
+    assert "ended by" not in done.stderr
+
+
 def test_next_launch_removes_folders_of_killed_launchers(tmp_path: Path):
     """SIGKILL leaves the launcher's folder; the next launch removes it, but not the folder of a job that still runs."""
     script = tmp_path / "script.py"

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def say(*words):
 folder, settings = sys.argv[1], json.loads(sys.argv[2])
 kv = mx.kv.create(settings["store"])
 say("start", kv.rank, kv.num_workers, os.getpid())
+if settings["own_sum"]:
+    kv.init("own", mx.nd.zeros((3,)))
+    kv.push("own", mx.nd.ones((3,)))
 mx.random.seed(7)
 rng = np.random.default_rng(7)
 batches, size = settings["batches"], 4 * kv.num_workers
@@ -76,8 +80,14 @@ def end(param):
     kill()
 
 module = mx.mod.Module(net)
-module.fit(part, kvstore=kv, num_epoch=settings["epochs"], batch_end_callback=end, optimizer=settings["optimizer"],
-           optimizer_params={"learning_rate": 0.01}, **settings["fit"])
+begin = 0
+for store in settings["stores"]:
+    if store == "new":
+        kv = mx.kv.create(settings["store"])
+        module = mx.mod.Module(net)
+    module.fit(part, kvstore=kv, begin_epoch=begin, num_epoch=begin + settings["epochs"], batch_end_callback=end,
+               optimizer=settings["optimizer"], optimizer_params={"learning_rate": 0.01}, **settings["fit"])
+    begin += settings["epochs"]
 open(os.path.join(folder, "over"), "w").close()
 args, _ = module.get_params()
 states = module._states_holder().states
@@ -124,6 +134,8 @@ def run_job(
     hidden: int = 100,
     optimizer: str = "adam",
     fit: dict[str, object] | None = None,
+    stores: Sequence[str] = ("first",),
+    own_sum: bool = False,
     **variables: str,
 ) -> Job:
     """Run the training program in ``ranks`` processes and return its result.
@@ -135,6 +147,8 @@ def run_job(
         restarts: how many replacements the launcher may start. The job is elastic unless this is 0.
         timeout: seconds after which the test fails.
         fit: more keyword arguments of ``Module.fit``.
+        stores: the store of each ``fit`` of the program: ``first``, or ``new`` with a new module.
+        own_sum: whether the program sums over the ranks before it trains.
         variables: environment variables of the launcher and of the ranks.
     """
     need_mpi()
@@ -143,7 +157,7 @@ def run_job(
     script.write_text(PROGRAM)
     settings = {
         "store": store, "ends": ends, "batches": BATCHES, "epochs": epochs, "hidden": hidden, "optimizer": optimizer,
-        "fit": fit or {},
+        "fit": fit or {}, "stores": stores, "own_sum": own_sum,
     }  # fmt: skip
     elastic = ["--elastic", "--restarts", str(restarts)] if restarts else []
     arguments = ["-n", str(ranks), *elastic, str(script), str(folder), json.dumps(settings)]

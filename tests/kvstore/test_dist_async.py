@@ -286,6 +286,33 @@ def test_death_of_a_rank_raises_on_the_others(tmp_path):
     assert sorted(done.stdout.split("\n")[:-1]) == ["told 0", "told 2"], done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("bound", ["1000000", "8"], ids=["whole", "split"])
+def test_a_worker_that_leaves_keeps_its_ranges(tmp_path: Path, bound: str):
+    """After a worker has closed its store, the others find the values where they were, and may create more."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.set_optimizer(mx.optimizer.create("test", rescale_grad=1.0))
+        keys = list(range(6))
+        kv.init(keys, [mx.nd.zeros((10,))] * 6)
+        kv.barrier()
+        if rank == 0:
+            kv.close()
+        else:
+            kv.barrier()
+            assert kv.num_workers == 2
+            kv.init(6, mx.nd.zeros((10,)))
+            for key in [*keys, 6]:
+                kv.push(key, mx.nd.ones((10,)))
+            kv.barrier()
+            assert all((value(key, (10,)) == 2).all() for key in [*keys, 6])
+        """,
+        STORE="dist_async",
+        MXNET_KVSTORE_BIGARRAY_BOUND=bound,
+    )
+
+
 def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
     """While one rank delays the data of a push after its header, pushes and pulls of the other ranks complete."""
     done = run_ranks(
@@ -296,7 +323,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
         kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
         kv.init(0, mx.nd.zeros((1_000_000,)))
         number = kv._keys.number(0)
-        (server, _, _), = kv._ranges(0)
+        (server, _, _), = kv._ranges[0]
         late, over = (server + 1) % 3, os.path.join(os.environ["FOLDER"], "over")
         kv.barrier()
         if rank == late:
@@ -347,7 +374,7 @@ def test_a_worker_that_stops_is_named(tmp_path: Path):
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.3)
         kv._group.timeout_s = 1
-        mine = [key for key in range(3) if kv._ranges(key)[0][0] != 2]
+        mine = [key for key in range(3) if kv._ranges[key][0][0] != 2]
         for step in range(20):
             for key in mine:
                 kv.push(key, mx.nd.ones((4,)))

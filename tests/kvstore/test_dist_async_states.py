@@ -67,7 +67,7 @@ started(other)
 for key, weight in middle.items():
     for number, part in list(other._server._ranges.items()):
         if part.key == key:
-            first, end = next((a, b) for server, a, b in other._ranges(key) if server == rank)
+            first, end = next((a, b) for server, a, b in other._ranges[key] if server == rank)
             part.values[:] = weight.reshape(-1)[first:end]
 other.barrier()
 if rank == 1:

@@ -148,41 +148,52 @@ def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
     assert done.returncode == 7, done.stderr
 
 
-def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
-    """After rank 1 is killed, the others get a WorkerLostError that names it.
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1], [1, 2], [2, 0]], ids=str)
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_killed_ranks_are_an_error_and_the_others_go_on(tmp_path: Path, lost: list[int], shared: str):
+    """After each loss, of any rank, the others get a WorkerLostError that names it.
 
-    After ``recover()`` the weights are those before the loss, and a push sums over the two survivors.
+    After ``recover()`` the weights and the optimizer states are those before the loss, the remaining ranks are numbered
+    from 0, and a push sums over them.
     """
     done = run_ranks(
         tmp_path,
-        3,
+        len(lost) + 2,
         """
-        kv.init("w", mx.nd.ones((5000,)))
+        shape, weight, velocity, left = (5000,), 1.0, 0.0, size
+        kv.init("w", mx.nd.ones(shape))
         kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, momentum=0.5))
-        kv.push("w", mx.nd.ones((5000,)))
-        assert (value("w", (5000,)) == -2).all()
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        kv.push("w", mx.nd.ones((5000,)))
-        try:
-            value("w", (5000,))
-            raise AssertionError("no error")
-        except WorkerLostError as error:
-            assert "rank 1 died" in str(error) and "recover" in str(error), str(error)
-        try:
-            kv.barrier()
-            raise AssertionError("no error")
-        except WorkerLostError:
-            pass
-        assert kv.recover() == 2
-        before = value("w", (5000,))
-        assert (before == -2).all()
-        kv.push("w", mx.nd.ones((5000,)))
-        assert (value("w", (5000,)) == -2 - 1.5 - 2).all()
+
+        def step():
+            global weight, velocity
+            kv.push("w", mx.nd.ones(shape))
+            velocity = 0.5 * velocity - left
+            weight += velocity
+            assert (value("w", shape) == weight).all(), (left, value("w", shape), weight)
+
+        step()
+        ranks = list(range(size))
+        for lost in map(int, os.environ["LOST"].split()):
+            if rank == lost:
+                os.kill(os.getpid(), signal.SIGKILL)
+            kv.push("w", mx.nd.ones(shape))
+            says(lambda: value("w", shape), f"rank {lost} died", "recover")
+            says(kv.barrier)
+            left -= 1
+            ranks.remove(lost)
+            assert kv.recover() == left
+            assert kv.rank == ranks.index(rank)
+            assert (value("w", shape) == weight).all()
+            step()
+            kv.init(f"after {lost}", mx.nd.full((3,), float(rank)))
+            assert (value(f"after {lost}") == ranks[0]).all()
+            says(lambda: kv.push("w", mx.nd.ones((4,))), f"rank {rank}: push")
         kv.barrier()
         print("survived", rank)
         """,
         ok=False,
+        LOST=" ".join(map(str, lost)),
+        WEFTPLAN_KVSTORE_SHARED_MEMORY=shared,
     )
     assert done.stdout.count("survived") == 2, done.stdout + done.stderr
 

@@ -73,6 +73,36 @@ def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, expected_weights: s
     assert check_replacements(done, 3) == expected_weights
 
 
+@pytest.fixture(scope="module")
+def weights_of_two_fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the digests of programs with two ``fit``, on one store and on two, without a loss."""
+    digests = {}
+    for store in ("first", "new"):
+        done = run_job(tmp_path_factory.mktemp(store) / "job", RANKS, {}, restarts=1, stores=("first", store))
+        (digests[store],) = set(done.weights.values())
+    return digests
+
+
+@pytest.mark.parametrize("store", ["first", "new"])
+def test_each_fit_survives_a_loss(tmp_path: Path, store: str, weights_of_two_fits: dict[str, str]):
+    """A lost rank joins in the first ``fit``; after a loss in the second all ranks start again, once for each loss."""
+    ends = {"1 1 2": "SIGKILL", f"0 {EPOCHS + 1} 3": "raise", f"2 {EPOCHS + 2} 0": "os._exit"}
+    done = run_job(tmp_path / "job", RANKS, ends, restarts=3, stores=("first", store), WEFTPLAN_KVSTORE_TIMEOUT="600")
+    assert done.status == 0, done.output + done.errors
+    assert done.errors.count("rank 1 starts again and joins the others; restart 1 of 3") == 1, done.errors
+    assert re.findall("so all start again; restart (.) of 3", done.errors) == ["2", "3"]
+    assert done.starts == RANKS + 1 + 2 * RANKS, done.output + done.errors
+    assert set(done.weights.values()) == {weights_of_two_fits[store]}
+
+
+def test_own_sums_before_fit_start_all_again(tmp_path: Path, expected_weights: str):
+    """A replacement cannot repeat sums that the program makes before ``fit``, so after a loss all ranks start again."""
+    done = run_job(tmp_path / "job", RANKS, {"1 1 2": "SIGKILL"}, restarts=1, own_sum=True)
+    assert done.status == 0, done.output + done.errors
+    assert "so all start again; restart 1 of 1" in done.errors
+    assert set(done.weights.values()) == {expected_weights}
+
+
 @pytest.mark.parametrize("every", [None, 4])
 def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, expected_weights: str):
     """After a loss all ranks return to the last checkpoint: the start of an epoch, or a batch if ``every`` is set."""

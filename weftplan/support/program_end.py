@@ -8,6 +8,7 @@ records their outcome here.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST = 200
@@ -41,6 +42,11 @@ _noted: list[End] = []
 """The recorded outcome; empty until :func:`note` is called."""
 status_is_told: list[bool] = []
 """Not empty if the parent process reads the status elsewhere, so that this process may exit with 0."""
+
+when_lost: list[Callable[[], object]] = []
+"""Functions to call when this process learns that another one was lost."""
+given_up: set[int] = set()
+"""Ranks for which this process has waited in vain; the launcher ends them once all others have ended."""
 
 
 def note(end: End) -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from weftplan.cli.launch import job_processes
 from weftplan.cli.launch.elastic import Supervisor
 from weftplan.cli.launch.job_folder import job_folder
 from weftplan.cli.launch.mpiexec import interpreted, is_python, mpiexec_command
@@ -96,7 +95,7 @@ def command(
             file = folder / f"ends{start}"
             file.touch()
             arguments = mpiexec_command(workers, hostfile, program, recovers=recovers, record=str(file))
-            status, ended_by, stopped = _run(arguments)
+            status, ended_by, stopped = _run(arguments, file)
             if ended_by:
                 raise click.exceptions.Exit(128 + ended_by)
             record = Record(file)
@@ -138,18 +137,17 @@ def _tell(text: str) -> None:
     click.echo(f"weftplan launch: {text}", err=True)
 
 
-_GRACE_S = 2.0
-"""Seconds that a process has to exit after SIGTERM."""
-
-_RANK = re.compile(rb"(?:^|\0)PMIX_RANK=(\d+)")
 _PR_SET_PDEATHSIG = 1
 
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
-    """Return the status of mpiexec, the number of the signal that ended this command or 0, and ranks that still
-    ran."""
+def _run(arguments: Sequence[str], file: Path) -> tuple[int, int, set[int]]:
+    """Run mpiexec, whose ranks write their ends to ``file``.
+
+    Returns:
+        Its status, the number of the signal that ended this command or 0, and the ranks that were ended here.
+    """
     # On a terminal mpiexec stays in the process group of this command. There it can read typed input, and Ctrl-C and
     # hang-ups reach it directly.
     in_group = os.isatty(0)
@@ -171,9 +169,11 @@ def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
         job = started
         if received:  # during its start
             job.send_signal(received[0])
-        status = started.wait()
-        left = _end_who_is_left(started.pid)
-        return status, received[0] if received else 0, left
+        status, hung = job_processes.wait(started, file, _tell)
+        # A process that exits with a status other than 0 without ending MPI counts twice (Open MPI 5.0.11), so mpiexec
+        # may exit while others run. Their output has no reader any more, and a restart would meet them.
+        left, _ = job_processes.end(started.pid)
+        return status, received[0] if received else 0, hung | left
 
 
 @contextlib.contextmanager
@@ -195,42 +195,6 @@ def _passing_on(pass_on: Callable[[int], None]) -> Iterator[None]:
 def _end_with_parent() -> None:
     """Arrange, in mpiexec before it starts, that it and the job end if this command is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-
-def _end_who_is_left(mpiexec: int) -> set[int]:
-    """End a job's processes that remain on this machine after process ``mpiexec`` has exited; return their ranks.
-
-    A process that exits with a status other than 0 without ending MPI counts twice (Open MPI 5.0.11), so mpiexec may
-    exit while others run. Their output has no reader any more, and a restart would meet them.
-    """
-    left, begun = _processes_of(mpiexec), time.monotonic()
-    ranks = set(left.values())
-    number: int = signal.SIGTERM
-    while left:
-        for process in left:
-            with contextlib.suppress(OSError):
-                os.kill(process, number)
-                os.kill(process, signal.SIGCONT)
-        time.sleep(0.05)
-        left = _processes_of(mpiexec)
-        if time.monotonic() - begun > _GRACE_S:
-            number = signal.SIGKILL
-        if time.monotonic() - begun > 2 * _GRACE_S:
-            break
-    return ranks
-
-
-def _processes_of(mpiexec: int) -> dict[int, int]:
-    """Return processes of a job on this machine, by the name that PMIx gives it (``prterun-HOST-NUMBER@1``), with
-    their ranks."""
-    processes, name = {}, re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of another user, or exited meanwhile
-            variables = (folder / "environ").read_bytes()
-            if name.search(variables):
-                rank = _RANK.search(variables)
-                processes[int(folder.name)] = int(rank[1]) if rank else -1
-    return processes
 
 
 def _check_there(name: str) -> None:

@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> None:
     end_with_parent()
     if file != "-" and mode == "recovers":
         program_end.status_is_told.append(True)
+    if file != "-":
+        program_end.when_lost.append(lambda: record.note_loss(file))
     sys.excepthook = _without_this_module(sys.excepthook)
     error: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""The record of a job: one line for each finished program, and the job's status derived from it.
+"""The record of a job: one line for each finished program, one for each that knows of a loss, and the job's status.
 
 A process killed by a signal or ended by ``os._exit`` writes no line. The file is on this machine; processes of other
 hosts write none either.
@@ -13,13 +13,24 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from weftplan.support import program_end
 from weftplan.support.program_end import End
 
 
 def write(file: str, end: End) -> None:
     """Append the exit of this process's program in one write, because other processes append theirs concurrently."""
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-    line = json.dumps({"rank": rank, "status": end.status, "why": end.why, "shares": "mpi4py.MPI" in sys.modules})
+    shares, late = "mpi4py.MPI" in sys.modules, sorted(program_end.given_up)
+    line = json.dumps({"rank": rank, "status": end.status, "why": end.why, "shares": shares, "late": late})
+    _append(file, line)
+
+
+def note_loss(file: str) -> None:
+    """Append that this process knows of the loss of another one, and may go on without it."""
+    _append(file, json.dumps({"informed": int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))}))
+
+
+def _append(file: str, line: str) -> None:
     number = os.open(file, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(number, line.encode() + b"\n")
@@ -44,7 +55,25 @@ class Record:
     """The lines that the processes of a job have written, in order of exit."""
 
     def __init__(self, file: Path) -> None:
-        self._lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        self._lines = [line for line in lines if "rank" in line]
+        self.informed = {line["informed"] for line in lines if "informed" in line}
+        """Ranks that know of a loss."""
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks whose programs have ended by themselves."""
+        return {line["rank"] for line in self._lines}
+
+    @property
+    def late(self) -> set[int]:
+        """The ranks for which an ended rank has waited in vain, and of which nothing was heard since."""
+        return {rank for line in self._lines for rank in line["late"]} - self.ranks - self.informed
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss of a rank has ended another one."""
+        return any(line["why"].startswith("WorkerLostError") for line in self._lines)
 
     @property
     def status(self) -> int:
@@ -62,7 +91,7 @@ class Record:
         ends.sort(key=lambda end: is_consequence(end[1]))
         told = [f"rank {rank} ended by {end.why}" for rank, end in ends]
         if stopped is not None:
-            silent = set(range(workers)) - {line["rank"] for line in self._lines} - set(stopped)
+            silent = set(range(workers)) - self.ranks - set(stopped)
             told[:0] = [
                 f"rank {rank} ended in the middle of its program, by a signal or os._exit" for rank in sorted(silent)
             ]
@@ -79,5 +108,4 @@ class Record:
 
     def trained_alone(self, workers: int) -> bool:
         """Return whether all of several processes finished and none has created a shared store."""
-        ranks = {line["rank"] for line in self._lines}
-        return workers > 1 and len(ranks) == workers and not any(line["shares"] for line in self._lines)
+        return workers > 1 and len(self.ranks) == workers and not any(line["shares"] for line in self._lines)

@@ -18,8 +18,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
@@ -34,6 +32,7 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
@@ -58,6 +57,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._comm = mpi.communicator(self._mpi)
         self._server = Server(self._mpi, self._comm)
         self._group.advice = "start again from a checkpoint"
+        self._ranges: dict[Key, list[tuple[JobRank, int, int]]] = {}
+        """(server, first element, end) of each range of a value, by key; fixed by ``init``."""
         self._versions: dict[Key, list[int]] = {}
         """The last version that this worker has received of each range of a value, by key."""
         self._optimizer: Any = None
@@ -79,11 +80,14 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 for k, _ in new_values:  # no server has the keys yet
                     self._stored.pop(k, None)
                 raise
+            members = list(self._group.members)  # as the exchanges of the values have left them, the same on all ranks
             for k, flat in values.items():
-                for server, first, end in self._ranges(k):
-                    if server == self.rank:
+                ranges = placement(self._keys.number(k), flat.size, len(members), self._bound)
+                self._ranges[k] = [(members[position], first, end) for position, first, end in ranges]
+                for server, first, end in self._ranges[k]:
+                    if server == self._group.rank:
                         self._server.add(self._keys.number(k), k, flat[first:end])
-                self._versions[k] = [0] * len(self._ranges(k))
+                self._versions[k] = [0] * len(ranges)
             self._meet("begin with these keys")
 
     def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
@@ -131,7 +135,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
     def _request(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
         number, versions = self._keys.number(key), self._versions[key]
-        ranges = self._ranges(key)
+        ranges = self._ranges[key]
 
         def exchange(
             group: Group, shares: Sequence[Array], values: Sequence[Array], what: str, failure: str | None
@@ -151,10 +155,6 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
     def _place(self) -> Place:
         return Place(self.num_workers, self.rank, self._group.shares_memory)
-
-    def _ranges(self, key: Key) -> list[tuple[int, int, int]]:
-        size = int(np.prod(self._stored[key].shape, dtype=np.int64))
-        return placement(self._keys.number(key), size, self.num_workers, self._bound)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -180,10 +180,10 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             return super()._states()  # raises KVStoreError
         return ServerStates(self._optimizer, self._places, self._ask_now)
 
-    def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]:
-        return {k: (value.shape, self._keys.number(k), self._ranges(k)) for k, value in self._stored.items()}
+    def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[JobRank, int, int]]]]:
+        return {k: (value.shape, self._keys.number(k), self._ranges[k]) for k, value in self._stored.items()}
 
-    def _ask_now(self, requests: Sequence[tuple[int, Header, Array]], what: str) -> list[tuple[Header, Array]]:
+    def _ask_now(self, requests: Sequence[tuple[JobRank, Header, Array]], what: str) -> list[tuple[Header, Array]]:
         """Send requests to servers after all earlier pushes of this process, and return the answers."""
         self._await_pushes()
         answers: list[tuple[Header, Array]] = self._sequencer.call(

@@ -22,6 +22,7 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
 from weftplan.kvstore.distributed.transport.formation import Formation
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank, Position
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
@@ -81,7 +82,7 @@ class KVStoreDist(KVStoreLocal):
             new_values = self._new_values(key, value)
             super().init(key, value)
             for k, _ in new_values:
-                self._from(0, "init", k, self._stored[k])
+                self._from(None, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         with self._naming_this_rank():
@@ -97,7 +98,7 @@ class KVStoreDist(KVStoreLocal):
         try:
             yield
         except KVStoreError as error:
-            raise KVStoreError(f"rank {self.rank}: {error}") from None
+            raise KVStoreError(f"rank {self._group.rank}: {error}") from None
 
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
         if calls is not self._pulls:
@@ -138,8 +139,8 @@ class KVStoreDist(KVStoreLocal):
         for wire, total in back:
             copy(wire, total, priority)
 
-    def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
-        """Queue a broadcast of a key's ``array`` from rank ``root``; ``verb`` names the method in errors."""
+    def _from(self, root: JobRank | None, verb: str, key: Key, array: NDArray) -> None:
+        """Queue a broadcast of a key's ``array`` from a rank, or the first; ``verb`` names the method in errors."""
         description = f"{verb} {described(key, array)}"
 
         def exchange(
@@ -176,12 +177,12 @@ class KVStoreDist(KVStoreLocal):
     # -- the group ------------------------------------------------------------------------------------------------
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> Position:
         """The index of this process among the processes that share the store.
 
         For a replacement that has not joined them yet: its rank in the job.
         """
-        return self._group.rank if self._group.is_alone else self._group.position
+        return Position(self._group.rank) if self._group.is_alone else self._group.position
 
     @property
     def shares_memory(self) -> bool:

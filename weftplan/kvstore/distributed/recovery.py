@@ -18,7 +18,9 @@ from weftplan.errors import KVStoreError, MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.base import KVStoreDist, arrays_in
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.transport.elastic_job import note_sharing
 from weftplan.kvstore.distributed.transport.formation import Formation
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.updater import Updater
 
 
@@ -27,13 +29,14 @@ class RecoveringStore(KVStoreDist):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._runs = 0
         if self._formation is not None:
             self._group.advice = "Module.fit goes on with a replacement"
 
     def _check_sums(self) -> None:
         """Raise KVStoreError if the store is closed, or this process is a replacement that has not joined yet."""
         self._sequencer.check()
+        if self._formation is not None:
+            note_sharing()
         if self._group.is_alone:
             raise KVStoreError(
                 f"rank {self.rank} replaces a lost rank, and joins the others in Module.fit: push and pushpull work "
@@ -57,13 +60,13 @@ class RecoveringStore(KVStoreDist):
         if self._formation is not None:
             raise KVStoreError("recover goes on without a lost rank, but weftplan launch --elastic replaces it")
         with self._turn:
-            root = int(self._sequencer.call(Group.regroup, repairs=True))
+            root: JobRank = self._sequencer.call(Group.regroup, repairs=True)
             self._heal()
             for key, stored in self._stored.items():
                 self._from(root, "recover", key, stored)
             if isinstance(self._updater, Updater):
                 states = self.from_rank(root, self._updater.get_states(), "recover optimizer states")
-                if self.rank != root:
+                if self._group.rank != root:
                     self._updater.set_states(states)
         return self.num_workers
 
@@ -86,12 +89,15 @@ class RecoveringStore(KVStoreDist):
         """
         self._elastic().job.set_joinable(joinable)
 
-    def begin_run(self) -> int:
-        """Return the number of this training run on the store, from 1. A replacement can join only in the first run."""
-        self._runs += 1
-        return self._runs
+    def begin_training(self) -> bool:
+        """Return whether replacements can join in the training that begins now.
 
-    def reform(self, *, has_state: bool) -> int:
+        They can in the first training of a program that has summed nothing before: a replacement runs the program from
+        its beginning, and until it has joined it can neither sum nor train. Call this once for each training.
+        """
+        return note_sharing()
+
+    def reform(self, *, has_state: bool) -> JobRank:
         """Wait for the replacements of lost ranks and form the group again with them; every rank calls this.
 
         Afterwards stored values and optimizer states are undefined; the caller sets them.
@@ -107,7 +113,7 @@ class RecoveringStore(KVStoreDist):
         """
         formation = self._elastic()
 
-        def form(group: Group) -> Steps[int]:
+        def form(group: Group) -> Steps[JobRank]:
             while True:
                 connection = yield from formation.again()
                 try:
@@ -116,15 +122,15 @@ class RecoveringStore(KVStoreDist):
                     continue
                 if not any(flag[0] for flag in flags):
                     raise WorkerLostError("every rank was lost before a replacement had joined")
-                return next(rank for rank, flag in enumerate(flags) if flag[0])
+                return next(rank for rank, flag in zip(group.members, flags, strict=True) if flag[0])
 
         with self._turn:
-            root = int(self._sequencer.call(form, repairs=True))
+            root: JobRank = self._sequencer.call(form, repairs=True)
             self._heal()
             self._version += 1
         return root
 
-    def from_rank(self, root: int, data: bytes, description: str) -> bytes:
+    def from_rank(self, root: JobRank, data: bytes, description: str) -> bytes:
         """Return the ``data`` of rank ``root``; every rank calls this with the same description.
 
         ``data`` is ignored on other ranks.
@@ -133,12 +139,7 @@ class RecoveringStore(KVStoreDist):
             KVStoreError: a rank makes another call.
             WorkerLostError: a rank was lost.
         """
-        size = np.array([len(data)], np.int64)
-        self._sequencer.call(lambda group: group.broadcast(size, root, f"{description}: their size"))
-        array = np.frombuffer(data, np.uint8) if self.rank == root else np.empty(int(size[0]), np.uint8)
-        array = array.copy()
-        self._sequencer.call(lambda group: group.broadcast(array, root, description))
-        return array.tobytes()
+        return self._sequencer.call(lambda group: group.broadcast_bytes(data, root, description))
 
     def _elastic(self) -> Formation:
         if self._formation is None:

@@ -27,7 +27,7 @@ from weftplan.engine.factory import nested
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Message, Request
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, JobRank, Message, Position, Request
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.updater import Updater
@@ -117,16 +117,16 @@ class Range:
     version: int = 0
 
 
-def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[int, int, int]]:
-    """Return (server, first element, end) for each range of the value with key ``number``, as MXNet places them.
+def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[Position, int, int]]:
+    """Return (position of the server, first element, end) for each range of key ``number``, as MXNet places them.
 
     >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
     ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
     """
     if size < bound or servers == 1:
-        return [((number * 9973) % servers, 0, size)]
+        return [(Position((number * 9973) % servers), 0, size)]
     bounds = [round(size / servers * part) for part in range(servers + 1)]
-    return [(server, bounds[server], bounds[server + 1]) for server in range(servers)]
+    return [(Position(server), bounds[server], bounds[server + 1]) for server in range(servers)]
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class Server:
         self._ranges: dict[int, Range] = {}
         self._updater: Updater | None = None
         self._ending: Request | None = None
-        self._waiting: dict[int, deque[Pending]] = {}
+        self._waiting: dict[JobRank, deque[Pending]] = {}
         """Requests that were not handled yet, by client and in order of arrival."""
         self._sending: list[tuple[Request, object]] = []
         """MPI requests of unfinished sends, with the buffers, which must stay alive."""
@@ -216,7 +216,7 @@ class Server:
             try:
                 message = self._comm.Improbe(source=mpi.ANY_SOURCE, tag=REQUEST, status=status)
                 if message is not None:
-                    self._take(message, status.Get_source(), status.Get_count(mpi.BYTE))
+                    self._take(message, JobRank(status.Get_source()), status.Get_count(mpi.BYTE))
                 self._sending = [pair for pair in self._sending if self._is_over(pair[0], pair) is False]
                 served = self._serve_waiting()
                 if message is not None or served:
@@ -236,7 +236,7 @@ class Server:
             else:
                 time.sleep(0.0005)
 
-    def _take(self, message: Message, client: int, size: int) -> None:
+    def _take(self, message: Message, client: JobRank, size: int) -> None:
         """Receive the header in an arrived ``message`` of ``size`` bytes, and add its request to the client's queue."""
         raw = bytearray(min(size, 2 * HEADER))
         try:
@@ -264,7 +264,7 @@ class Server:
                 del self._waiting[client]
         return served
 
-    def _arrived(self, pending: Pending, client: int) -> bool | None:
+    def _arrived(self, pending: Pending, client: JobRank) -> bool | None:
         """Return whether the data of a request have arrived; None if receiving them has failed."""
         if pending.request.verb not in WITH_DATA:
             return True
@@ -279,7 +279,7 @@ class Server:
             pending.receive = message.Irecv([pending.room, byte])
         return self._is_over(pending.receive, (pending.receive, pending.room))
 
-    def _serve(self, pending: Pending, client: int) -> None:
+    def _serve(self, pending: Pending, client: JobRank) -> None:
         request, data = pending.request, pending.room
         try:
             part = self._ranges.get(request.number)
@@ -303,11 +303,11 @@ class Server:
         size = 0 if answer is None else answer.nbytes
         self._send(client, Header(Verb.DONE, request.number, part.version, size), answer)
 
-    def _answer(self, client: int, error: Exception) -> None:
+    def _answer(self, client: JobRank, error: Exception) -> None:
         text = np.frombuffer(f"{type(error).__name__}: {error}".encode()[:TEXT], np.uint8)
         self._send(client, Header(Verb.FAILED, 0, 0, text.nbytes), text)
 
-    def _send(self, client: int, header: Header, data: Array | None) -> None:
+    def _send(self, client: JobRank, header: Header, data: Array | None) -> None:
         # Do not wait for the client to receive its answer. It may wait for another server, whose process may wait for
         # this server: a deadlock. MPI reads the bytes later, so `_sending` keeps them.
         byte, head = self._mpi.BYTE, header.encode()
@@ -320,7 +320,7 @@ class Server:
             raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
         return self._updater
 
-    def _push(self, part: Range, request: Header, data: Array | None, client: int) -> None:
+    def _push(self, part: Range, request: Header, data: Array | None, client: JobRank) -> None:
         weight = part.values
         if data is None or data.nbytes != weight.nbytes or request.nbytes != weight.nbytes:
             size = max(request.nbytes, 0 if data is None else data.nbytes)
@@ -342,7 +342,7 @@ class Server:
 
 
 def ask(
-    mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
+    mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[JobRank, Header, Array]], group: Group, what: str
 ) -> Steps[list[tuple[Header, Array]]]:
     """Send requests to servers concurrently, wait for all answers, and return (answer header, its data) of each.
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.distributed.server import Header, Verb
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State
 from weftplan.kvstore.updater import OptimizerProtocol, Updater, read_states
 from weftplan.ndarray import NDArray, array
 
-Request = tuple[int, Header, Array]
+Request = tuple[JobRank, Header, Array]
 Ask = Callable[[Sequence[Request], str], "list[tuple[Header, Array]]"]
 """Function of requests and a description for errors; it returns (header of the answer, its data) for each request."""
 
@@ -38,7 +39,7 @@ class ServerStates(Updater):
     def __init__(
         self,
         optimizer: OptimizerProtocol,
-        values: Callable[[], dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]],
+        values: Callable[[], dict[Key, tuple[tuple[int, ...], int, list[tuple[JobRank, int, int]]]]],
         ask: Ask,
     ) -> None:
         super().__init__(copy.copy(optimizer))

@@ -46,22 +46,22 @@ class Rejoining:
                 f"--elastic"
             )
         self._run, self._store = run, store
-        self._number = store.begin_run()
         self._state: bytes | None = None
 
     @classmethod
     def of(cls, run: ResumableRun) -> Rejoining | None:
         """Return the Rejoining of ``run`` in an elastic job; None in another job.
 
-        Also return None for a module without an owner of the training state; then the loss of a rank restarts the job.
+        Also return None for a module without an owner of the training state, and in training that a replacement cannot
+        join, such as a second ``fit``. Then the loss of a rank restarts the job.
         """
         if not in_elastic_job():
             return None
         try:
-            store = run.module.owner()._kvstore
+            store: Any = run.module.owner()._kvstore
         except MXNetError:
             return None
-        return cls(run, store) if getattr(store, "is_elastic", False) else None
+        return cls(run, store) if getattr(store, "is_elastic", False) and store.begin_training() else None
 
     def keep(self) -> None:
         """Keep the current state for :meth:`return_to`, once every rank has taken it and its checkpoint is on disk.
@@ -71,7 +71,7 @@ class Rejoining:
         """
         state = encode_snapshot(self._run.snapshot())
         self._run.finish_writes()
-        self._store.agree(f"keep the state of training run {self._number} after {self._run.step} updates")
+        self._store.agree(f"keep the state of training after {self._run.step} updates")
         self._state = state
 
     def train(self, train: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ class Rejoining:
                     self.keep()
                     store.set_joinable(True)
                 train()
-                store.agree(f"end training run {self._number}")
+                store.agree("end training")
                 store.set_joinable(False)
                 return
             except WorkerLostError as error:
@@ -103,7 +103,7 @@ class Rejoining:
                 engine.get().wait_for_all()  # failures that were raised can be overwritten
             root = self._store.reform(has_state=self._state is not None)
             with contextlib.suppress(WorkerLostError):  # of another rank, whose replacement comes
-                state = self._store.from_rank(root, self._state or b"", f"join training run {self._number}")
+                state = self._store.from_rank(root, self._state or b"", "join training")
                 break
         self._run.go_on_from(decode_snapshot(state, _NAME))
         self._state = state

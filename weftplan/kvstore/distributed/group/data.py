@@ -9,7 +9,7 @@ import numpy as np
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike
-from weftplan.kvstore.distributed.transport.mpi_types import Connection
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
 from weftplan.kvstore.distributed.transport.wire import Kind, Message, decode
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.support.array_types import DType
@@ -53,7 +53,9 @@ class DataMembers(Meeting):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
 
-    def move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> Steps[None]:
+    def move(
+        self, outgoing: Mapping[JobRank, memoryview], incoming: Mapping[JobRank, memoryview], what: str
+    ) -> Steps[None]:
         """Send ``outgoing`` and receive ``incoming`` data, by rank, concurrently; ``what`` describes the exchange."""
         # Tags: 1 for views, 2 + 2 * epoch for messages, 3 + 2 * epoch for data. The epoch keeps the messages and the
         # data of a lost exchange from matching later receives.

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weftplan.errors import WorkerLostError
 from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.ways import Alone, as_bytes, choose
-from weftplan.kvstore.distributed.transport.mpi_types import Connection
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.fixed_order_sums import Array
 
@@ -64,24 +65,40 @@ class Group(DataMembers):
         yield from way.end(payloads)
         self.sequence += 1
 
-    def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
-        """Copy the ``array`` of rank ``root`` into this process's contiguous ``array``; raises as :meth:`sum` does.
+    def broadcast(
+        self, array: Array, root: JobRank | None, description: str, failure: str | None = None
+    ) -> Steps[None]:
+        """Copy the ``array`` of rank ``root`` (None: of the first member) into this process's contiguous ``array``.
 
-        If the root has left, the first member replaces it.
+        Raises:
+            KVStoreError: as :meth:`sum` does.
+            WorkerLostError: as :meth:`sum` does, or the root has left.
         """
         data = as_bytes(array)
         inline = data.nbytes <= INLINE
         payloads = yield from self.agreed(description, failure, data.nbytes, bytes(data) if inline else b"")
-        place = self.members.index(root) if root in self.members else 0
-        source = self.members[place]
+        source = self.members[0] if root is None else root
+        if source not in self.members:
+            self.sequence += 1
+            raise WorkerLostError(f"{description}: rank {source} has left; {self.advice}")
         if self.rank == source:
             if not inline:
                 yield from self.move(dict.fromkeys(self.others(), data), {}, description)
         elif not inline:
             yield from self.move({}, {source: data}, description)
         else:
-            data[:] = payloads[place]
+            data[:] = payloads[self.members.index(source)]
         self.sequence += 1
+
+    def broadcast_bytes(self, data: bytes, root: JobRank, description: str) -> Steps[bytes]:
+        """Return the ``data`` of rank ``root``, of any length; raises as :meth:`broadcast` does."""
+        size = np.array([len(data)], np.int64)
+        yield from self.broadcast(size, root, f"{description}: their size")
+        array = np.zeros(int(size[0]), np.uint8)
+        if self.rank == root:
+            array[:] = np.frombuffer(data, np.uint8)
+        yield from self.broadcast(array, root, description)
+        return array.tobytes()
 
     def gather(self, array: Array, description: str, failure: str | None = None) -> Steps[list[Array]]:
         """Return the ``array`` of each member, by position; raises as :meth:`sum` does.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.transport.mpi_types import Connection, Request, Status
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank, Position, Request, Status
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.distributed.transport.wire import View, view_bytes
 from weftplan.support.package_log import log
@@ -56,7 +56,7 @@ class Members:
 
     Attributes:
         members: ranks of the current members in the job, ascending.
-        rank: rank of this process in the job.
+        rank: rank of this process in the job. Compare it with ranks only: it is a :attr:`position` only before a loss.
         sequence: number of exchanges completed, including those that failed on all members.
         timeout_s: seconds of waiting after which a process counts as lost.
     """
@@ -76,14 +76,14 @@ class Members:
         """Receives of lost exchanges, whose buffers MPI may still write to."""
         self._sending: list[Request] = []
         """Sends of lost exchanges, and of views, whose buffers MPI may still read."""
-        self.rank = int(self._comm.rank)
-        self.members: list[int] = [self.rank] if connection.is_alone else list(range(self._comm.size))
+        self.rank = JobRank(self._comm.rank)
+        self.members = [self.rank] if connection.is_alone else self._ranks_of_job()
         self.sequence = 0
         self._epoch = 0
-        self._gone: frozenset[int] = frozenset()
-        self._views: dict[int, View] = {}
+        self._gone: frozenset[JobRank] = frozenset()
+        self._views: dict[JobRank, View] = {}
         """Last view received from each other process."""
-        self._inboxes: dict[int, tuple[Request, bytearray]] = {}
+        self._inboxes: dict[JobRank, tuple[Request, bytearray]] = {}
         """The posted receive for the next view of each other rank, with the buffer."""
         self._looked = 0.0
         """``time.monotonic()`` of the last check for losses."""
@@ -92,14 +92,17 @@ class Members:
                 self._listen(rank)
 
     @property
-    def position(self) -> int:
+    def position(self) -> Position:
         """Index of this process among the members."""
-        return self.members.index(self.rank)
+        return Position(self.members.index(self.rank))
 
     @property
     def job_size(self) -> int:
         """The number of processes with which the job started, including those that have left or died."""
         return self._comm.size
+
+    def _ranks_of_job(self) -> list[JobRank]:
+        return [JobRank(rank) for rank in range(self._comm.size)]
 
     @property
     def is_alone(self) -> bool:
@@ -112,9 +115,9 @@ class Members:
         self,
         receives: list[Request],
         sends: list[Request],
-        ranks: list[int],
+        ranks: list[JobRank],
         what: str,
-        arrived: Callable[[int, Status], None] | None = None,
+        arrived: Callable[[JobRank, Status], None] | None = None,
     ) -> Steps[None]:
         """Wait for all requests; to be called inside :meth:`losses`.
 
@@ -164,7 +167,7 @@ class Members:
             raise self._mpi.Exception(error)
         return True
 
-    def _stalled(self, what: str, missing: set[int], waited: float) -> str:
+    def _stalled(self, what: str, missing: set[JobRank], waited: float) -> str:
         return f"rank {self.rank} has waited {waited:.0f} s for {_ranks(missing)} to {what} (exchange {self.sequence})"
 
     # -- losses ---------------------------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ class Members:
         """Return a context manager that turns MPI's exceptions into a :class:`WorkerLostError` about ``what``."""
         return _Losses(self, what)
 
-    def lost(self) -> list[int]:
+    def lost(self) -> list[JobRank]:
         """Return the members that MPI reports as dead; an empty list if MPI cannot report deaths."""
         return [] if self._dead is None else sorted(self._dead() & set(self.members))
 
@@ -193,7 +196,7 @@ class Members:
         if self.lost() or self._hear():
             raise self._mpi.Exception(getattr(self._mpi, "ERR_PROC_FAILED", self._mpi.ERR_OTHER))
 
-    def _listen(self, rank: int) -> None:
+    def _listen(self, rank: JobRank) -> None:
         inbox = bytearray(view_bytes(self._comm.size))
         self._inboxes[rank] = self._comm.Irecv([inbox, self._mpi.BYTE], source=rank, tag=_VIEW), inbox
 
@@ -216,7 +219,7 @@ class Members:
 
     # -- agreement ------------------------------------------------------------------------------------------------
 
-    def regroup(self) -> Steps[int]:
+    def regroup(self) -> Steps[JobRank]:
         """Agree with all survivors on the set of members, without the dead; every survivor calls this.
 
         Returns:
@@ -240,7 +243,7 @@ class Members:
                     gone |= view.gone
                     self._epoch = max(self._epoch, view.epoch)
             self._gone = frozenset(gone)
-            self.members = [rank for rank in range(self._comm.size) if rank not in gone]
+            self.members = [rank for rank in self._ranks_of_job() if rank not in gone]
             if self.rank in gone:
                 raise KVStoreError("the other processes have gone on without this one")
             mine = View(self._epoch, self.sequence, self._gone)
@@ -251,7 +254,7 @@ class Members:
             if not missing:
                 break
             if time.monotonic() - begun > self.timeout_s:
-                note_loss()
+                note_loss(missing)
                 raise WorkerLostError(
                     f"rank {self.rank} has waited {self.timeout_s:.0f} s for {_ranks(missing)} to go on after a death; "
                     f"gave up"
@@ -281,7 +284,7 @@ class Members:
                     break
                 yield
 
-    def without(self, ranks: set[int]) -> None:
+    def without(self, ranks: set[JobRank]) -> None:
         """Remove ranks that have announced in an exchange that they leave; all remaining ranks call this then."""
         if not ranks:
             return
@@ -337,7 +340,7 @@ class Watch:
         self._members, self._what = members, what
         self._begun, self._warned = 0.0, False
 
-    def in_vain(self, missing: Iterable[int]) -> None:
+    def in_vain(self, missing: Iterable[JobRank]) -> None:
         """Check for losses and time-outs after a poll without progress; ``missing`` are the awaited ranks.
 
         Raises:
@@ -357,8 +360,9 @@ class Watch:
             self._warned = True
             log.warning("%s", members._stalled(self._what, set(missing), waited))
         if waited > members.timeout_s:
-            note_loss()
-            raise WorkerLostError(f"{members._stalled(self._what, set(missing), waited)}; gave up")
+            late = set(missing)
+            note_loss(late)
+            raise WorkerLostError(f"{members._stalled(self._what, late, waited)}; gave up")
 
 
 class _Losses:
@@ -394,5 +398,5 @@ class _Losses:
         raise WorkerLostError(f"{self._what}: {who}; {group.advice}") from error
 
 
-def _ranks(ranks: set[int]) -> str:
+def _ranks(ranks: set[JobRank]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
-from weftplan.kvstore.distributed.transport.mpi_types import Connection, Status
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank, Status
 from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
 from weftplan.kvstore.distributed.transport.wire import (
     HEADER,
@@ -43,7 +43,7 @@ class Meeting(Members):
 
     def _join(self, connection: Connection) -> None:
         super()._join(connection)
-        self._rooms: dict[int, bytearray] = {}
+        self._rooms: dict[JobRank, bytearray] = {}
         """Receive buffers by rank, without those of lost exchanges, which MPI may still write to."""
         self._shared = None
 
@@ -57,7 +57,7 @@ class Meeting(Members):
         areas = Areas.new() if len(self.members) > 1 else None
         offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
         offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
-        others: dict[int, Areas] = {}
+        others: dict[JobRank, Areas] = {}
         reason = b"" if areas else b"no"
         try:
             for rank, words in zip(self.members, offers, strict=True):
@@ -97,7 +97,7 @@ class Meeting(Members):
         self._shared.send(own)
         yield from self._until_none(self._shared.behind, what)
 
-    def regroup(self) -> Steps[int]:
+    def regroup(self) -> Steps[JobRank]:
         """Do :meth:`Members.regroup`, then restart the numbers of messages in shared memory."""
         leader = yield from super().regroup()
         if self._shared is not None:
@@ -154,7 +154,7 @@ class Meeting(Members):
                 return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
         return KVStoreError(f"{description}: the processes are not at the same place of their programs")
 
-    def _named(self, own: Message, what: str) -> Steps[list[tuple[int, memoryview]]]:
+    def _named(self, own: Message, what: str) -> Steps[list[tuple[JobRank, memoryview]]]:
         """Do :meth:`swap`, and return (rank, message) of each member."""
         every = yield from self.swap(own.encode(), what)
         return list(zip(self.members, every, strict=True))
@@ -180,7 +180,7 @@ class Meeting(Members):
             yield from self._until_none(shared.missing, what)
         return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
 
-    def _until_none(self, missing: Callable[[list[int]], list[int]], what: str) -> Steps[None]:
+    def _until_none(self, missing: Callable[[list[JobRank]], list[JobRank]], what: str) -> Steps[None]:
         """Wait until no member is missing; ``missing`` returns those of a list of ranks that are still awaited."""
         left, watch = missing(self.others()), Watch(self, what)
         with self.losses(what):
@@ -189,14 +189,14 @@ class Meeting(Members):
                 yield
                 left = missing(left)
 
-    def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
+    def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[JobRank, memoryview]]:
         """Do :meth:`swap` with MPI; return the messages by rank, valid until the next call."""
         byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
         received = {self.rank: memoryview(own)}
         # If this exchange is lost, its buffers must not be used again: MPI may still write to them.
         rooms, self._rooms = self._rooms, {}
 
-        def arrived(rank: int, status: Status) -> None:
+        def arrived(rank: JobRank, status: Status) -> None:
             received[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
 
         for rank in others:
@@ -238,7 +238,7 @@ class Meeting(Members):
         message = Message(Kind.TEXT, self.sequence, bytes(8), payload=own)
         return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
-    def others(self) -> list[int]:
+    def others(self) -> list[JobRank]:
         """Return all other members, in cyclic order, beginning after this process."""
         # The order differs between members, so that their first messages go to different targets.
         members, place = self.members, self.position

@@ -18,6 +18,7 @@ from weftplan.kvstore.distributed.arrays.piece_copies import Operand, Row, Span
 from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import mark_of
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
 from weftplan.kvstore.fixed_order_sums import Array, sum_as_one_block, sum_sequential_block
@@ -46,7 +47,7 @@ class Sum:
         """Compute the totals after all members have agreed; ``payloads`` are those of their messages, by position."""
         raise NotImplementedError
 
-    def _ranges(self) -> dict[int, tuple[int, int]]:
+    def _ranges(self) -> dict[JobRank, tuple[int, int]]:
         """Return the range of elements (first, end) that each member sums, by rank."""
         members, size = self.group.members, self.nbytes // self.shares[0].itemsize
         return {rank: even_range(size, len(members), place) for place, rank in enumerate(members)}
@@ -113,7 +114,7 @@ class OverMPI(Sum):
         group = self.group
         members, others, me, ranges = group.members, group.others(), group.rank, self._ranges()
 
-        def part(array: Array, rank: int) -> Array:
+        def part(array: Array, rank: JobRank) -> Array:
             first, end = ranges[rank]
             return array[first:end]
 
@@ -125,7 +126,7 @@ class OverMPI(Sum):
         # and copy from there at the end: the share must stay unchanged until it has been added and sent.
         mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
         group.mover.add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
-        incoming: Mapping[int, memoryview] = {rank: as_bytes(part(total, rank)) for rank in others}
+        incoming: Mapping[JobRank, memoryview] = {rank: as_bytes(part(total, rank)) for rank in others}
         yield from group.move(dict.fromkeys(others, as_bytes(mine)), incoming, self.description)
         if mine is rows[me]:
             part(total, me)[...] = mine

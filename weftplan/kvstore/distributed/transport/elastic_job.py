@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.support.atomic_files import write_text
 
 _FOLDER, _STARTER, _REPLACES = "_WEFTPLAN_ELASTIC_FOLDER", "_WEFTPLAN_ELASTIC_STARTER", "_WEFTPLAN_ELASTIC_REPLACES"
+_LAUNCHER = JobRank(-1)
 _LONGEST_PATH = 100
 """Maximum bytes of a socket's path, a little less than any system allows."""
 
@@ -46,7 +48,7 @@ class ElasticJob:
 
     folder: Path
     size: int
-    rank: int = -1
+    rank: JobRank = _LAUNCHER
     replaces: bool = False
 
     @classmethod
@@ -80,7 +82,7 @@ class ElasticJob:
                 "weftplan launch --elastic started: create no store of several processes here"
             )
         size, rank = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK"))
-        return cls(Path(folder), size, rank, os.environ[_REPLACES] == "1")
+        return cls(Path(folder), size, JobRank(rank), os.environ[_REPLACES] == "1")
 
     def environment(self, rank: int, *, replaces: bool) -> dict[str, str]:
         """Return the environment variables of a process that the launcher starts.
@@ -140,6 +142,22 @@ class ElasticJob:
 def in_elastic_job() -> bool:
     """Return whether the launcher of an elastic job is the parent of this process."""
     return os.environ.get(_STARTER) == str(os.getppid())
+
+
+_has_shared: list[bool] = []
+"""Not empty if the program of this process has summed over processes or begun to train over them."""
+
+
+def note_sharing() -> bool:
+    """Record that this process shares work with the others from now on; return whether it had shared none before.
+
+    Until then a replacement, which runs the program from its beginning without the other processes, gets to the same
+    point.
+    """
+    if _has_shared:
+        return False
+    _has_shared.append(True)
+    return True
 
 
 def has_joined() -> None:

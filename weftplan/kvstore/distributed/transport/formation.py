@@ -19,7 +19,7 @@ from weftplan import config
 from weftplan.errors import WorkerLostError
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob, has_joined
 from weftplan.kvstore.distributed.transport.mesh import LIBRARY, Mesh
-from weftplan.kvstore.distributed.transport.mpi_types import Connection
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
 from weftplan.support.package_log import log
 
 _HELLO = struct.Struct("<I")
@@ -123,7 +123,7 @@ class _Entrance:
     def __init__(self, job: ElasticJob, store: int, generation: int) -> None:
         self.generation = generation
         self._job, self._store = job, store
-        self._peers: dict[int, socket.socket] = {}
+        self._peers: dict[JobRank, socket.socket] = {}
         self._unnamed: list[socket.socket] = []
         """Accepted connections whose rank was not received yet."""
         self._path = job.socket_path(store, generation, job.rank)
@@ -132,12 +132,13 @@ class _Entrance:
         self._listening.bind(self._path)
         self._listening.listen(job.size)
 
-    def missing(self) -> list[int]:
-        return [rank for rank in range(self._job.size) if rank != self._job.rank and rank not in self._peers]
+    def missing(self) -> list[JobRank]:
+        ranks = map(JobRank, range(self._job.size))
+        return [rank for rank in ranks if rank != self._job.rank and rank not in self._peers]
 
     def is_complete(self) -> bool:
         """Connect to smaller ranks and accept larger ranks, without waiting; return whether all are connected."""
-        for rank in range(self._job.rank):
+        for rank in map(JobRank, range(self._job.rank)):
             if rank not in self._peers:
                 self._connect(rank)
         with contextlib.suppress(BlockingIOError):
@@ -153,12 +154,12 @@ class _Entrance:
                 hello = b""
             self._unnamed.remove(peer)
             if len(hello) == _HELLO.size:
-                self._peers[_HELLO.unpack(hello)[0]] = peer
+                self._peers[JobRank(_HELLO.unpack(hello)[0])] = peer
             else:  # the process ended before it sent its rank
                 peer.close()
         return not self.missing()
 
-    def _connect(self, rank: int) -> None:
+    def _connect(self, rank: JobRank) -> None:
         peer = socket.socket(socket.AF_UNIX)
         try:
             peer.setblocking(False)

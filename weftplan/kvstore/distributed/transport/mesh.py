@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.locks import members
 
 _HEADER = struct.Struct("<qQ")
@@ -224,19 +225,19 @@ class Mesh:
         peers: connected sockets by rank, which the mesh takes over.
     """
 
-    def __init__(self, rank: int, size: int, peers: dict[int, socket.socket]) -> None:
+    def __init__(self, rank: JobRank, size: int, peers: dict[JobRank, socket.socket]) -> None:
         self.rank, self.size = rank, size
         self._poll = select.poll()
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[JobRank, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
-        self._seen: set[int] = set()
+        self._seen: set[JobRank] = set()
         for other, connection in peers.items():
             connection.setblocking(False)
             peer = self._peers[other] = self._by_file[connection.fileno()] = _Peer(connection)
             self._poll.register(peer.connection, select.POLLIN)
         _all.add(self)
 
-    def Issend(self, buf: Sequence[object], dest: int, tag: int) -> Request:
+    def Issend(self, buf: Sequence[object], dest: JobRank, tag: int) -> Request:
         """Start to send ``buf[0]`` to rank ``dest``; the buffer must not change before the request has ended.
 
         Raises:
@@ -251,7 +252,7 @@ class Mesh:
         peer.send()
         return request
 
-    def Irecv(self, buf: Sequence[object], source: int, tag: int) -> Request:
+    def Irecv(self, buf: Sequence[object], source: JobRank, tag: int) -> Request:
         """Start to receive the next message of a tag from rank ``source`` into ``buf[0]``.
 
         The request fails if the buffer is too small, or if the other process is lost before the message.
@@ -285,7 +286,7 @@ class Mesh:
                 self._poll.unregister(file)
                 del self._by_file[file]
 
-    def dead(self) -> set[int]:
+    def dead(self) -> set[JobRank]:
         """Return the ranks whose connections were closed at this call and at the previous call."""
         # A process that leaves announces it before its connections close. The caller reads messages between two calls,
         # so it knows the announcement before this reports a death.

@@ -21,7 +21,7 @@ from types import ModuleType
 from weftplan import config
 from weftplan.engine.edges import forking
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Connection
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Connection, JobRank
 from weftplan.kvstore.distributed.transport.rendezvous import START, Gathering, begun, ended, gather
 from weftplan.kvstore.distributed.transport.shutdown import end_too, failures, lost, note_loss, prepare
 from weftplan.support.blas_threads import usable_cpus
@@ -82,14 +82,14 @@ def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Cal
                     who += f" (those of other hosts may have come; {gathering.here} processes are to run on this one)"
                 text = f"rank {gathering.rank} has waited {waited:.0f} s for {who} to {what}"
                 if late:
-                    note_loss()
+                    note_loss(missing)
                     raise WorkerLostError(f"{text}; gave up")
                 log.warning("%s", text)
         time.sleep(rest_s)
         rest_s = min(2 * rest_s, 0.005)
 
 
-def _named(ranks: list[int]) -> str:
+def _named(ranks: list[JobRank]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
@@ -116,12 +116,12 @@ def connect(mpi: ModuleType) -> Connection:
     return Connection(mpi, communicator(mpi), partial(_dead, mpi) if tells else None, lambda: None)
 
 
-def _dead(mpi: ModuleType) -> set[int]:
+def _dead(mpi: ModuleType) -> set[JobRank]:
     """Return the ranks that have died according to MPI, or exited according to the rendezvous."""
     world = mpi.COMM_WORLD
     world.Iprobe(source=world.rank)  # makes MPI process messages about deaths
     dead = world.Get_failed()
-    return ended().union(mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group))
+    return ended() | set(map(JobRank, mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group)))
 
 
 def _started() -> ModuleType:

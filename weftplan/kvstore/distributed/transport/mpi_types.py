@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
+from typing import NewType, Protocol
+
+JobRank = NewType("JobRank", int)
+"""Number of a process in its job, from 0: the address of its messages. It never changes, also after a loss."""
+Position = NewType("Position", int)
+"""Index of a process among the current members of a group, which falls when a member before it leaves or dies."""
 
 
 class Status(Protocol):
@@ -52,15 +57,15 @@ class Messages(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def Issend(self, buf: Sequence[object], dest: int, tag: int) -> Request: ...
+    def Issend(self, buf: Sequence[object], dest: JobRank, tag: int) -> Request: ...
 
-    def Irecv(self, buf: Sequence[object], source: int, tag: int) -> Request: ...
+    def Irecv(self, buf: Sequence[object], source: JobRank, tag: int) -> Request: ...
 
 
 class Communicator(Messages, Protocol):
     """A communicator of MPI, as ``dist_async`` uses it."""
 
-    def Isend(self, buf: object, dest: int, tag: int) -> Request: ...
+    def Isend(self, buf: object, dest: JobRank, tag: int) -> Request: ...
 
     def Improbe(self, source: int, tag: int, status: Status) -> Message | None: ...
 
@@ -81,6 +86,6 @@ class Connection:
 
     library: ModuleType
     comm: Messages
-    dead: Callable[[], set[int]] | None
+    dead: Callable[[], set[JobRank]] | None
     close: Callable[[], None]
     is_alone: bool = False

@@ -16,6 +16,8 @@ import socket
 import struct
 import sys
 
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
+
 _CREDENTIALS = struct.Struct("3i")
 """Fields of ``SO_PEERCRED``: ids of the process that listens on a socket, of its user and of its group."""
 
@@ -30,9 +32,9 @@ class Gathering:
         self.size, self.rank, self.here = map(_number, ("SIZE", "RANK", "LOCAL_SIZE"))
         job = os.environ.get("PMIX_NAMESPACE", "")
         self._name = f"\0weftplan {job} {place} "
-        self._doors: dict[int, socket.socket] = {}
+        self._doors: dict[JobRank, socket.socket] = {}
         self._poll = select.poll() if hasattr(select, "poll") else None
-        self._seen: set[int] = set()
+        self._seen: set[JobRank] = set()
         self._listening: socket.socket | None = None
         if not job or sys.platform != "linux" or self._poll is None:
             self.size = 0
@@ -42,14 +44,15 @@ class Gathering:
             listening.bind(f"{self._name}{self.rank}")
             listening.listen(max(self.size, 1))
 
-    def missing(self) -> list[int]:
+    def missing(self) -> list[JobRank]:
         """Return the ranks of the job that have not reached the place; ranks on other hosts are always included."""
-        for rank in range(self.size):
-            if rank != self.rank and rank not in self._doors:
+        others = [JobRank(rank) for rank in range(self.size) if rank != self.rank]
+        for rank in others:
+            if rank not in self._doors:
                 self._reach(rank)
-        return [rank for rank in range(self.size) if rank != self.rank and rank not in self._doors]
+        return [rank for rank in others if rank not in self._doors]
 
-    def _reach(self, rank: int) -> None:
+    def _reach(self, rank: JobRank) -> None:
         door = socket.socket(socket.AF_UNIX)
         try:
             door.setblocking(False)
@@ -64,7 +67,7 @@ class Gathering:
         assert self._poll is not None, "nobody is reached without it"
         self._poll.register(door, 0)  # no event mask: poll reports only the end of the connection
 
-    def ended(self) -> set[int]:
+    def ended(self) -> set[JobRank]:
         """Return the connected ranks that had exited both at this check and at the previous check."""
         # A process that leaves announces it before it exits. Messages are read between two checks, so the announcement
         # is known before this reports an exit.
@@ -106,7 +109,7 @@ def begun() -> bool:
     return bool(_places)
 
 
-def ended() -> set[int]:
+def ended() -> set[JobRank]:
     """Return the ranks of processes on this host that have exited since they reached :data:`START`."""
     return _places[START].ended() if START in _places else set()
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from weftplan import config
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.distributed.transport.wire import SIZE
 from weftplan.kvstore.fixed_order_sums import Array
 
@@ -164,7 +165,7 @@ class SharedMemory:
         others: areas of the other processes, by rank.
     """
 
-    def __init__(self, own: Areas, others: dict[int, Areas]) -> None:
+    def __init__(self, own: Areas, others: dict[JobRank, Areas]) -> None:
         self.own = own
         self._areas = others
         self._number = 0
@@ -186,13 +187,13 @@ class SharedMemory:
         own.words[start // 8 + 1] = len(message)
         own.words[start // 8] = self._number  # last: it makes the message, and all earlier writes, visible
 
-    def missing(self, ranks: Iterable[int]) -> list[int]:
+    def missing(self, ranks: Iterable[JobRank]) -> list[JobRank]:
         """Return those of ``ranks`` that have not sent the message with this process's current number."""
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] != number]
 
-    def behind(self, ranks: Iterable[int]) -> list[int]:
+    def behind(self, ranks: Iterable[JobRank]) -> list[JobRank]:
         """Return those of ``ranks`` that have sent neither the message with the current number nor a later message.
 
         A process that leaves uses this: other processes do not wait for its messages, so they may already be ahead.
@@ -201,7 +202,7 @@ class SharedMemory:
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] < number]
 
-    def received(self, rank: int) -> memoryview:
+    def received(self, rank: JobRank) -> memoryview:
         """Return the current message of a rank, which must not be :meth:`missing`."""
         area, start = self._areas[rank].shares, self._number % 2 * _SLOT
         length = area.words[start // 8 + 1]
@@ -209,15 +210,15 @@ class SharedMemory:
             raise KVStoreError(f"rank {rank} sent {length} bytes, a message has at most {SIZE}")
         return area.data[start + _TEXT : start + _TEXT + length]
 
-    def shares(self, rank: int, nbytes: int) -> Array:
+    def shares(self, rank: JobRank, nbytes: int) -> Array:
         """Return the memory with another process's shares; its owner must have enlarged it to ``nbytes`` before."""
         return self._room(self._areas[rank].shares, rank, nbytes)
 
-    def sums(self, rank: int, nbytes: int) -> Array:
+    def sums(self, rank: JobRank, nbytes: int) -> Array:
         """Return the memory with another process's sums; its owner must have enlarged it to ``nbytes`` before."""
         return self._room(self._areas[rank].sums, rank, nbytes)
 
-    def _room(self, area: Area, rank: int, nbytes: int) -> Array:
+    def _room(self, area: Area, rank: JobRank, nbytes: int) -> Array:
         try:
             area.reach(nbytes)
         except ValueError:

@@ -7,9 +7,10 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.distributed.transport.rendezvous import ended
 from weftplan.support import program_end
 
@@ -23,14 +24,19 @@ _LATE_S = 1.0
 """Maximum seconds to wait for the last barrier after a process was seen to exit."""
 
 
-def note_loss() -> None:
+def note_loss(late: Iterable[JobRank] = ()) -> None:
     """Record that a process of this job has died or was given up, so that this process exits without ``MPI_Finalize``.
+
+    ``late`` are ranks that were given up because they did not come in time.
 
     In ``MPI_Finalize`` Open MPI (5.0.11) waits for all processes, after a death sometimes forever. A process that was
     given up is notified by the other processes, and exits in the same way.
     """
+    program_end.given_up.update(late)
     if not _lost:
         _lost.append(True)
+        for tell in program_end.when_lost:
+            tell()
 
 
 def lost() -> bool:

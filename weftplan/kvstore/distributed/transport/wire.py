@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 
 INLINE = 4096
 """Maximum bytes of a payload; larger data is sent separately, after all headers were compared."""
@@ -124,7 +125,7 @@ class View:
 
     epoch: int
     sequence: int
-    gone: frozenset[int]
+    gone: frozenset[JobRank]
     why: str = ""
 
     def agrees(self, other: View | None) -> bool:
@@ -150,7 +151,7 @@ class View:
         bits = int.from_bytes(data[_VIEW_LAYOUT.size :], "little")
         if magic != _VIEW_MAGIC or bits >> size:
             raise KVStoreError(f"rank {sender} sent bytes that begin with {bytes(data[:8])!r}, not a view of this job")
-        gone = frozenset(rank for rank in range(size) if bits >> rank & 1)
+        gone = frozenset(JobRank(rank) for rank in range(size) if bits >> rank & 1)
         return cls(epoch, sequence, gone, why.rstrip(b"\0").decode(errors="ignore"))
 
 
