@@ -53,9 +53,8 @@ class KVStoreLocal(ExchangingStore):
             ]
             for _, first, stored in new_keys:
                 copy(first, stored, 0)
-            for k, _, stored in new_keys:
-                self._keys.add(k)
-                self._stored[k] = stored
+            self._keys = self._keys.including([k for k, _, _ in new_keys])
+            self._stored.update((k, stored) for k, _, stored in new_keys)
             self._version += 1
 
     def push(self, key: object, value: object, priority: int = 0) -> None:
