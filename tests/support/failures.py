@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray
+from weftplan.training.data.prefetching import PrefetchingIter
 
 SKIPPED = {"__exit__", "__del__", "__enter__", "release", "__hash__", "__eq__", "__repr__", "allocated"}
 """Calls that cannot be made to fail: a lock that is not released would stop the test."""
-WRITES = {"copyto", "__setitem__", "copy_into", "_set", "push", "copy_in", "replace"}
-"""Calls that write an array. They come after all others, and what fails inside them fails the engine."""
+WRITES = {"copyto", "__setitem__", "copy_into", "_set", "push", "copy_in", "replace", "push_kernel"}
+"""Calls that write an array or push operations. They come after all others; a failure in them is one of the engine."""
+OWNERS = ("weftplan.training", "weftplan.kvstore", "weftplan.executor.executor")
+"""Modules whose objects are compared field by field, others by identity."""
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
 
 
@@ -38,11 +41,11 @@ class Points:
         name, code = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if not name.startswith("weftplan.") or code in SKIPPED or code.startswith("<"):
             return False
-        if name.startswith("weftplan.storage.") and code == "allocate":
-            return not _inside_write(frame)
         caller = frame.f_back
         origin = caller.f_globals.get("__name__", "") if caller is not None else ""
-        return code not in WRITES and origin.startswith(self.rooms) and not name.startswith(self.rooms)
+        allocates = name.startswith("weftplan.storage.") and code == "allocate"
+        leaves = origin.startswith(self.rooms) and not name.startswith(self.rooms)
+        return (allocates or leaves) and not _inside_write(frame)
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         if event != "call" or not self._is_point(frame):
@@ -88,13 +91,15 @@ def snapshot(value: Any, caches: Collection[str] = (), alive: list[Any] | None =
             return "array", id(item.chunk), item.shape, str(item.dtype), item.asnumpy().tobytes()
         if isinstance(item, (np.ndarray, np.generic)):
             return item.tobytes()
+        if isinstance(item, PrefetchingIter):
+            return item.state()  # its threads change the fields
         if isinstance(item, dict):
             return {key if isinstance(key, PLAIN) else id(key): of(each) for key, each in item.items()}
         if isinstance(item, (list, tuple)):
             return [of(each) for each in item]
         if isinstance(item, (set, frozenset)):
             return sorted(map(repr, item))
-        if id(item) in seen or not type(item).__module__.startswith(("weftplan.training", "weftplan.kvstore")):
+        if id(item) in seen or not type(item).__module__.startswith(OWNERS):
             return "object", id(item)
         seen.add(id(item))
         fields = vars(item) if hasattr(item, "__dict__") else {}

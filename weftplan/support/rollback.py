@@ -43,12 +43,12 @@ def rollback(*objects: object) -> Iterator[None]:
         yield
     except BaseException:
         for fields, before in saved:
-            fields.clear()
+            for name in fields.keys() - {name for name, _, _ in before}:
+                del fields[name]
             for name, value, items in before:
-                if items is not None:
-                    value.clear()
-                    (value.extend if isinstance(value, list) else value.update)(items)
                 fields[name] = value
+                if items is not None:
+                    _restore(value, items)
         raise
 
 
@@ -65,6 +65,17 @@ def all_or_nothing(method: Callable[Concatenate[S, P], R]) -> Callable[Concatena
             return method(self, *args, **kwargs)
 
     return call
+
+
+def _restore(value: Any, items: Any) -> None:
+    """Give a container its old items; a thread that reads it meanwhile never finds one of them missing."""
+    if isinstance(value, list):
+        value[:] = items
+        return
+    for item in [*value]:
+        if item not in items:
+            value.discard(item) if isinstance(value, set) else value.pop(item, None)
+    value.update(items)
 
 
 def _copy(value: Any) -> Any:
