@@ -344,6 +344,7 @@ def test_a_buffer_that_cannot_be_made_has_no_load(monkeypatch):
     """A store counts the bytes of a merge buffer on its device only if the buffer exists: later placement uses them."""
     store = mx.kv.create("device")
     store.init("a", mx.nd.ones((3,)))
+    store.set_optimizer(mx.optimizer.create("sgd"))
 
     def refuse(*args, **kwargs):
         raise MemoryError
