@@ -99,6 +99,9 @@ def page() -> str:
         "[environment.md](environment.md) has legal values and meanings. `python docs/list_settings.py` makes this",
         "page.",
         "",
+        "A setting of the planner or the bulk execution changes no bit of a result, unless its effect says that a sum",
+        "is rounded in another order.",
+        "",
         "| from | setting | default | effect here | shown by |",
         "|---|---|---|---|---|",
     ]

@@ -205,6 +205,10 @@ _ENGINE = (
     ),
 )
 
+_SHARED_WEIGHT = (
+    "the gradients of a FullyConnected weight that 8 layers or more share are not batched (MXNET_USE_FUSION): their "
+    "sum is rounded in another order"
+)
 _PLANNER = (
     _planner(
         name="WEFTPLAN_PLANNER_STRATEGY",
@@ -256,7 +260,7 @@ _PLANNER = (
         default=8,
         low=0,
         meaning="Gradient sums of this many terms or more are accumulated in place, one term at a time.",
-        effect=_BIND_NOW,
+        effect=f"{_BIND_NOW}; above 8, {_SHARED_WEIGHT}",
     ),
     _planner(
         name="FLAGS_max_inplace_grad_add",
@@ -269,7 +273,8 @@ _PLANNER = (
         name="MXNET_ELIMINATE_COMMON_EXPR",
         default=True,
         meaning="Compute equal sub-expressions once.",
-        effect=_BIND_NOW,
+        effect=f"{_BIND_NOW}; the gradients of merged nodes are added before they are propagated, not after, so their "
+        "sum is rounded in another order",
     ),
     _planner(
         name="MXNET_USE_FUSION",
@@ -286,21 +291,21 @@ _PLANNER = (
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",
         default=True,
         meaning="Drop node outputs without a reader: they have no memory and are not computed.",
-        effect=_BIND_NOW,
+        effect=f"{_BIND_NOW}; if 0, {_SHARED_WEIGHT}",
     ),
     _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
         effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned "
-        "peak falls",
+        f"peak falls; if the plan without fusion is better, {_SHARED_WEIGHT}",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
         default=False,
         meaning="Recompute by the echo rule: only where the planned memory shrinks.",
         effect="repeats what lies between such operators unless storing it is no dearer; used only where the planned "
-        "peak falls; wins over MXNET_BACKWARD_DO_MIRROR",
+        f"peak falls; if the plan without fusion is better, {_SHARED_WEIGHT}; wins over MXNET_BACKWARD_DO_MIRROR",
     ),
 )
 

@@ -25,13 +25,13 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
     Args:
         pushed: compare the pushed segments instead; a segment runs its steps in sequence.
     """
-    executor._prepare()
-    steps = [*executor._forward_steps, *executor._backward_steps]
-    segments = [*executor._forward_segments, *executor._backward_segments]
+    executor._prepare_once()
+    steps = [*executor._prepare_once().forward_steps, *executor._prepare_once().backward_steps]
+    segments = [*executor._prepare_once().forward_segments, *executor._prepare_once().backward_segments]
     program: list[tuple[str, list[Any], list[Any], list[Range], list[Range]]] = []
     for _ in range(runs):
-        if executor._overlaps and not (pushed and executor._fences_itself):
-            program.append(("fence", [], executor._fence_vars, [], []))
+        if executor._overlaps and not (pushed and executor._prepare_once().fences_itself):
+            program.append(("fence", [], executor._prepare_once().fence_vars, [], []))
         for one in segments if pushed else steps:
             touched = [_touched(executor, step) for step in (one.steps if pushed else [one]) if step.bind is not None]
             if touched:  # segments without kernels are not pushed

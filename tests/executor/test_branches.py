@@ -45,11 +45,9 @@ LONG, SHORT = 1e-3, 1e-6
         ([(), (0,), (1,), (0,), (3,), (2, 4), (5,)], (5,), [[0], [1, 2], [3, 4], [5, 6]]),  # a short join
         ([(), (0,), (1,), (0,), (2, 3)], (3,), [[0], [1, 2, 3], [4]]),  # a short branch
         ([(), (0,), (1,), (0,), (3,), (2, 4)], (0, 1, 2, 3, 4, 5), [[0, 1, 2, 3, 4, 5]]),  # all steps are short
-        (
-            [(), (0,), (1,), (0,), (3,), (2, 4)],
-            (0,),
-            [[0], [1, 2], [3, 4], [5]],
-        ),  # a short stem
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0,), [[0], [1, 2], [3, 4], [5]]),  # a short stem
+        ([(), (0,), (0,)], (0, 1), [[0, 1, 2]]),  # a merged stem is merged again
+        ([(), (), (0, 1), (1,)], (0, 1), [[0, 1], [2], [3]]),  # one user of a merged stem must not wait for the other
     ],
 )
 def test_chains(needs, short, wanted):
@@ -115,7 +113,11 @@ def forward_run(context):
     executor.arg_dict["data"][:] = 0.5
     mx.nd.waitall()
     spent = seconds_of(lambda: (executor.forward(), mx.nd.waitall()), [context])
-    return spent, executor.outputs[0].asnumpy(), sum(segment.pushed for segment in executor._forward_segments)
+    return (
+        spent,
+        executor.outputs[0].asnumpy(),
+        sum(segment.pushed for segment in executor._prepare_once().forward_segments),
+    )
 
 
 @pytest.mark.shows("MXNET_GPU_WORKER_NTHREADS")

@@ -120,7 +120,7 @@ def test_the_largest_are_collected_first(dynamic):
 
     ctx = mx.cpu(47)
     executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="null")
-    executor._prepare()
+    executor._prepare_once()
     chosen = {chunk.name for ends in executor._memory.local[False].values() for chunk in ends}
     assert chosen == {"wide"}
 

@@ -74,7 +74,7 @@ def test_single_forward_segment_needs_no_fence(grad_req):
     executor = net.simple_bind(mx.cpu(), x=(256, 256), grad_req=grad_req, options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps
     assert races(executor, pushed=True) == []
-    assert len(executor._forward_segments) == 1
+    assert len(executor._prepare_once().forward_segments) == 1
 
     def operations() -> int:
         before = engine.get().statistics().pushed
@@ -86,8 +86,8 @@ def test_single_forward_segment_needs_no_fence(grad_req):
     assert operations() == 1
     seen: list[str] = []
     executor.set_monitor_callback(lambda name, array: seen.append(name))
-    assert operations() == 1 + len(executor._forward_steps)
-    assert len(seen) == len(executor._forward_steps)
+    assert operations() == 1 + len(executor._prepare_once().forward_steps)
+    assert len(seen) == len(executor._prepare_once().forward_steps)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -99,9 +99,9 @@ def test_chained_forward_segments_need_no_fence(strategy, monkeypatch):
         x = mx.sym.softsign(mx.sym.FullyConnected(x, num_hidden=8 + k, name=f"fc{k}"))
     executor = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 8), options=planner.PlanOptions(strategy=strategy))
     assert races(executor, pushed=True) == []
-    assert len(executor._forward_segments) > 4
-    assert executor._fences_itself == executor._overlaps
-    assert executor._fences_itself or strategy != "arena"
+    assert len(executor._prepare_once().forward_segments) > 4
+    assert executor._prepare_once().fences_itself == executor._overlaps
+    assert executor._prepare_once().fences_itself or strategy != "arena"
 
 
 def test_parallel_forward_segments_need_a_fence(monkeypatch):
@@ -110,7 +110,7 @@ def test_parallel_forward_segments_need_a_fence(monkeypatch):
     executor = parallel_layers().simple_bind(mx.cpu(), x=(64, 64), options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps
     assert races(executor, pushed=True) == []
-    assert not executor._fences_itself
+    assert not executor._prepare_once().fences_itself
 
 
 def test_small_gradients_end_one_segment():
@@ -119,15 +119,15 @@ def test_small_gradients_end_one_segment():
     for k, units in enumerate((8, 8, 512, 8, 8)):
         x = mx.sym.FullyConnected(x, num_hidden=units, name=f"fc{k}")
     executor = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 64), grad_req="write")
-    executor._prepare()
-    ends = [segment.steps[-1].node.name for segment in executor._backward_segments]
+    executor._prepare_once()
+    ends = [segment.steps[-1].node.name for segment in executor._prepare_once().backward_segments]
     assert len(ends) == 1
     larger = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 4096), grad_req="write")
-    larger._prepare()
-    assert len(larger._backward_segments) == 1  # the large gradient comes last
+    larger._prepare_once()
+    assert len(larger._prepare_once().backward_segments) == 1  # the large gradient comes last
     back = mx.sym.MakeLoss(mx.sym.FullyConnected(x, num_hidden=4096, name="wide")).simple_bind(mx.cpu(), x=(8, 64))
-    back._prepare()
-    ends = [[step.node.name for step in segment.steps] for segment in back._backward_segments]
+    back._prepare_once()
+    ends = [[step.node.name for step in segment.steps] for segment in back._prepare_once().backward_segments]
     assert [names[-1] for names in ends] == ["wide_backward", "fc0_backward"]
 
 
@@ -157,7 +157,7 @@ def test_a_run_that_failed_does_not_spoil_the_next(monkeypatch):
     )
     executor.forward(x=np.ones((256, 256), np.float32))
     want = [out.asnumpy() for out in executor.outputs]
-    segment = executor._forward_segments[0]
+    segment = executor._prepare_once().forward_segments[0]
     calls, broken = segment._binds, [*segment._binds]
 
     def fail() -> None:

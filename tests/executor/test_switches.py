@@ -1,7 +1,7 @@
 """Every environment variable of planner and executor changes the allocated bytes or the pushed operations.
 
-Each case fails if its variable has no effect. No variable changes a bit of the results, except that merging equal
-expressions changes the rounding of gradients.
+Each case fails if its variable has no effect. None changes a bit of the results of these networks;
+``test_gradient_sums.py`` has the variables that change the order of a sum.
 """
 
 import numpy as np

@@ -54,6 +54,24 @@ AREAS = {
         "tests/planner/test_packing*.py tests/planner/test_reuse_waits.py",
     ),
     "spill": ("planner/spill", "search budget", "tests/planner/spill"),
+    "executor": (
+        "executor",
+        "bind_arguments binding dynamic executor idle memory new_arrays plan_cache pool pool_memory prepared_calls "
+        "run_values segments waits",
+        "tests/executor",
+    ),
+    "kvstore": (
+        "kvstore",
+        "buckets compression fixed_order_sums keys layout local on_device rows stages updater updating ways_of_summing",
+        "tests/contract/test_kvstore*.py tests/kvstore/test_[bcfklmnoprst]*.py",
+    ),
+    "module": (
+        "training",
+        "executor_group memory module/module module/module_checks module/optimizer_states module/parameters "
+        "module/update_step",
+        "tests/training/test_m[ei]*.py tests/training/test_module*.py tests/training/test_bucketing.py "
+        "tests/training/test_first_mistakes.py tests/training/test_wrong_files.py",
+    ),
 }
 """For each area: its folder, the mutated modules, and the tests. At least one test must fail for each mutant."""
 

@@ -87,7 +87,7 @@ def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
     beside = meter.temporary_bytes + where.temporaries.reserved - before
     launches = collections.defaultdict(list)
     with where.new_stream() as stream:
-        for segment in (*executor._forward_segments, *executor._backward_segments):
+        for segment in (*executor._prepare_once().forward_segments, *executor._prepare_once().backward_segments):
             for step in segment.steps:
                 meter.reset()
                 if step.bind is not None:

@@ -10,7 +10,7 @@ import weftplan as mx
 from tests.support.training import small_network as network
 from weftplan import engine, storage
 from weftplan.executor import Executor, prepared_calls
-from weftplan.training.fit.callbacks import StopAtBatchEnd
+from weftplan.training.fit.interruption import StopAtBatchEnd
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 

@@ -34,6 +34,7 @@ from weftplan.executor.executor import Executor
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_run import PreparedRun
 from weftplan.executor.segments import Segment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
@@ -248,7 +249,7 @@ class DynamicExecutor(Executor):
         self._collector = Collector()
         return DynamicMemory(planned)
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> PreparedRun:
         asynchronous = any(
             device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks.values()}
         )
@@ -256,9 +257,9 @@ class DynamicExecutor(Executor):
         # if the memory is freed in stream order.
         inside = self._collector.fast or not asynchronous
         if not inside or spilling.active():  # memory that a segment uses cannot be offloaded while it runs
-            self._bulk = False
-        super()._prepare()
-        steps = (*self._forward_steps, *self._backward_steps)
+            self._limits = (False, *self._limits[1:])
+        calls = super()._prepare()
+        steps = (*calls.forward_steps, *calls.backward_steps)
         self._memory.used = {step.nid: _chunks_of(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
 
@@ -266,8 +267,9 @@ class DynamicExecutor(Executor):
             return [chunk for chunk in _chunks_of(self._memory, step) if isinstance(chunk, DynamicChunk)]
 
         self._memory.local = self._collector.settle(
-            self._forward_segments, self._backward_segments, chunks_of, inside=inside
+            calls.forward_segments, calls.backward_segments, chunks_of, inside=inside
         )
+        return calls
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
         if self._monitor is not None:
@@ -275,14 +277,15 @@ class DynamicExecutor(Executor):
             self._memory.local = {True: {}, False: {}}
             super()._push(segments, steps)
             return
-        run, first = self._run, 0 if segments is self._forward_segments else len(self._forward_segments)
+        calls, run = self._prepare_once(), self._run
+        first = 0 if segments is calls.forward_segments else len(calls.forward_segments)
         for number, segment in enumerate(segments, first):
             segment.push(run)
             give_back(self._collector.passed(run.is_train, number), fast=self._collector.fast)
-        if not run.is_train or first or not self._backward_segments:
+        if not run.is_train or first or not calls.backward_segments:
             give_back(self._collector.ended(run.is_train), fast=self._collector.fast)
 
-    def _check_repeatable(self) -> None:
+    def _check_repeatable(self, calls: PreparedRun) -> None:
         """Raise MXNetError, because the last backward may have freed results of forward."""
         raise MXNetError(
             "backward: backward has run since the last forward(is_train=True), and results of forward have been given "

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
+from typing import NamedTuple
 
 from weftplan import config, engine
 from weftplan.device.context import Context
-from weftplan.engine.streams import compute_streams
+from weftplan.engine.var import Var
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
 from weftplan.executor.bind_arguments import by_name
 from weftplan.executor.memory import PlannedMemory, RunState
 from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.prepared_calls import Step, StepBuilder, crossings
+from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_run import PreparedRun, prepare_run
 from weftplan.executor.run_values import (
     ArrayValue,
     as_array,
@@ -32,7 +34,7 @@ from weftplan.executor.run_values import (
     reads_forward,
     unset,
 )
-from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
+from weftplan.executor.segments import Segment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
@@ -43,6 +45,23 @@ from weftplan.symbol import Symbol
 Callback = Callable[[str, NDArray], None]
 
 
+class Progress(NamedTuple):
+    """What an executor has run so far."""
+
+    is_train: bool | None = None
+    """Mode of the last forward; None: no forward has run."""
+    backward: bool = False
+    """Whether backward has run since that forward."""
+
+
+# Guarantees of an executor:
+# * An address is written only after all operations of earlier runs on it: within a run the engine's vars ensure this,
+#   between runs the fence.
+# * A method that raises has changed nothing; arrays are written after all checks.
+# * Runs of one executor are pushed by one thread at a time. Another thread may move its planned memory between runs:
+#   ``Idleness.prepared`` keeps the memory in place during a push, and ``_forget`` drops calls on moved memory.
+# Fixed after the bind: symbol, plan, context, arrays, memory, ``_external``, ``_overlaps``, ``_engine``.
+# Changing: ``_prepared`` (None after a move), ``_progress`` and ``_run`` (with every run), ``_monitor``, ``_unset``.
 class Executor:
     """A symbol bound to arrays. Make one with ``symbol.bind`` or ``symbol.simple_bind``.
 
@@ -96,18 +115,17 @@ class Executor:
         self._memory = self._make_memory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
         self._external = external
-        self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
+        self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
-        self._forget()  # the first run prepares the calls: some executors are only inspected or reshaped
+        self._prepared: PreparedRun | None = None
+        """Calls of a run; None before the first run, since some executors are only inspected or reshaped."""
         planned_outputs = {eid: self._memory.entry(eid) for eid in planned.outputs if eid not in external}
         self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
         self._monitor: Monitored | None = None
         if config.get("FLAGS_check_nan_inf"):
             self.set_monitor_callback(None)
-        self._ran_forward = False
-        self._ran_training_forward = False
-        self._ran_backward = False
+        self._progress = Progress()
         self._repeatable: bool | None = None
         self._run = RunState(is_train=False)
         self._engine = engine.get()
@@ -130,45 +148,25 @@ class Executor:
             if isinstance(chunk, MovableChunk):
                 chunk.watch(forget)
 
-    def _prepare_once(self) -> None:
-        """Prepare the calls of a run unless the prepared calls are still valid."""
-        if not self._prepared:
-            self._prepare()
+    def _prepare_once(self) -> PreparedRun:
+        """Return the calls of a run, prepared again if planned memory has moved since the last run."""
+        if self._prepared is None:
+            self._prepared = self._prepare()
+        return self._prepared
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> PreparedRun:
         """Prepare the calls of a run at the present addresses of planned memory, and cut them into segments."""
-        planned = self.planned
         self._memory.complete()
         self._watch()
-        builder = StepBuilder(planned, self._memory, self._external)
-        steps = [builder.build(nid) for nid in planned.order]
-        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
-        inputs = {id(array.var) for array in self._external.values()}
-        outputs = [array.var for array in self.outputs]
-        _, self._fence_vars = engine.dedupe([], [self._memory.pool.var, *(v for v in outputs if id(v) not in inputs)])
-        split = planned.num_forward_nodes
-        self._forward_steps, self._backward_steps = steps[:split], steps[split:]
-        gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}
-        leave, enter = crossings(planned)
-        branches = builder.seconds if compute_streams(self._engine, planned.devices) > 1 else None
-
-        def ready(step: Step) -> int:
-            return sum(gradients.get(id(var), 0) for var in step.writes)
-
-        cut = partial(
-            make_segments,
-            bulk=self._bulk,
-            ends_after=leave,
-            begins_at=enter,
-            graphs=self._memory.graphs,
-            branches=branches,
+        return prepare_run(
+            self.planned,
+            self._memory,
+            self._external,
+            self.outputs,
+            self.grad_arrays,
+            limits=self._limits,
+            overlaps=self._overlaps,
         )
-        self._forward_segments = cut(self._forward_steps, limit=self._limits[0])
-        self._backward_segments = cut(self._backward_steps, limit=self._limits[1], ready=ready)
-        self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
-        if self._fences_itself:
-            self._forward_segments[0].write_too(self._fence_vars)
-        self._prepared = True
 
     def cuda_graphs(self) -> list[tuple[str, int, str]]:
         """Return (name, number of nodes, state) of the CUDA graph of every prepared segment, in each mode it has run.
@@ -176,18 +174,16 @@ class Executor:
         The state is ``captured``, ``to be captured``, ``not run yet``, or the reason why the segment cannot be
         captured. ``MXNET_ENABLE_CUDA_GRAPHS`` is read at bind.
         """
+        calls = self._prepared
         return [
             (segment.name, len(segment.steps), state)
-            for segment in (*self._forward_segments, *self._backward_segments)
+            for segment in (() if calls is None else (*calls.forward_segments, *calls.backward_segments))
             for state in segment.graphs.values()
         ]
 
     def _forget(self) -> None:
         """Drop all views of planned memory, which has moved; the next run prepares its calls again."""
-        self._prepared = False
-        self._forward_steps, self._backward_steps = [], []
-        self._forward_segments, self._backward_segments = [], []
-        self._fences_itself = False
+        self._prepared = None
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -215,23 +211,22 @@ class Executor:
         if self._unset:
             self._check_values(inputs, is_train)
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
-            outputs = self._forward(is_train, inputs)
-        if is_train and any(segment.long for segment in self._forward_segments):
+            calls = self._forward(is_train, inputs)
+        if is_train and any(segment.long for segment in calls.forward_segments):
             self._engine.give_way()  # let the workers begin; backward and an update are pushed before a thread waits
-        return outputs
+        return self.outputs
 
-    def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> list[NDArray]:
-        """Do the work of :meth:`forward`, with all planned memory present."""
+    def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> PreparedRun:
+        """Do the work of :meth:`forward`, with all planned memory present; return the calls."""
+        calls = self._prepare_once()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
             copy_in(value, target)
-        seed, counter = random.next_key(self.context) if self._random else (0, 0)
+        seed, counter = random.next_key(self.context) if calls.random else (0, 0)
+        self._fence(calls, by_segment=calls.fences_itself and self._monitor is None)
         self._run = RunState(bool(is_train), seed, counter)
-        self._ran_forward = True
-        self._ran_training_forward = bool(is_train)
-        self._ran_backward = False
-        self._fence(itself=self._fences_itself and self._monitor is None)
-        self._push(self._forward_segments, self._forward_steps)
-        return self.outputs
+        self._progress = Progress(is_train=bool(is_train))
+        self._push(calls.forward_segments, calls.forward_steps)
+        return calls
 
     def backward(self, out_grads: object = None, is_train: bool = True) -> None:
         """Push the backward part, which writes or adds gradients to ``grad_arrays`` asynchronously.
@@ -253,10 +248,10 @@ class Executor:
         """
         if not self.planned.gradients:
             return  # as in MXNet
-        if not self._ran_training_forward:
+        if not self._progress.is_train:
             self._check_mode()
         self._check_engine("backward")
-        if self._ran_forward and not self._memory.pool.owned_by(self._memory.placement):
+        if self._progress.is_train is not None and not self._memory.pool.owned_by(self._memory.placement):
             raise MXNetError(
                 "backward: another executor that shares this one's planned memory has run since this one's forward, so "
                 "what backward needs is overwritten; run forward(is_train=True) again"
@@ -267,62 +262,63 @@ class Executor:
 
     def _backward(self, heads: Sequence[tuple[ArrayValue, NDArray]]) -> None:
         """Do the work of :meth:`backward`, with all planned memory present."""
-        if self._ran_backward and self._ran_forward:
-            self._check_repeatable()
-        if self._ran_backward or not self._ran_forward:
-            self._fence()
-        self._ran_backward = True
+        calls, (is_train, repeated) = self._prepare_once(), self._progress
+        if repeated and is_train is not None:
+            self._check_repeatable(calls)
+        if repeated or is_train is None:
+            self._fence(calls)
         for value, head in heads:
             copy_in(value, head)
-        self._push(self._backward_segments, self._backward_steps)
+        self._progress = Progress(is_train, backward=True)
+        self._push(calls.backward_segments, calls.backward_steps)
 
     def _check_mode(self) -> None:
         """Raise MXNetError if backward cannot run, given that no forward has run or the last had ``is_train=False``."""
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
-            if not self._ran_forward:
-                if self._random or reads_forward(self.planned, self._backward_steps):
+            calls = self._prepare_once()
+            if self._progress.is_train is None:
+                if calls.random or reads_forward(self.planned, calls.backward_steps):
                     raise MXNetError("backward: run forward(is_train=True) first")
                 return  # backward reads only arguments and gradients of outputs
-            why = needs_training(self._forward_steps)
+            why = needs_training(calls.forward_steps)
         if why:
             raise MXNetError(
                 f"backward: run forward(is_train=True) first; the last forward had is_train=False, and {why}"
             )
 
-    def _check_repeatable(self) -> None:
+    def _check_repeatable(self, calls: PreparedRun) -> None:
         """Raise if the last backward has overwritten results of forward that backward needs."""
         if self._repeatable is None:
-            self._repeatable = keeps_forward(self.planned, self._backward_steps)
+            self._repeatable = keeps_forward(self.planned, calls.backward_steps)
         if not self._repeatable:
             raise MXNetError(
                 "backward: backward has run since the last forward(is_train=True), and its results lie where those of "
                 "forward were that it needs; run forward(is_train=True) again"
             )
 
-    def _fence(self, *, itself: bool = False) -> None:
+    def _fence(self, calls: PreparedRun, *, by_segment: bool = False) -> None:
         """Order this run after all earlier operations on its addresses; push at most one engine operation.
 
-        The vars of the run's own storages are not enough if storages of the plan overlap in address, or if another
-        executor has used the memory since this executor's last run.
+        The vars of the run's own storages are not enough in two cases: storages of the plan overlap in address, or
+        another executor has used the memory since this executor's last run.
 
         Args:
-            itself: whether the first segment writes ``_fence_vars`` itself. The operation is then pushed only if
-                another executor has used the memory.
+            calls: the run to push.
+            by_segment: whether the first segment writes the fence's vars. The operation is then pushed only in the
+                second case.
         """
-        # Invariant: an address is written only after all operations of earlier runs on it. All operations of the pool's
-        # executors read its var, so a write of this var waits for them. Operations that users pushed on an output read
-        # only the var of that output, so the fence writes these vars, too.
-        pool = self._memory.pool
-        writes = self._fence_vars if self._overlaps and not itself else []
+        # All operations of the pool's executors read its var, so a write of this var waits for them. Operations that
+        # users pushed on an output read only the var of that output, so the fence writes these vars, too.
+        pool, placement = self._memory.pool, self._memory.placement
+        # The chunks stay alive until the push: the var of a dead storage is deleted.
+        earlier = [] if pool.owned_by(placement) else pool.take_over(placement)
+        writes: list[Var] = []
+        if earlier or (self._overlaps and not by_segment):
+            writes += calls.fence_vars
         if self._overlaps and self._monitor is not None:
             # The monitor's callback may have pushed operations on any array, not only on outputs.
-            writes = [*writes, *(chunk.var for chunk in self._memory.chunks.values())]
-        placement = self._memory.placement
-        if not pool.owned_by(placement):
-            # `before` keeps these storages alive until the push: the var of a dead storage is deleted.
-            before = pool.take_over(placement)
-            if before:
-                writes = [*self._fence_vars, *[chunk.var for chunk in before], *writes]
+            writes += [chunk.var for chunk in self._memory.chunks.values()]
+        writes += [chunk.var for chunk in earlier]
         if writes:
             engine.get().push(nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
 
@@ -369,8 +365,8 @@ class Executor:
 
         If a step completes several gradients, the gradient of the last argument comes first.
         """
-        self._prepare_once()
-        completed = {id(var): place for place, step in enumerate(self._backward_steps) for var in step.writes}
+        steps = self._prepare_once().backward_steps
+        completed = {id(var): index for index, step in enumerate(steps) for var in step.writes}
         arrays = {name: array for name, array in self.grad_dict.items() if array is not None}
         arrays = dict(reversed(arrays.items()))
         return sorted(arrays, key=lambda name: completed.get(id(arrays[name].var), -1))

@@ -6,6 +6,7 @@ placement, as in MXNet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import KVStoreError
@@ -15,11 +16,24 @@ Key = int | str
 
 
 class KeyTable:
-    """The keys of a store: their common type, and the numbers of string keys in the order of ``init``."""
+    """The keys of a store: their common type, and the numbers of string keys in the order of ``init``.
+
+    A table does not change: a store that gets keys gets a new table, so that a failure leaves it the old one.
+    """
 
     def __init__(self) -> None:
         self._type: type[int] | type[str] | None = None
         self._numbers: dict[str, int] = {}
+
+    def including(self, keys: Sequence[Key]) -> KeyTable:
+        """Return a table with these checked keys, too; the first key of all fixes their type."""
+        table = KeyTable()
+        table._type, table._numbers = self._type, self._numbers.copy()
+        for key in keys:
+            table._type = str if isinstance(key, str) else int
+            if isinstance(key, str):
+                table._numbers.setdefault(key, len(table._numbers))
+        return table
 
     def check(self, key: object) -> Key:
         """Return ``key``; raise KVStoreError unless it is an int or str, of the same type as the store's keys."""
@@ -31,14 +45,6 @@ class KeyTable:
                 f"Mixed key types are not allowed: this store uses {self._type.__name__} keys, got {key!r}"
             )
         return key
-
-    def add(self, key: Key) -> None:
-        """Add a checked key and assign its number; the first key fixes the type of all."""
-        if isinstance(key, str):
-            self._type = str
-            self._numbers.setdefault(key, len(self._numbers))
-        else:
-            self._type = int
 
     def number(self, key: Key) -> int:
         """Return the number of ``key``: an int itself, a str's index in the order of ``init``, or the next index."""

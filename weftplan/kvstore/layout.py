@@ -152,8 +152,10 @@ class ExchangingStore(UpdatingStore):
         """Return the array for the sum of a key, created by its first push and reused by later pushes."""
         total = self._merged.get(key)
         if total is None:
-            where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
+            load = self._load.copy()  # without a buffer no context gets its load, on which later placement depends
+            where = self._least_loaded([array.context for array in arrays], load, arrays[0].nbytes)
             total = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
+            self._load = load
         return total
 
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:

@@ -19,6 +19,7 @@ from weftplan.kvstore.stages import HOST, copy
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.kvstore.ways_of_summing import reads
 from weftplan.ndarray import NDArray, empty
+from weftplan.support.rollback import rollback
 
 
 class KVStoreLocal(ExchangingStore):
@@ -53,9 +54,8 @@ class KVStoreLocal(ExchangingStore):
             ]
             for _, first, stored in new_keys:
                 copy(first, stored, 0)
-            for k, _, stored in new_keys:
-                self._keys.add(k)
-                self._stored[k] = stored
+            self._keys = self._keys.including([k for k, _, _ in new_keys])
+            self._stored.update((k, stored) for k, _, stored in new_keys)
             self._version += 1
 
     def push(self, key: object, value: object, priority: int = 0) -> None:
@@ -126,8 +126,9 @@ class KVStoreLocal(ExchangingStore):
             values = dict(self._new_values(key, value))
             for k, arrays in group_pairs(self._keys, key, out, what="out"):
                 check_fits(k, arrays, values[k], "broadcast")
-            self.init(key, value)
-        self.pull(key, out, priority)
+            with rollback(self):
+                self.init(key, value)
+                self.pull(key, out, priority)
 
     def replace(self, key: object, value: NDArray) -> None:
         """Copy ``value`` to the stored value of ``key`` without calling the updater, to replace weights.

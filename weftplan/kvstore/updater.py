@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
@@ -60,18 +61,30 @@ class Updater:
         grad: NDArray | Sequence[NDArray],
         weight: NDArray | Sequence[NDArray],
     ) -> None:
-        if isinstance(index, (list, tuple)):
-            update_together_fn = getattr(self.optimizer, "update_together", None)
-            if update_together_fn is None:
-                for i, g, w in zip(index, grad, weight, strict=True):
-                    self(i, g, w)
-                return
-            states = [self._state(i, w) for i, w in zip(index, weight, strict=True)]
-            update_together_fn(index, weight, grad, states)
+        update_together = getattr(self.optimizer, "update_together", None)
+        if isinstance(index, (list, tuple)) and update_together is None:
+            for i, g, w in zip(index, grad, weight, strict=True):
+                self(i, g, w)
             return
-        assert isinstance(grad, NDArray)
-        assert isinstance(weight, NDArray)
-        self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
+        with self._no_new_states_after_errors(index if isinstance(index, (list, tuple)) else (index,)):
+            if isinstance(index, (list, tuple)):
+                states = [self._state(i, w) for i, w in zip(index, weight, strict=True)]
+                update_together(index, weight, grad, states)  # type: ignore[misc]
+                return
+            assert isinstance(grad, NDArray)
+            assert isinstance(weight, NDArray)
+            self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
+
+    @contextmanager
+    def _no_new_states_after_errors(self, indices: Sequence[Key]) -> Iterator[None]:
+        """Drop the states that the body has created if it raises."""
+        new = [index for index in indices if index not in self.states]
+        try:
+            yield
+        except BaseException:
+            for index in new:
+                self.states.pop(index, None)
+            raise
 
     def fuses_on(self, contexts: Iterable[Context]) -> bool:
         """Return whether the optimizer can fuse updates, as :meth:`steps` does, on all these contexts."""
@@ -83,9 +96,10 @@ class Updater:
 
         :meta private:
         """
-        states = [self._state(key, weight) for key, weight in zip(keys, weights, strict=True)]
-        stages: Sequence[Stage] = self.optimizer.fused_steps(keys, weights, grads, states)  # type: ignore[attr-defined]
-        return stages
+        with self._no_new_states_after_errors(keys):
+            states = [self._state(key, weight) for key, weight in zip(keys, weights, strict=True)]
+            stages: Sequence[Stage] = self.optimizer.fused_steps(keys, weights, grads, states)  # type: ignore[attr-defined]
+            return stages
 
     def _state(self, index: Key, weight: NDArray) -> State:
         """Return the state of an index, created on first use and moved to the device of its weight.

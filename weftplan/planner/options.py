@@ -25,11 +25,15 @@ LEGAL: dict[str, Collection[str]] = {
     "recompute": RECOMPUTE,
     "kernels": config.lookup("WEFTPLAN_KERNELS").variable.choices,
 }
+LONG_SUM = 8
+"""Number of terms from which a gradient sum is long, as in MXNet; see :attr:`PlanOptions.inplace_grad_sum_cap`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options of the planner; every combination gives a correct plan.
+
+    An option changes the bits of a gradient only if its field says that a sum is rounded in another order.
 
     Raises:
         PlanError: a value is outside the range that its field documents.
@@ -50,20 +54,25 @@ class PlanOptions:
     """Number of colours of branches: more colours make branches more independent and need more memory. Whole blocks are
     reused only by nodes of one colour. ``arena`` minimizes added waits (``MemoryPlan.num_added_waits``) within the
     bytes that the colours would need separately."""
-    inplace_grad_sum_cap: int = 8
-    """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
+    inplace_grad_sum_cap: int = LONG_SUM
+    """Gradient sums of at least this number of terms are accumulated in place, one term at a time (below 2: all sums).
+    The terms are added in one order in any case. Only a sum that :attr:`fusion` would batch is rounded in another order
+    if it has fewer terms than this."""
     max_inplace_grad_add: int = 0
     """Gradient sums of fewer terms than this are accumulated in place, too."""
     eliminate_common_expr: bool = True
-    """Merge nodes that compute the same values."""
+    """Merge nodes that compute the same values. The gradients of merged nodes are added before they are propagated, not
+    after, so that their sum is rounded in another order."""
     fusion: bool = True
     """Fuse nodes without changing a bit of the results, so that no array between them is written. On a host: a layer
     and its relu, their gradients, and a convolution and a batch norm without gradient. In training with compiled
     kernels: a depthwise convolution and the batch norms around it. Not with :attr:`compat` or several devices. A
     :attr:`budget` below the peak, and :attr:`recompute`, also plan the graph without fusion and take the better
-    plan."""
+    plan. The gradients of a FullyConnected weight that 8 layers or more share are batched, too: their sum is then
+    rounded in another order."""
     drop_dead_outputs: bool = True
-    """Drop outputs without a reader: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
+    """Drop outputs without a reader: they have no memory and are not computed. Not with :attr:`compat` mxnet. Without
+    it no gradients are batched (:attr:`fusion`), so that their sum is rounded in another order."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
@@ -84,10 +93,12 @@ class PlanOptions:
     recompute: str = "off"
     """Policy that selects the forward results to recompute in the backward part: ``off`` (only nodes with the attribute
     ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as MXNET_MEMORY_OPT),
-    ``sqrt`` (all results between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
+    ``sqrt`` (all results between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time). If the plan
+    without :attr:`fusion` is better, a sum that would be batched is rounded in another order."""
     budget: int | None = None
     """Maximum of ``MemoryPlan.peak`` less ``MemoryPlan.offloaded`` (see :attr:`spill`), in bytes. The planner then
-    recomputes the results that cost the least time and ignores :attr:`recompute`."""
+    recomputes the results that cost the least time and ignores :attr:`recompute`. A sum that :attr:`fusion` would batch
+    may be rounded in another order, as with :attr:`recompute`."""
     kernels: str = "auto"
     """Kernels to use: ``auto`` (compiled kernels if they are expected to be faster), ``native`` (compiled kernels if
     there are any) or ``numpy``. On a GPU, compiled kernels are those in CUDA C. On a CPU without llvmlite only NumPy's

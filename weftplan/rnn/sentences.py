@@ -151,16 +151,17 @@ class BucketSentenceIter(DataIter):
         if self.curr_idx == len(self.idx):
             raise StopIteration
         bucket, start = self.idx[self.curr_idx]
-        self.curr_idx += 1
         rows = self.data[bucket][self._orders[bucket][start : start + self.batch_size]]
         labels = np.full_like(rows, self.invalid_label)
         labels[:, :-1] = rows[:, 1:]
         length = self.buckets[bucket]
         both = [part if self.layout == "NT" else np.ascontiguousarray(part.T) for part in (rows, labels)]
-        return DataBatch(
+        batch = DataBatch(
             [array(both[0], dtype=self.dtype)],
             [array(both[1], dtype=self.dtype)],
             bucket_key=length,
             provide_data=[self._desc(self.data_name, length)],
             provide_label=[self._desc(self.label_name, length)],
         )
+        self.curr_idx += 1  # last: a batch that cannot be made is not lost
+        return batch

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weftplan.device.amounts import pasteable
+from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError
+from weftplan.errors import BindError, BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.stages import HOST
@@ -28,9 +28,13 @@ from weftplan.support import slots
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
+from weftplan.training.data.batch import DataDesc
 from weftplan.training.data.device_placement import split_batch
 from weftplan.training.kvstore_setup import choose_store
 from weftplan.training.optimizers import optimizer as optimizers
+
+if TYPE_CHECKING:
+    from weftplan.training.module.module import Module
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
 """Buffers of distributed stores in host memory."""
@@ -195,6 +199,57 @@ def executor_budget(
     shared = all(context.device_type in HOST for context in contexts)
     outside = sum(besides.by_purpose.values()) if shared else besides.each_device
     return Share(budget, outside, len(contexts) if shared else 1)
+
+
+def module_share(
+    module: Module,
+    data: Sequence[DataDesc],
+    label: Sequence[DataDesc],
+    kvstore: str | KVStoreBase | None,
+    optimizer: optimizers.Optimizer | None,
+) -> Share | None:
+    """Return each executor's share of a module's memory budget; None without a budget.
+
+    Args:
+        module: the module, with the options of the bind.
+        data, label: the inputs to bind.
+        kvstore, optimizer: the set-up of the training; ``optimizer`` may be None if it is not known yet.
+
+    Raises:
+        BindError: contexts get unequal parts of a batch.
+    """
+    if module.memory_budget is None:
+        return None
+    if len(set(module._work_load_list)) > 1:
+        raise BindError(
+            f"contexts share a memory budget equally, so work_load_list must have equal numbers, got "
+            f"{module._work_load_list}"
+        )
+    descs = [desc for desc in (*data, *label) if desc.name in {*module.data_names, *module.label_names}]
+    training, names = module.for_training, module.param_names
+    return executor_budget(
+        bytes_of(module.memory_budget, module.contexts[0]),
+        module.symbol,
+        {desc.name: tuple(desc.shape) for desc in descs},
+        {desc.name: desc.dtype for desc in descs},
+        [name for name in names if name not in module.fixed_param_names] if training else [],
+        [name for name in names if training or not name.endswith("label")],
+        contexts=module.contexts,
+        kvstore=kvstore if training else None,
+        optimizer=optimizer if training else None,
+    )
+
+
+def check_share(module: Module, kvstore: KVStoreBase | None, optimizer: optimizers.Optimizer) -> None:
+    """Raise BudgetError if an optimizer's states, together with the bound executors, exceed the memory budget."""
+    share = module_share(module, module.data_shapes, module.label_shapes, kvstore, optimizer)
+    need = max(executor.memory_plan.counted for executor in module.group.executors)
+    if share is not None and need > share.each:
+        raise BudgetError(
+            f"init_optimizer: an executor was bound with {need:,} bytes, but the memory budget of "
+            f"{module.memory_budget} leaves it {share.each:,} beside {type(optimizer).__name__}: let fit bind, which "
+            f"knows the optimizer, or bind with a smaller memory_budget"
+        )
 
 
 def plan_on_several(question: Question, contexts: Sequence[Context], budget: int | None) -> MemoryPlan:

@@ -12,6 +12,7 @@ from weftplan.ndarray import NDArray
 from weftplan.training.metrics.base import EvalMetric
 
 _OF_MODULE = {
+    "_symbol": "symbol",
     "_context": "contexts",
     "_data_names": "data_names",
     "_label_names": "label_names",
@@ -38,6 +39,24 @@ class ModuleNames:
         """Planned bytes of all executors."""
         module: Any = self
         return sum(executor.memory_plan.peak for executor in module.group.executors)
+
+    @property
+    def _grad_req(self) -> Any:
+        """The bound grad_req; None before ``bind``."""
+        module: Any = self
+        return module.bound_grad_req()
+
+    @property
+    def _data_shapes(self) -> Any:
+        """Bound data inputs; None before ``bind``."""
+        module: Any = self
+        return module.data_shapes if module.binded else None
+
+    @property
+    def _label_shapes(self) -> Any:
+        """Bound labels; None before ``bind``, or without labels, as ``bind(label_shapes=…)`` takes them."""
+        module: Any = self
+        return module.label_shapes or None if module.binded else None
 
     _params_dirty = False
     """Whether the executors hold newer parameters than the host; there is no such copy here."""

@@ -42,10 +42,11 @@ from weftplan.ndarray import random
 from weftplan.support.atomic_files import write_text
 from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import is_shown
-from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
+from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
+from weftplan.training.fit.interruption import StopAtBatchEnd
 from weftplan.training.initializers.initializer import Xavier
 from weftplan.training.module.module import Module
 

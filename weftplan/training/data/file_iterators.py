@@ -20,7 +20,7 @@ from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.atomic_files import open_to_read, unpack_gzip
 from weftplan.training.data.batch import DataBatch, DataDesc, Host
 from weftplan.training.data.data_iter import DataIter, HoldingIter
-from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
+from weftplan.training.data.iterator_state import State, make_state, place_of, read_state, whole_in
 from weftplan.training.data.random_draws import generator
 
 File = str | os.PathLike[str]
@@ -135,10 +135,10 @@ class RoundedRows(Rows):
         if start >= count:
             return False
         stop = start + self.batch_size
-        self._cursor = stop
         pad = max(0, stop - count)
-        self._used = pad % count if self.round_batch else 0
         self._take(self._order[np.arange(start, stop) % count], pad)
+        self._cursor = stop  # after the batch is made, so that a batch that cannot be made is not lost
+        self._used = pad % count if self.round_batch else 0
         return True
 
 
@@ -250,8 +250,8 @@ class MNISTIter(Rows):
         rows = self._order[self._cursor : self._cursor + self.batch_size]
         if len(rows) < self.batch_size:
             return False
-        self._cursor += self.batch_size
         self._take(rows, 0)
+        self._cursor += self.batch_size  # after the batch is made, as above
         return True
 
 
@@ -314,7 +314,13 @@ class ResizeIter(HoldingIter):
         try:
             self.current_batch = self.data_iter.next()
         except StopIteration:
+            end = place_of(self.data_iter)
             self.data_iter.reset()
-            self.current_batch = self.data_iter.next()
+            try:
+                self.current_batch = self.data_iter.next()
+            except BaseException:
+                if end is not None:
+                    self.data_iter.set_state(end)
+                raise
         self.cur += 1
         return True

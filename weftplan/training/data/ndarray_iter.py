@@ -188,7 +188,6 @@ class NDArrayIter(HoldingIter):
                 self._cursor = len(self._order)
                 return False
             chosen = np.concatenate([chosen, np.resize(self._order, pad)])
-        self._cursor = start + size
         self.current_batch = DataBatch(
             [array(values[chosen], dtype=values.dtype) for _, values in self._data],
             [array(values[chosen], dtype=values.dtype) for _, values in self._label],
@@ -197,6 +196,7 @@ class NDArrayIter(HoldingIter):
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
+        self._cursor = start + size  # last: a batch that cannot be made is not lost
         return True
 
 

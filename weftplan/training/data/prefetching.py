@@ -8,8 +8,9 @@ their order, too: they are raised in place of the batch that failed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from weftplan.device.context import Context, cpu_pinned
@@ -18,7 +19,7 @@ from weftplan.ndarray.randomness.seeds import Draws, next_key
 from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.data.data_iter import DataIter, HoldingIter
 from weftplan.training.data.device_placement import check_contexts, placed
-from weftplan.training.data.iterator_state import State, make_state, read_state
+from weftplan.training.data.iterator_state import State, make_state, place_of, read_state
 
 
 class _Read(NamedTuple):
@@ -100,11 +101,23 @@ class PrefetchingIter(HoldingIter):
             reader.begin(Draws(*next_key(cpu_pinned())))
 
     def reset(self) -> None:
-        for reader in self._readers:
-            reader.halt()
-        for it in self.iters:
-            it.reset()
-        self._begin()
+        with self._kept_position():
+            for reader in self._readers:
+                reader.halt()
+            for it in self.iters:
+                it.reset()
+            self._begin()
+
+    @contextmanager
+    def _kept_position(self) -> Iterator[None]:
+        """Go on from the current position if the body raises; without states, from where the iterators are."""
+        positions = [place_of(reader) for reader in self._readers]
+        try:
+            yield
+        except BaseException:
+            for reader, position in zip(self._readers, positions, strict=True):
+                reader.resume(position)
+            raise
 
     def state(self) -> State:
         return make_state(self, {}, of_iters=[reader.state() for reader in self._readers])
@@ -113,28 +126,29 @@ class PrefetchingIter(HoldingIter):
         (inner,) = read_state(self, state, {}, "of_iters")
         if not isinstance(inner, list) or len(inner) != len(self._readers):
             raise ParameterError(f"PrefetchingIter.set_state: the state is not of {len(self._readers)} iterators")
-        where = [reader.state() for reader in self._readers]
-        try:
+        with self._kept_position():
             for reader, one in zip(self._readers, inner, strict=True):
                 reader.set_state(one)
-        except BaseException:
-            for reader, one in zip(self._readers, where, strict=True):
-                reader.set_state(one)
-            raise
         self.current_batch = None
 
     def iter_next(self) -> bool:
-        coming = [reader.take() for reader in self._readers]
-        reads = [future.result() for future in coming]
-        for read in reads:
-            if read.error is not None:
-                raise read.error
+        reads = [reader.first() for reader in self._readers]
         batches = [read.batch for read in reads if read.batch is not None]
-        if len(batches) < len(reads):
-            if batches:
-                raise ShapeError("PrefetchingIter: the iterators have different numbers of batches")
-            return False
-        self.current_batch = DataBatch(
+        error = next((read.error for read in reads if read.error is not None), None)
+        if error is None and 0 < len(batches) < len(reads):
+            error = ShapeError("PrefetchingIter: the iterators have different numbers of batches")
+        batch = None if error is not None or not batches else self._concatenated(batches)
+        for reader in self._readers:
+            reader.advance()  # after the batch is made, so that a batch that cannot be made is not lost
+        if error is not None:
+            raise error
+        if batch is not None:
+            self.current_batch = batch
+        return batch is not None
+
+    def _concatenated(self, batches: Sequence[DataBatch]) -> DataBatch:
+        """Return one batch with the arrays of all iterators' batches."""
+        whole = DataBatch(
             [a for batch in batches for a in batch.data],
             [a for batch in batches for a in batch.label],
             batches[0].pad,
@@ -146,11 +160,11 @@ class PrefetchingIter(HoldingIter):
         if all(batch.placed is not None for batch in batches):
             # The data of all iterators come before the labels, as in the batch itself.
             places = [(batch.placed or [], len(batch.data)) for batch in batches]
-            self.current_batch.placed = [
+            whole.placed = [
                 *(one for placed, count in places for one in placed[:count]),
                 *(one for placed, count in places for one in placed[count:]),
             ]
-        return True
+        return whole
 
     @staticmethod
     def _shapes(batches: Sequence[DataBatch], which: str, whole: list[DataDesc]) -> list[DataDesc]:
@@ -198,11 +212,22 @@ class _Reader:
         while len(self._coming) < self._depth:
             self._ask()
 
-    def take(self) -> Future[_Read]:
-        """Return the next pending read, and request another to keep the depth."""
-        future = self._coming.popleft()
+    def first(self) -> _Read:
+        """Wait for the first pending read and return it."""
+        return self._coming[0].result()
+
+    def advance(self) -> None:
+        """Drop the first pending read, and request another to keep the depth."""
         self._ask()
-        return future
+        self._coming.popleft()
+
+    def resume(self, position: State | None) -> None:
+        """Prefetch from a state of :meth:`state`, or, if it is None, from where the iterator is."""
+        if position is not None:
+            self.set_state(position)
+        else:
+            self.halt()
+            self.begin(self._draws, ended=self._ended)
 
     def _ask(self) -> None:
         self._coming.append(self._thread.submit(self._read))

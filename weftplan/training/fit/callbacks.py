@@ -1,4 +1,4 @@
-"""Callbacks of ``fit``: speed, checkpoints, a progress bar, and a clean stop on Ctrl-C.
+"""Callbacks of ``fit``: speed, checkpoints and a progress bar; that for Ctrl-C is in ``interruption.py``.
 
 They run on the thread that calls ``fit`` and wait for any array they read.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 
 from weftplan.ops.core.schema import Params
@@ -19,6 +17,7 @@ from weftplan.support.package_log import log
 from weftplan.symbol.symbol import Symbol
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.fit_module import SavedModule
+from weftplan.training.fit.interruption import StopAtBatchEnd
 from weftplan.training.fit.parameter_files import save_checkpoint
 from weftplan.training.metrics.metric import EvalMetric
 
@@ -176,37 +175,3 @@ def module_checkpoint(
             module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
 
     return callback
-
-
-class StopAtBatchEnd:
-    """Handler that turns Ctrl-C into a stop between two batches, so that no update is interrupted.
-
-    As a context manager it handles SIGINT; as a batch-end callback it raises KeyboardInterrupt after a signal. A second
-    Ctrl-C interrupts immediately. It works only in the main thread and does nothing in other threads.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-        self._installed = False
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-    def __enter__(self) -> StopAtBatchEnd:
-        try:
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
-            self._installed = True
-        except ValueError:  # not the main thread
-            self._installed = False
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def __call__(self, param: BatchEndParam) -> None:
-        if self.requested:
-            raise KeyboardInterrupt

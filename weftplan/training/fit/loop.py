@@ -2,10 +2,7 @@
 
 A :class:`Fitting` lives as long as the call and belongs to the training thread. It counts updates, sums the gradients
 of micro-batches, writes checkpoints and reports progress. Each of these has its own file; ``resumable_run.py`` resumes
-from a checkpoint.
-
-Ctrl-C: an interrupt in a callback after a batch saves a checkpoint and is raised again. ``StopAtBatchEnd``
-(``callbacks.py``) delays an interrupt to the end of the batch.
+from a checkpoint, and ``interruption.py`` has the rule for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.events import Events, StepEnd, Window
 from weftplan.training.fit.fit_module import FitModule
 from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, place
+from weftplan.training.fit.interruption import saving_first
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.precision import LossScale
@@ -189,11 +187,8 @@ class Fitting(ResumableRun):
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
             param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
-            try:
+            with saving_first(self._save):
                 call(self._batch_end_callback, param)
-            except KeyboardInterrupt:
-                self._save()  # between two batches, so that the run can go on from here
-                raise
             if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
                 self._save()
                 self._keep()

@@ -71,6 +71,13 @@ class BaseModule(Constructed):
         self.for_training = False
         self.symbol: Symbol | None = None
 
+    def rollback_parts(self) -> list[object]:
+        """Return the objects whose fields a step of this module may change: they get them back if it fails.
+
+        :meta private:
+        """
+        return [self]
+
     # -- steps, given by the subclass -------------------------------------------------------------------------------
 
     def bind(self, data_shapes: Descs, label_shapes: Descs | None = None, *args: Any, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
 from weftplan.training.data.batch import DataBatch, DataDesc
@@ -159,6 +160,10 @@ class BucketingModule(BaseModule):
         """MXNet's private name of the current bucket's module, for scripts."""
         return self._current
 
+    def rollback_parts(self) -> list[object]:
+        modules = {id(module): module for module in (self._default, *self._buckets.values())}.values()
+        return [self, *(part for module in modules for part in module.rollback_parts())]
+
     def _use(self, key: Hashable, module: Module) -> None:
         self._buckets[key] = module
         self._current, self.bucket_key, self.symbol = module, key, module.symbol
@@ -210,6 +215,7 @@ class BucketingModule(BaseModule):
         return self._current.output_shapes
 
     @known_keywords()
+    @all_or_nothing
     def bind(
         self,
         data_shapes: Descs,
@@ -247,6 +253,7 @@ class BucketingModule(BaseModule):
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         self.params_initialized = self._default.params_initialized
 
+    @all_or_nothing
     def switch_bucket(self, bucket_key: Hashable, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
         """Switch to the network of this key, binding it for these shapes on first use.
 
@@ -278,16 +285,19 @@ class BucketingModule(BaseModule):
         module.params_initialized = self.params_initialized
         self._use(bucket_key, module)
 
+    @all_or_nothing
     def install_monitor(self, mon: Monitor) -> None:
         """Let ``mon`` watch every bucket."""
         self._need("install_monitor", binded=True)
-        self._monitor = mon
-        for module in self._buckets.values():
-            module.install_monitor(mon)
+        with rollback(mon):
+            self._monitor = mon
+            for module in self._buckets.values():
+                module.install_monitor(mon)
 
     # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
 
     @known_keywords()
+    @all_or_nothing
     def init_params(
         self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
     ) -> None:
@@ -303,6 +313,7 @@ class BucketingModule(BaseModule):
         self.params_initialized = True
         self._current.params_initialized = True
 
+    @all_or_nothing
     def set_params(self, arg_params: Params, aux_params: Params | None, *args: Any, **kwargs: Any) -> None:
         """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`.
 
@@ -324,6 +335,7 @@ class BucketingModule(BaseModule):
         self._default.synchronize()
 
     @known_keywords()
+    @all_or_nothing
     def init_optimizer(
         self,
         kvstore: StoreLike = "local",
@@ -370,6 +382,7 @@ class BucketingModule(BaseModule):
         """Loss scale of the default bucket."""
         return self._default.loss_scale
 
+    @all_or_nothing
     def set_loss_scale(self, scale: float) -> None:
         self._default.set_loss_scale(scale)
         for module in self._buckets.values():

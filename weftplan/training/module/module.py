@@ -12,17 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
-from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
+from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.updating import UpdatingStore
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import watching
+from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.symbol import Symbol
 from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
@@ -33,20 +32,20 @@ from weftplan.training.fit.precision import SCALE, lowered
 from weftplan.training.initializers import initializer as initializers
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress
-from weftplan.training.memory import Share, executor_budget
+from weftplan.training.memory import check_share, module_share
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs, without_padding
 from weftplan.training.module.module_checks import (
     check_batch,
     context_list,
+    group_placement,
+    input_names,
     load_list,
-    name_list,
     named_as,
-    places,
     resized,
 )
-from weftplan.training.module.optimizer_states import adopt, read_states
-from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.module.optimizer_states import adopt, all_states, read_states, states_holder
+from weftplan.training.module.parameters import complete, first_values, refuse_unknown, unknown_names
 from weftplan.training.module.update_step import UpdateStep
 from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
@@ -88,40 +87,25 @@ class Module(ModuleNames, BaseModule):
         memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(logger)
-        self.memory_budget = memory_budget
-        self._expected: tuple[Any, optimizers.Optimizer | None] = ("local", None)
         if not isinstance(symbol, Symbol):
             raise BindError(
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
+        self.symbol: Symbol = symbol
         self.contexts = context_list(context)
         self._work_load_list = load_list(work_load_list, len(self.contexts))
-        self._group2ctxs = places(group2ctxs, len(self.contexts))
+        self._group2ctxs = group_placement(group2ctxs, len(self.contexts))
         self._compression_params = compression_params
-        arguments = symbol.list_arguments()
-        self.symbol: Symbol = symbol
-        self.data_names = name_list(data_names, "data_names")
-        wanted = name_list(label_names, "label_names")
-        self.label_names = [name for name in wanted if name in arguments]
-        lost = [name for name in wanted if name not in arguments]
-        if lost and wanted != ["softmax_label"]:
-            raise BindError(f"label_names {lost} are no arguments of the symbol; it has {arguments}")
-        missing = [name for name in self.data_names if name not in arguments]
-        if missing:
-            raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
-        self.fixed_param_names = name_list(fixed_param_names, "fixed_param_names")
-        self.state_names = name_list(state_names, "state_names")
-        strange = [name for name in self.state_names if name not in arguments]
-        if strange:
-            raise BindError(f"state_names {strange} are no arguments of the symbol; it has {arguments}")
-        inputs = {*self.data_names, *self.label_names, *self.state_names}
-        self.param_names = [name for name in arguments if name not in inputs]
-        unknown = [name for name in self.fixed_param_names if name not in self.param_names]
-        if unknown:
-            raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {self.param_names}")
-        self._numbers = {name: i for i, name in enumerate(self.param_names)}
+        names = input_names(symbol, data_names, label_names, fixed_param_names, state_names)
+        self.data_names, self.label_names, self.state_names = names.data, names.labels, names.states
+        self.param_names, self.fixed_param_names = names.params, names.fixed
         self.aux_names = symbol.list_auxiliary_states()
         self.output_names = symbol.list_outputs()
+        self.memory_budget = memory_budget
+        self._announced: tuple[StoreLike, optimizers.Optimizer | None] = ("local", None)
+        """Kvstore and optimizer that ``fit`` will use, for the memory budget of a bind before ``init_optimizer``."""
+        self._param_index = {name: index for index, name in enumerate(self.param_names)}
+        """Index of each parameter, from which optimizer keys follow; of the lender's after ``borrow_optimizer``."""
         self._arg_params: dict[str, NDArray] | None = None
         self._aux_params: dict[str, NDArray] | None = None
         self._group: ExecutorGroup | None = None
@@ -159,16 +143,6 @@ class Module(ModuleNames, BaseModule):
         return self._group
 
     @property
-    def _symbol(self) -> Symbol:
-        """MXNet's private name of :attr:`symbol`, for scripts."""
-        return self.symbol
-
-    @property
-    def _grad_req(self) -> GradReq | None:
-        """The bound grad_req, under MXNet's private name, for scripts."""
-        return self._bind_options.get("grad_req")
-
-    @property
     def data_shapes(self) -> list[DataDesc]:
         """Bound data inputs."""
         return self.group.data_shapes
@@ -179,21 +153,12 @@ class Module(ModuleNames, BaseModule):
         return self.group.label_shapes
 
     @property
-    def _data_shapes(self) -> list[DataDesc] | None:
-        """Bound data inputs, None before ``bind``; MXNet's private name, for scripts."""
-        return self.data_shapes if self.binded else None
-
-    @property
-    def _label_shapes(self) -> list[DataDesc] | None:
-        """Bound labels, None before ``bind``: such scripts call ``bind(label_shapes=module._label_shapes)``."""
-        return self.label_shapes or None if self.binded else None
-
-    @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Outputs of the whole batch: [(name, shape), …]."""
         return list(zip(self.output_names, self.group.output_shapes(), strict=True))
 
     @known_keywords()
+    @all_or_nothing
     def bind(
         self,
         data_shapes: Descs,
@@ -234,11 +199,9 @@ class Module(ModuleNames, BaseModule):
         if memory_budget is not None:
             self.memory_budget = memory_budget
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
-        self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
-        self.for_training = for_training
-        self.inputs_need_grad = inputs_need_grad
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self._replace_group(data, label, None if shared_module is None else shared_module.group)
         self.binded = True
-        self._ran = False
         if shared_module is not None and shared_module.params_initialized:
             self._arg_params, self._aux_params = shared_module.get_params()
             self.params_initialized = True
@@ -246,9 +209,11 @@ class Module(ModuleNames, BaseModule):
             self.group.set_params(self._arg_params, self._aux_params)
             self.params_initialized = True
 
-    def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
+    def _replace_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> None:
+        """Bind executors for these shapes, and let the monitors watch them instead of the previous executors."""
+        kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._announced
         with watching("planning within the memory budget", long=self.memory_budget is not None):
-            return ExecutorGroup(
+            group = ExecutorGroup(
                 self.symbol if self._precision is None else lowered(self.symbol, self._precision),
                 self.contexts,
                 data,
@@ -257,11 +222,23 @@ class Module(ModuleNames, BaseModule):
                 fixed_param_names=self.fixed_param_names,
                 shared_group=shared,
                 group2ctxs=self._group2ctxs,
-                share=self._share(data, label),
+                share=module_share(self, data, label, kvstore, optimizer),
                 state_names=self.state_names,
                 loads=self._work_load_list,
                 **self._bind_options,
             )
+        for monitor in self._monitors:
+            for executor in [] if self._group is None else self._group.executors:
+                monitor.uninstall(executor)
+            for executor in group.executors:
+                monitor.install(executor)
+        self._group = group
+        self._ran = False
+        if self.loss_scale is not None:
+            self.set_loss_scale(self.loss_scale)
+
+    def rollback_parts(self) -> list[object]:
+        return [self, *self._monitors, *([] if self._group is None else self._group.executors)]
 
     def _expect(
         self,
@@ -276,78 +253,31 @@ class Module(ModuleNames, BaseModule):
             if self.binded and not rebind:
                 raise BindError("fit: the module is bound already; pass force_rebind=True to let memory_budget act")
             self.memory_budget = memory_budget
-        if self.memory_budget is None or self.optimizer_initialized:
-            return
-        chosen = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
-        self._expected = (kvstore, chosen)
+        if self.memory_budget is not None and not self.optimizer_initialized:
+            chosen = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
+            self._announced = (kvstore, chosen)
 
-    def _share(self, data: Sequence[DataDesc], label: Sequence[DataDesc]) -> Share | None:
-        """Return each executor's share of the memory budget; None without a budget."""
-        if self.memory_budget is None:
-            return None
-        if len(set(self._work_load_list)) > 1:
-            raise BindError(
-                f"contexts share a memory budget equally, so work_load_list must have equal numbers, got "
-                f"{self._work_load_list}"
-            )
-        kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
-        descs = [desc for desc in (*data, *label) if desc.name in {*self.data_names, *self.label_names}]
-        training = self._bind_options["for_training"]
-        return executor_budget(
-            bytes_of(self.memory_budget, self.contexts[0]),
-            self.symbol,
-            {desc.name: tuple(desc.shape) for desc in descs},
-            {desc.name: desc.dtype for desc in descs},
-            [name for name in self.param_names if name not in self.fixed_param_names] if training else [],
-            [name for name in self.param_names if training or not name.endswith("label")],
-            contexts=self.contexts,
-            kvstore=kvstore if training else None,
-            optimizer=optimizer if training else None,
-        )
-
-    def _check_budget(self, kvstore: StoreLike, optimizer: optimizers.Optimizer) -> None:
-        """Refuse an optimizer whose states, together with the bound executors, exceed the memory budget."""
-        before, self._expected = self._expected, (kvstore, optimizer)
-        share = self._share(self.data_shapes, self.label_shapes)
-        plans = [executor.memory_plan for executor in self.group.executors]
-        need = max(plan.counted for plan in plans)
-        if share is not None and need > share.each:
-            self._expected = before
-            raise BudgetError(
-                f"init_optimizer: an executor was bound with {need:,} bytes, but the memory budget of "
-                f"{self.memory_budget} leaves it {share.each:,} beside {type(optimizer).__name__}: let fit bind, which "
-                f"knows the optimizer, or bind with a smaller memory_budget"
-            )
-
-    def _replace_group(self, group: ExecutorGroup) -> None:
-        """Replace the executors; monitors move to the new executors."""
-        for monitor in self._monitors:
-            for executor in [] if self._group is None else self._group.executors:
-                monitor.uninstall(executor)
-            for executor in group.executors:
-                monitor.install(executor)
-        self._group = group
-        if self.loss_scale is not None:
-            self.set_loss_scale(self.loss_scale)
-
+    @all_or_nothing
     def install_monitor(self, mon: Monitor) -> None:
         """Let ``mon`` watch every executor, also after a rebind; it replaces any previous monitor."""
         self._need("install_monitor", binded=True)
-        self._monitors = [mon]
-        for executor in self.group.executors:
-            mon.install(executor)
+        with rollback(mon):
+            self._monitors = [mon]
+            for executor in self.group.executors:
+                mon.install(executor)
 
+    @all_or_nothing
     def reshape(self, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
         """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
         self._need("reshape", binded=True)
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
-        self._replace_group(self._make_group(data, label, self.group))
-        self._ran = False
+        self._replace_group(data, label, self.group)
 
     # -- parameters -----------------------------------------------------------------------------------------------
 
     @known_keywords()
+    @all_or_nothing
     def init_params(
         self,
         initializer: Initializer | None = None,
@@ -382,13 +312,14 @@ class Module(ModuleNames, BaseModule):
             allow_extra = len(extra) < len(arg_params or {}) + len(aux_params or {})
             if extra and allow_extra:
                 self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
-        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+        self._assign("init_params", arg_params, aux_params, rule, allow_missing, allow_extra)
 
     def _unknown(self, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
         """Return the names of given values that the network lacks."""
         return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
 
     @known_keywords()
+    @all_or_nothing
     def set_params(
         self,
         arg_params: Mapping[str, NDArray],
@@ -407,20 +338,28 @@ class Module(ModuleNames, BaseModule):
             return
         self._need("set_params", binded=True)
         rule = None if self.params_initialized else Uniform(0.01)
-        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+        self._assign("set_params", arg_params, aux_params, rule, allow_missing, allow_extra)
 
     def _assign(
         self,
+        verb: str,
         arg_params: Mapping[str, NDArray] | None,
         aux_params: Mapping[str, NDArray] | None,
         rule: initializers.Rule | None,
-        *,
         allow_missing: bool,
         allow_extra: bool,
     ) -> None:
-        """Copy given values, and initial values by ``rule``, to every context and the store."""
+        """Copy caller-provided values, and initial values by ``rule``, to every context and the store."""
         group = self.group
-        whole = arg_params is not None and not allow_missing
+        all_given = arg_params is not None and not allow_missing
+        if not allow_extra:
+            lacking = [name for name in self.param_names if name not in (arg_params or {})]
+            states_given = {*self.aux_names} <= {*(aux_params or {})}
+            # If all parameters and states are given, the unknown values belong to a larger network: accept them.
+            if not (all_given and not lacking and states_given):
+                count = len(arg_params or {}) + len(aux_params or {})
+                extra = self._unknown(arg_params, aux_params)
+                refuse_unknown(verb, extra, count, [] if allow_missing else lacking)
         values = partial(
             first_values,
             rule=rule,
@@ -428,32 +367,19 @@ class Module(ModuleNames, BaseModule):
             label_names=self.label_names,
             training=self.for_training,
         )
-        if not allow_extra:
-            extra = self._unknown(arg_params, aux_params)
-            if extra and not (
-                whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
-            ):
-                # If all parameters and states are given, the unknown values belong to a larger network: accept them.
-                count = len(arg_params or {}) + len(aux_params or {})
-                lacking = [name for name in self.param_names if name not in (arg_params or {})]
-                advice = "pass allow_extra=True to ignore them"
-                if lacking and not allow_missing:
-                    advice = f"and nothing for {listed(lacking)}; where the head is another, pass allow_missing=True"
-                raise ParameterError(
-                    f"init_params: unknown names {listed(extra)}, {count - len(extra)} of {count} match; {advice}"
-                )
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
-        args = values(params, arg_params, complete=whole)
-        aux = values(states, aux_params, complete=whole and aux_params is not None)
-        group.set_params(args, aux)
+        args = values(params, arg_params, complete=all_given)
+        aux = values(states, aux_params, complete=all_given and aux_params is not None)
         self._arg_params = {**(self._arg_params or {}), **args}
         self._aux_params = {**(self._aux_params or {}), **aux}
-        self.params_initialized = True
+        # All values exist: from here on arrays are only written.
+        group.set_params(args, aux)
         if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
             # The store has its own weights, and the next update would restore them.
             for name, arrays in zip(self.param_names, group.param_arrays, strict=True):
                 self._kvstore.replace(name, arrays[0])
+        self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Return (arg_params, aux_params) as host copies; values that differ between contexts are averaged."""
@@ -474,6 +400,7 @@ class Module(ModuleNames, BaseModule):
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     @known_keywords()
+    @all_or_nothing
     def init_optimizer(
         self,
         kvstore: StoreLike = "local",
@@ -498,38 +425,36 @@ class Module(ModuleNames, BaseModule):
             return
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
-        workers = store.num_workers if store is not None and "dist" in store.type else 1
-        if store is not None and self._compression_params:
-            compress(store, self._compression_params)
-        chosen = choose_optimizer(
-            optimizer,
-            optimizer_params,
-            symbol=self.symbol,
-            names=self._index_names(on_store),
-            batch_size=self.group.batch_size * workers * self._micro_batches,
-        )
-        self._check_budget(store, chosen)
-        self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
-        self._update_step = None
-        self._updater = None
-        if store is not None:
-            if on_store:
-                store.set_optimizer(chosen)
-            for index, name in enumerate(self.param_names):
-                if self.group.grad_arrays[index] is None:
-                    continue
-                store.broadcast(name, self.group.param_arrays[index][0], self.group.param_arrays[index], -index)
-        if not on_store:
-            self._updater = Updater(chosen)
-        self.optimizer_initialized = True
-        if self._pending_states is not None:
-            try:
+        # A caller's store or optimizer is changed below: names, keys, settings.
+        with rollback(*(one for one in (store, optimizer) if hasattr(one, "__dict__"))):
+            if store is not None and self._compression_params:
+                compress(store, self._compression_params)
+            workers = store.num_workers if store is not None and "dist" in store.type else 1
+            chosen = choose_optimizer(
+                optimizer,
+                optimizer_params,
+                symbol=self.symbol,
+                names=self._index_names(on_store),
+                batch_size=self.group.batch_size * workers * self._micro_batches,
+            )
+            check_share(self, store, chosen)
+            self._announced = (store, chosen)
+            self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+            self._update_step = None
+            self._updater = None if on_store else Updater(chosen)
+            if store is not None:
+                if on_store:
+                    store.set_optimizer(chosen)
+                for index, name in enumerate(self.param_names):
+                    if self.group.grad_arrays[index] is not None:
+                        arrays = self.group.param_arrays[index]
+                        store.broadcast(name, arrays[0], arrays, -index)
+            self.optimizer_initialized = True
+            if self._pending_states is not None:
                 self._set_states(self._pending_states)
-            except FormatError:
-                self.optimizer_initialized = False  # do not train with fresh states instead
-                raise
-            self._pending_states = None
+                self._pending_states = None
 
+    @all_or_nothing
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Use the optimizer, the states and the kvstore of another module with shared parameters.
 
@@ -538,28 +463,29 @@ class Module(ModuleNames, BaseModule):
         """
         self._need("borrow_optimizer", binded=True)
         shared_module._need("borrow_optimizer", optimizer=True)
-        lent = shared_module._numbers
+        lent = shared_module._param_index
         trained = [name for name, grads in zip(self.param_names, self.group.grad_arrays, strict=True) if grads]
         lost = [name for name in trained if name not in lent]
         if lost:
             raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
-        self._numbers, self._update_step = lent, None
+        self._param_index, self._update_step = lent, None
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
 
     def _index_names(self, on_store: bool) -> dict[Key, str]:
+        """Return optimizer key -> parameter; without a store, each context has its own key of each parameter."""
         if on_store:
             return {name: name for name in self.param_names}
         count = len(self.contexts)
-        return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
+        return {i * count + k: name for name, i in self._param_index.items() for k in range(count)}
 
     def update(self) -> None:
         """Exchange all gradients through the store, the last layers' first, and update the parameters."""
         self._need("update", binded=True, params=True, optimizer=True)
         step = self._update_step
         if step is None or step.group is not self._group or step.store is not self._kvstore:
-            step = UpdateStep(self.group, self._kvstore, self._numbers, on_store=self._update_on_kvstore)
+            step = UpdateStep(self.group, self._kvstore, self._param_index, on_store=self._update_on_kvstore)
             self._update_step = step
         step.run(self._updater)
 
@@ -567,7 +493,7 @@ class Module(ModuleNames, BaseModule):
         return self
 
     def bound_grad_req(self) -> GradReq | None:
-        return self._grad_req
+        return self._bind_options.get("grad_req")
 
     def clear_gradients(self, data_batch: DataBatch) -> None:
         self.group.clear_gradients()
@@ -580,6 +506,7 @@ class Module(ModuleNames, BaseModule):
         """The dtype of mixed precision; None if it is off."""
         return self._precision
 
+    @all_or_nothing
     def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
         if dtype == self._precision:
             return
@@ -591,6 +518,7 @@ class Module(ModuleNames, BaseModule):
         self._precision = dtype
         self.loss_scale = None if dtype is None else 1.0
 
+    @all_or_nothing
     def set_loss_scale(self, scale: float) -> None:
         self.loss_scale = scale
         if self._group is not None:
@@ -607,7 +535,10 @@ class Module(ModuleNames, BaseModule):
         self._need("forward", binded=True, params=True)
         training = self.for_training if is_train is None else bool(is_train)
         shapes = check_batch(data_batch, self.group, self.label_names if training else ())
-        if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
+        if shapes == [tuple(d.shape) for d in self.group.data_shapes]:
+            self._load_and_run(data_batch, is_train=training)
+            return
+        with rollback(*self.rollback_parts()):
             try:
                 self.reshape(*resized(self.group, shapes, getattr(data_batch, "label", None)))
             except ShapeError as error:
@@ -616,8 +547,11 @@ class Module(ModuleNames, BaseModule):
                     f"forward: the batch's data have shapes {shapes}, bound were {bound}; binding for them fails: "
                     f"{error}"
                 ) from None
+            self._load_and_run(data_batch, is_train=training)
+
+    def _load_and_run(self, data_batch: DataBatch, *, is_train: bool) -> None:
         self.group.load(data_batch)
-        self.group.forward(is_train=training)
+        self.group.forward(is_train=is_train)
         self._ran = True
 
     def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
@@ -715,20 +649,12 @@ class Module(ModuleNames, BaseModule):
 
     def _states_holder(self) -> Updater:
         self._need("optimizer states", optimizer=True)
-        holder = self._updater if self._updater is not None else getattr(self._kvstore, "_updater", None)
-        if not isinstance(holder, Updater):
-            raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
-        return holder
-
-    def _all_states(self) -> Updater:
-        """Return the states to save or replace; with ``dist_async`` the states of all servers."""
-        if self.optimizer_initialized and self._updater is None and isinstance(self._kvstore, UpdatingStore):
-            return self._kvstore._states()
-        return self._states_holder()
+        return states_holder(self._updater, self._kvstore)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states to a file, whole or not at all."""
-        states = self._all_states().get_states()
+        self._need("save_optimizer_states", optimizer=True)
+        states = all_states(self._updater, self._kvstore).get_states()
         with replacing(fname) as file:
             file.write(states)
 
@@ -738,6 +664,7 @@ class Module(ModuleNames, BaseModule):
         Raises:
             FormatError: damaged, or states of other parameters; nothing is changed.
         """
+        self._need("load_optimizer_states", optimizer=True)
         data = read_states(fname)
         try:
             self._set_states(data)
@@ -745,13 +672,7 @@ class Module(ModuleNames, BaseModule):
             raise FormatError(f"{os.fspath(fname)}: {error}") from error
 
     def _set_states(self, data: bytes) -> None:
-        names = sorted(self._numbers, key=self._numbers.__getitem__)
-        pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
-        trained = [self._numbers[name] for name, grads in pairs if grads is not None]
-        keys = self._index_names(self._update_on_kvstore)
-        arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
-        # Without a kvstore, a key identifies a parameter on a context; with a kvstore, its array on the first context.
-        weights = {
-            key: arrays[name][key % len(self.contexts) if isinstance(key, int) else 0] for key, name in keys.items()
-        }
-        adopt(self._all_states(), data, names, trained, keys, weights)
+        rows = zip(self.param_names, self.group.param_arrays, self.group.grad_arrays, strict=True)
+        arrays = {name: (weights, grads is not None) for name, weights, grads in rows}
+        owner = all_states(self._updater, self._kvstore)
+        adopt(owner, data, self._param_index, arrays, self._index_names(self._update_on_kvstore))

@@ -6,10 +6,11 @@ Each check raises before any state changes. The functions are stateless and run 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.symbol import Symbol
 from weftplan.training.data.batch import DataDesc
 from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
 
@@ -101,7 +102,7 @@ def load_list(work_load_list: Sequence[float] | None, contexts: int) -> list[flo
     return loads
 
 
-def places(
+def group_placement(
     group2ctxs: Mapping[str, Context | Sequence[Context]] | Sequence[Mapping[str, Context]] | None, contexts: int
 ) -> list[Mapping[str, Context]] | None:
     """Return for each context the placement of node groups; None without groups.
@@ -133,6 +134,48 @@ def _each(groups: Mapping[str, Context | Sequence[Context]], contexts: int) -> l
             raise BindError(f"group2ctxs: group {group!r} has {len(one)} contexts, the module has {contexts}")
         lists[group] = one * contexts if len(one) == 1 else one
     return [{group: one[i] for group, one in lists.items()} for i in range(contexts)]
+
+
+class InputNames(NamedTuple):
+    """Arguments of a network by their role in training."""
+
+    data: list[str]
+    labels: list[str]
+    """Labels that the network reads."""
+    states: list[str]
+    """Arguments that are neither fed nor trained."""
+    params: list[str]
+    """All other arguments."""
+    fixed: list[str]
+    """Parameters that are not trained."""
+
+
+def input_names(
+    symbol: Symbol,
+    data_names: Iterable[str] | None,
+    label_names: Iterable[str] | None,
+    fixed_param_names: Iterable[str] | None,
+    state_names: Iterable[str] | None,
+) -> InputNames:
+    """Return the roles of a network's arguments.
+
+    Raises:
+        BindError: a name is no argument, or a fixed name is no parameter. The default label name may be missing.
+    """
+    arguments = symbol.list_arguments()
+    data, labels = name_list(data_names, "data_names"), name_list(label_names, "label_names")
+    fixed, states = name_list(fixed_param_names, "fixed_param_names"), name_list(state_names, "state_names")
+    for what, names in (("label_names", labels), ("data_names", data), ("state_names", states)):
+        missing = [name for name in names if name not in arguments]
+        if missing and (what != "label_names" or names != ["softmax_label"]):
+            raise BindError(f"{what} {missing} are no arguments of the symbol; it has {arguments}")
+    labels = [name for name in labels if name in arguments]
+    inputs = {*data, *labels, *states}
+    params = [name for name in arguments if name not in inputs]
+    unknown = [name for name in fixed if name not in params]
+    if unknown:
+        raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {params}")
+    return InputNames(data, labels, states, params, fixed)
 
 
 def name_list(names: Iterable[str] | None, what: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
-from weftplan.errors import BindError, MXNetError, ShapeError, listed
+from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.executor.run_values import check_shapes
 from weftplan.ndarray import NDArray
 from weftplan.training.executor_group import as_ndarray
@@ -21,6 +21,24 @@ _HOST = Context("cpu", 0)
 def unknown_names(args: Iterable[str], inputs: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> list[str]:
     """Return names of given values that the network lacks (possibly misspelt)."""
     return [name for name in args if name not in inputs] + [name for name in aux if name not in states]
+
+
+def refuse_unknown(verb: str, unknown: Sequence[str], count: int, lacking: Sequence[str]) -> None:
+    """Raise ParameterError if there are unknown names.
+
+    Args:
+        verb: the method that was called.
+        unknown: names of given values that the network lacks.
+        count: number of given values.
+        lacking: parameters that need a value and were given none.
+    """
+    if unknown:
+        advice = "pass allow_extra=True to ignore them"
+        if lacking:
+            advice = f"and nothing for {listed(lacking)}; where the head is another, pass allow_missing=True"
+        raise ParameterError(
+            f"{verb}: unknown names {listed(unknown)}, {count - len(unknown)} of {count} match; {advice}"
+        )
 
 
 def complete(

@@ -7,12 +7,14 @@ Python.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
@@ -50,6 +52,21 @@ class SequentialModule(BaseModule):
         self._metas.append(kwargs)
         self.binded = self.params_initialized = self.optimizer_initialized = False  # the new one is not
         return self
+
+    def rollback_parts(self) -> list[object]:
+        parts = [getattr(module, "rollback_parts", None) for module in self._modules]
+        return [self, *(part for of_module in parts if of_module is not None for part in of_module())]
+
+    @contextmanager
+    def _old_values(self) -> Iterator[None]:
+        """Give the modules back the values of their parameters if the body raises."""
+        old = [(module, module.get_params()) for module in self._modules if module.params_initialized]
+        try:
+            yield
+        except BaseException:
+            for module, values in old:
+                module.set_params(*values)
+            raise
 
     def _takes_labels(self) -> list[BaseModule]:
         return [
@@ -92,6 +109,7 @@ class SequentialModule(BaseModule):
         return shapes
 
     @known_keywords()
+    @all_or_nothing
     def bind(
         self,
         data_shapes: Descs,
@@ -157,6 +175,7 @@ class SequentialModule(BaseModule):
         return args, aux
 
     @known_keywords()
+    @all_or_nothing
     def init_params(
         self,
         initializer: Initializer | None = None,
@@ -176,19 +195,21 @@ class SequentialModule(BaseModule):
             return
         self._need("init_params", binded=True)
         self._hand_out(arg_params, aux_params, allow_extra)
-        for module in self._modules:
-            module.init_params(
-                initializer,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-                allow_extra=True,
-            )
-        self._refuse_twins()
+        with self._old_values():
+            for module in self._modules:
+                module.init_params(
+                    initializer,
+                    arg_params=arg_params,
+                    aux_params=aux_params,
+                    allow_missing=allow_missing,
+                    force_init=force_init,
+                    allow_extra=True,
+                )
+            self._refuse_twins()
         self.params_initialized = True
 
     @known_keywords()
+    @all_or_nothing
     def set_params(
         self,
         arg_params: Mapping[str, NDArray],
@@ -201,9 +222,10 @@ class SequentialModule(BaseModule):
             return
         self._need("set_params", binded=True)
         self._hand_out(arg_params, aux_params, allow_extra)
-        for module in self._modules:
-            module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
-        self._refuse_twins()
+        with self._old_values():
+            for module in self._modules:
+                module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+            self._refuse_twins()
         self.params_initialized = True
 
     def _names(self) -> list[tuple[int, str]]:
@@ -231,6 +253,7 @@ class SequentialModule(BaseModule):
                 raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
 
     @known_keywords()
+    @all_or_nothing
     def init_optimizer(
         self,
         kvstore: StoreLike = "local",
@@ -296,7 +319,9 @@ class SequentialModule(BaseModule):
         for module in self._takes_labels():
             module.update_metric(eval_metric, labels, pad)
 
+    @all_or_nothing
     def install_monitor(self, mon: Monitor) -> None:
         self._need("install_monitor", binded=True)
-        for module in self._modules:
-            module.install_monitor(mon)
+        with rollback(mon):
+            for module in self._modules:
+                module.install_monitor(mon)

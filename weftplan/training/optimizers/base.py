@@ -7,6 +7,7 @@ pushed to the engine and return immediately. One thread at a time uses an optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +21,7 @@ from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
+from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
@@ -28,6 +30,26 @@ from weftplan.training.optimizers.operator_chain import Call
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
+
+
+def _undone_if_it_fails(update: Update) -> Update:
+    """Return an ``update`` that gives the optimizer back its fields and the count of the weight if it raises."""
+
+    @wraps(update)
+    def call(self: Optimizer, index: Any, *args: Any, **kwargs: Any) -> None:
+        fields, counts = vars(self).copy(), self._index_update_count
+        indices = index if isinstance(index, (list, tuple)) else (index,)
+        known = {i: counts[i] for i in indices if i in counts}
+        try:
+            update(self, index, *args, **kwargs)
+        except BaseException:
+            for i in indices:
+                counts.pop(i, None)
+            counts.update(known)
+            vars(self).update(fields)
+            raise
+
+    return call  # type: ignore[return-value]
 
 
 def one_step(update: Update) -> Update:
@@ -101,6 +123,11 @@ class Optimizer(Constructed):
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update" in vars(cls):
+            cls.update = _undone_if_it_fails(cls.update)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         changed = {"learning_rate": self.lr, **changed_settings(self)}
@@ -241,7 +268,8 @@ class Optimizer(Constructed):
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
                 self.update_multi_precision(index, weight, grad, state)
             return
-        push_together(self._gather(indices, weights, grads, states))
+        with rollback(self):
+            push_together(self._gather(indices, weights, grads, states))
 
     @property
     def fuses(self) -> bool:
@@ -261,7 +289,8 @@ class Optimizer(Constructed):
 
         :meta private:
         """
-        return stages_of(self._gather(indices, weights, grads, states))
+        with rollback(self):
+            return stages_of(self._gather(indices, weights, grads, states))
 
     def _gather(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
@@ -278,7 +307,7 @@ class Optimizer(Constructed):
                 self.update(index, master, grad, own)
                 steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
-            self._gathered = None
+            del self._gathered
         return steps
 
     def apply(

@@ -4,7 +4,9 @@ The gradient of such a weight is a chain of sums with one term per layer (in an 
 One node of :data:`SHARED_GRADIENT` computes several consecutive terms of the chain, at the position of the last. If
 the gradient nodes of these layers are contiguous, it also computes their gradients with respect to the data.
 
-Batching pays for layers with few rows, because their products are small and each is followed by a sum.
+Batching pays for layers with few rows, because their products are small and each is followed by a sum. A batch rounds
+the sum in another order than its terms do. So sums of fewer than :data:`LONG_SUM` terms are never batched: whether such
+a sum is a chain depends on options that must not change a bit.
 
 The rewrite creates no cycle: number the nodes in the original order. A new node has the position of the last layer of
 its batch; all its inputs precede the layers of the batch, and all its readers follow the last of them.
@@ -23,6 +25,7 @@ import numpy as np
 from weftplan.device.amounts import counted
 from weftplan.ops.core.schema import Shape
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
+from weftplan.planner.options import LONG_SUM
 from weftplan.planner.symbolic.network import Edit, Network, alike
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 from weftplan.symbol.node import NodeParams
@@ -122,7 +125,7 @@ def _weights(network: Network) -> list[_Weight]:
         fit = len(outputs) == 1 and all(
             nid >= begin and (op := nodes[nid].op) is not None and op.name == _LAYER for nid in layers
         )
-        if fit and all(uses[e] == 1 for e in chain.terms):
+        if fit and len(layers) >= LONG_SUM and all(uses[e] == 1 for e in chain.terms):
             by_layers.setdefault(layers, {})[outputs.pop()] = chain
     weights = []
     for layers, by_output in by_layers.items():

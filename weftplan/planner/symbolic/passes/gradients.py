@@ -17,6 +17,7 @@ import numpy as np
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import EntryRef, Op, Params, Req
+from weftplan.planner.options import LONG_SUM
 from weftplan.planner.program import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
@@ -112,6 +113,8 @@ class _Pass:
 
         If the graph has long gradient sums, nodes are visited close to their readers (deepest first). Such sums are
         accumulated in the order of visits (:meth:`_chain`), so the inputs of a term from a late visit stay alive long.
+        The order of visits is the order of the terms of every sum. So it depends on the graph alone: an option that
+        makes shorter sums accumulate, or none, changes no bit of a gradient.
         """
         graph = self.graph
         makers = graph.entry_node
@@ -119,7 +122,7 @@ class _Pass:
         if self.like_mxnet:
             return everything
         readers = Counter([makers[e] for inputs in graph.inputs for e in inputs])
-        if not readers or (max(readers.values()) < self.sum_cap and self.few <= 2):
+        if not readers or max(readers.values()) < LONG_SUM:
             return everything
         before = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
         return deepest_first(everything, before)

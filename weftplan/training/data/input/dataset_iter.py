@@ -222,23 +222,28 @@ class DatasetIter(DataIter):
         except DataError as error:
             self._batch += not isinstance(error, DataWorkerError)
             raise
+        left_over = filled.rows + len(filled.skipped) < self.batch_size
+        count = sum(not part.label for part in self._layout.parts)
+        batch = None
+        if filled.rows and not (left_over and self._samples is None and self.last_batch_handle == "discard"):
+            try:
+                batch = DataBatch(
+                    arrays[:count],
+                    arrays[count:],
+                    pad=self.batch_size - filled.rows,
+                    index=self._index(task, filled),
+                    provide_data=self.provide_data,
+                    provide_label=self.provide_label,
+                )
+            except BaseException:
+                self._begin(self._key, self._batch)  # the workers read this batch again
+                raise
         self._batch += 1
         self._count_skipped(filled)
         if filled.ended is not None:
             self._ended = True
             self._check_end(filled.ended)
-        left_over = filled.rows + len(filled.skipped) < self.batch_size
-        if not filled.rows or (left_over and self._samples is None and self.last_batch_handle == "discard"):
-            return None
-        count = sum(not part.label for part in self._layout.parts)
-        return DataBatch(
-            arrays[:count],
-            arrays[count:],
-            pad=self.batch_size - filled.rows,
-            index=self._index(task, filled),
-            provide_data=self.provide_data,
-            provide_label=self.provide_label,
-        )
+        return batch
 
     def _index(self, task: Task, filled: Filled) -> Host | None:
         if self._layout.batched:
