@@ -257,6 +257,11 @@ def where(mask: Expr, value: Any, otherwise: Expr) -> Expr:
     return Expr("select", mask, value, otherwise)
 
 
+def quotient(a: Any, b: Any) -> Expr:
+    """Return the quotients of integers, rounded towards zero; a division by 0 gives 0."""
+    return f.floor_divide(a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
+
+
 def apply(function: Callable[..., object], *args: Any, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
     """Return the result of ``function(xp, *args, out, *scratch)``; ``options`` are attributes of :class:`Expr`."""
     return Expr("call", *args, function=function, scratch=scratch, **options)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weftplan.ops.core import tiling
-from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, leaves, value_of
+from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import Call, with_views
 from weftplan.ops.core.kernels import block_bytes, blocks, replayed
@@ -44,7 +44,7 @@ class FormulaKernel:
         states: indices of the inputs that the formula replaces.
         overlaps: indices of the inputs whose memory the output may be.
         compute: kind of the results that do not state their own.
-        integer: the formula for integers, if it is another.
+        integer: the formula for integers other than booleans, if it is another.
         integers: see :data:`Integers`; "slope" and "zero" are for gradients, whose input 0 is the output gradient.
         choices: see :data:`Choices`.
         base: index of the input whose dtype is that of the computation; None: the dtype of the output.
@@ -78,7 +78,8 @@ class FormulaKernel:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
         formula = self.formula
         if not is_float(dtype):
-            formula = self.integer or formula
+            if self.integer is not None and dtype.kind in "iu":
+                formula = self.integer
             if self.integers == "zero":
                 return (0,)
             if self.integers == "slope":
@@ -217,6 +218,12 @@ class FormulaKernel:
         if all(one.size == out.size for one in arrays):
             return blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
         return iter([(*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))])
+
+
+def ufunc_kernel(name: str, count: int) -> FormulaKernel:
+    """Return the kernel that calls the function ``name`` of the array module on ``count`` inputs."""
+    function = getattr(f, name)
+    return FormulaKernel(lambda p, *arrays: function(*arrays), count)
 
 
 def _broadcast(
