@@ -248,55 +248,6 @@ def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArr
         xp.clip(out, 0, size - 1, out=out)
 
 
-class UfuncKernel:
-    """A kernel that calls the array module's function ``name`` on the first ``count`` inputs, to write output 0.
-
-    A call prepared for given arrays (:meth:`prepare`) costs no more than the function itself. ``real``: compute
-    integers as float64.
-    """
-
-    __slots__ = ("count", "name", "real")
-    elementwise = True
-
-    def __init__(self, name: str, count: int, *, real: bool = False) -> None:
-        self.name = name
-        self.count = count
-        self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
-        """Whether integers are computed as float64, by request or because the function has no integer loop."""
-
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        self._bound(ctx, inputs, outputs)()
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the call with all arguments bound."""
-        return self._bound(ctx, inputs, outputs)
-
-    def bare(
-        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-    ) -> Callable[..., object] | None:
-        """Return NumPy's function itself if a call needs no options; else None."""
-        function = getattr(np, self.name)
-        kinds = {spec.dtype for spec in (*inputs, *outputs)}
-        plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
-        if not plain or function.__class__ is not np.ufunc:
-            return None
-        # NumPy 2.4 deprecates a third positional argument of these two functions.
-        return partial(_into, function) if self.name in ("maximum", "minimum") else function
-
-    def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
-        out, arrays = outputs[0], inputs[: self.count]
-        function = getattr(ctx.xp, self.name)
-        if is_float(out.dtype) and all(array.dtype == out.dtype for array in arrays):
-            return partial(function, *arrays, out=out)
-        if self.real and not is_float(out.dtype):  # NumPy would compute int8 in float16
-            return partial(function, *arrays, out=out, dtype=float, casting="unsafe")
-        return partial(function, *arrays, out=out, casting="unsafe")
-
-
-def _into(function: Callable[..., object], a: object, b: object, out: object) -> None:
-    function(a, b, out=out)
-
-
 MOST_PREPARED = 64
 """Maximum blocks of a prepared call. More blocks would need many views, and gain little: calls are cheap compared with
 the work on large arrays."""

@@ -5,12 +5,12 @@ Both forms of an operator share one kernel. The gradients are in ``binary_gradie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
-from weftplan.ops.core.forms import Call, workspace_kernel
-from weftplan.ops.core.kernels import BOOL, COMPARISONS, UfuncKernel, block_bytes, blocks, divide_integers
+from weftplan.ops.core.expression import f, quotient, where
+from weftplan.ops.core.formula_kernel import FormulaKernel, Integers, ufunc_kernel
+from weftplan.ops.core.kernels import COMPARISONS
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
     ADDITIVE_INPLACE,
@@ -20,87 +20,15 @@ from weftplan.ops.core.rules import (
     same_dtype,
     same_gradient,
     same_shape,
-    take_bytes,
     zero_gradient,
 )
-from weftplan.ops.core.schema import Arrays, GradientRule, InplacePair, Kernel, Op, Params, TensorSpec, Workspace
-from weftplan.ops.elementwise.binary_gradients import (
-    Sides,
-    backward_kernel,
-    backward_workspace,
-    div_l,
-    div_r,
-    hypot_side,
-    masked,
-    mod_l,
-    mod_r,
-    mul_l,
-    mul_r,
-    power_l,
-    power_r,
-    sum_backward,
-)
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import GradientRule, InplacePair, Op
+from weftplan.ops.elementwise.binary_gradients import SidesKernel, sum_backward
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """For backward operators of sums and differences: either gradient may share the output gradient's memory."""
 PRODUCT_INPLACE = (InplacePair(0, 1),)
 """For backward operators that compute the left gradient first: the right one may share the output gradient's memory."""
-
-
-class _Division(UfuncKernel):
-    """The kernel of a division; integer quotients are exact and rounded towards zero, as in C."""
-
-    __slots__ = ()
-
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        if out.dtype.kind not in "iu":
-            super().__call__(ctx, params, inputs, outputs)
-            return
-        lhs, rhs = inputs
-        if lhs.shape == rhs.shape:
-            for a, b, y, scratch in blocks(ctx, (lhs, rhs, out), (out.dtype,)):
-                divide_integers(ctx.xp, a, b, y, scratch)
-        else:
-            divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the ufunc with all arguments bound; for integers, a call of the whole kernel."""
-        if outputs[0].dtype.kind in "iu":
-            return ctx.repeated(partial(self, ctx, params, inputs, outputs))
-        return super().prepare(ctx, params, inputs, outputs)
-
-
-def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    lhs, rhs = inputs
-    shape, dtype = outputs[0]
-    if dtype.kind not in "iu":
-        return 0
-    return block_bytes(math.prod(shape), [dtype]) if lhs.shape == rhs.shape else take_bytes((shape, dtype))
-
-
-@workspace_kernel
-def _mod(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
-    """Compute the remainder with the divisor's sign; 0 for a divisor of 0."""
-    xp = ctx.xp
-    if lhs.shape == rhs.shape:
-        for a, b, y, zero in blocks(ctx, (lhs, rhs, out), (BOOL,)):
-            xp.equal(b, 0, out=zero)
-            xp.remainder(a, b, out=y)
-            xp.copyto(y, 0, where=zero)
-        return
-    zero = ctx.take(rhs.shape, BOOL)
-    xp.equal(rhs, 0, out=zero)
-    xp.remainder(lhs, rhs, out=out)
-    xp.copyto(out, 0, where=zero)
-
-
-def _mod_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    lhs, rhs = inputs
-    if lhs.shape == rhs.shape:
-        return block_bytes(math.prod(rhs.shape), [BOOL])
-    return take_bytes((rhs.shape, BOOL))
 
 
 # -------------------------------------------------------------------------------------------------------- the operators
@@ -109,16 +37,27 @@ _LR = ("lhs", "rhs")
 
 
 def _binary(
-    forward: Kernel,
-    sides: Sides | None,
+    formula: Callable[[Any, Any], Any],
     doc: str,
     *,
     elementwise: tuple[str, ...],
     broadcast: tuple[str, ...],
+    grads: Sequence[Callable[[Any, Any, Any], Any]] = (),
+    integer: Callable[[Any, Any], Any] | None = None,
+    integers: Integers = "slope",
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
-    workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
 ) -> None:
-    """Register both forms of an operator; ``elementwise`` and ``broadcast`` are (name, *aliases) of a form."""
+    """Register both forms of an operator; ``elementwise`` and ``broadcast`` are (name, *aliases) of a form.
+
+    Args:
+        formula: the result, a function of both arrays.
+        grads: the gradients of both arrays before sums, functions of (output gradient, lhs, rhs).
+        integer: the formula for integers, if it is another.
+        integers: how the gradients treat integers.
+    """
+    forward = FormulaKernel(
+        lambda p, a, b: formula(a, b), 2, integer=None if integer is None else lambda p, a, b: integer(a, b)
+    )
     for (name, *aliases), rule in ((elementwise, same_shape), (broadcast, broadcast_shape)):
         target = f"_backward_{name.lstrip('_')}"
         register(
@@ -128,21 +67,19 @@ def _binary(
                 infer_shape=rule,
                 infer_dtype=same_dtype,
                 inputs=_LR,
-                gradient=zero_gradient if sides is None else grad(target, "g0", "x0", "x1"),
+                gradient=grad(target, "g0", "x0", "x1") if grads else zero_gradient,
                 inplace=ADDITIVE_INPLACE,
-                workspace=workspace,
                 aliases=tuple(aliases),
                 doc=doc + (" Shapes must be equal." if rule is same_shape else " Shapes broadcast."),
             )
         )
-        if sides is not None:
+        if grads:
             backward(
                 name,
-                backward_kernel(sides),
+                SidesKernel(*grads, integers=integers),
                 ("ograd", "lhs", "rhs"),
                 grad_inputs=(0, 1),
                 inplace=elementwise_inplace if rule is same_shape else PRODUCT_INPLACE,
-                workspace=backward_workspace(sides),
             )
 
 
@@ -152,7 +89,7 @@ def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool
     register(
         Op(
             name=name,
-            forward=UfuncKernel(ufunc, 2),
+            forward=ufunc_kernel(ufunc, 2),
             infer_shape=same_shape if equal else broadcast_shape,
             infer_dtype=same_dtype,
             inputs=_LR,
@@ -174,7 +111,7 @@ _sum("broadcast_sub", ("broadcast_minus",), "subtract", -1, False, "lhs - rhs. S
 register(
     Op(
         name="_grad_add",
-        forward=UfuncKernel("add", 2),
+        forward=ufunc_kernel("add", 2),
         infer_shape=same_shape,
         infer_dtype=same_dtype,
         inputs=_LR,
@@ -185,62 +122,64 @@ register(
 )
 
 _binary(
-    UfuncKernel("multiply", 2),
-    Sides(mul_l, mul_r, integers="whole"),
+    lambda a, b: a * b,
     "lhs * rhs.",
+    grads=(lambda g, a, b: g * b, lambda g, a, b: g * a),
+    integers="formula",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
     broadcast=("broadcast_mul",),
     # In each block g * rhs is written before g * lhs: the first may overwrite rhs, the second g or lhs.
     elementwise_inplace=(InplacePair(0, 1), InplacePair(2, 0), InplacePair(1, 1)),
 )
 _binary(
-    _Division("divide", 2),
-    Sides(div_l, div_r),
+    lambda a, b: a / b,
     "lhs / rhs; integers drop the fraction.",
+    grads=(lambda g, a, b: g / b, lambda g, a, b: -(g / b * a / b)),
+    integer=quotient,
     elementwise=("elemwise_div", "_div", "_Div"),
     broadcast=("broadcast_div",),
-    workspace=_division_workspace,
 )
 _binary(
-    _mod,
-    Sides(mod_l, mod_r, (None,), "zero"),
+    lambda a, b: where(f.equal(b, 0), 0, f.remainder(a, b)),
     "Remainder of lhs / rhs with the sign of rhs, 0 where rhs is 0.",
+    grads=(lambda g, a, b: g, lambda g, a, b: -f.floor(a / b) * g),
+    integers="zero",
     elementwise=("_mod", "_Mod"),
     broadcast=("broadcast_mod",),
-    workspace=_mod_workspace,
 )
 _binary(
-    UfuncKernel("power", 2, real=True),  # integers are computed as floats, since exponents may be negative
-    Sides(power_l, power_r, (None,)),
+    lambda a, b: f.power(a, b, as_float=True),  # exponents of integers may be negative
     "lhs to the power of rhs.",
+    grads=(lambda g, a, b: f.power(a, b - 1) * b * g, lambda g, a, b: f.power(a, b) * g * f.log(a)),
     elementwise=("_power", "_Power"),
     broadcast=("broadcast_power",),
 )
 _binary(
-    UfuncKernel("maximum", 2),
-    Sides(masked("greater_equal"), masked("less"), (BOOL,), "whole"),
+    f.maximum,
     "The greater of lhs and rhs; where they are equal the gradient goes to lhs.",
+    grads=(lambda g, a, b: g * f.greater_equal(a, b), lambda g, a, b: g * f.less(a, b)),
+    integers="formula",
     elementwise=("_maximum", "_Maximum"),
     broadcast=("broadcast_maximum",),
 )
 _binary(
-    UfuncKernel("minimum", 2),
-    Sides(masked("less_equal"), masked("greater"), (BOOL,), "whole"),
+    f.minimum,
     "The smaller of lhs and rhs; where they are equal the gradient goes to lhs.",
+    grads=(lambda g, a, b: g * f.less_equal(a, b), lambda g, a, b: g * f.greater(a, b)),
+    integers="formula",
     elementwise=("_minimum", "_Minimum"),
     broadcast=("broadcast_minimum",),
 )
 _binary(
-    UfuncKernel("hypot", 2),
-    Sides(hypot_side(False), hypot_side(True), (None,)),
+    f.hypot,
     "sqrt(lhs² + rhs²).",
+    grads=(lambda g, a, b: a / f.hypot(a, b) * g, lambda g, a, b: b / f.hypot(a, b) * g),
     elementwise=("_hypot", "_Hypot"),
     broadcast=("broadcast_hypot",),
 )
 for _short, _ufunc, _what in COMPARISONS:
     _binary(
-        UfuncKernel(_ufunc, 2),
-        None,
+        getattr(f, _ufunc),
         f"1 where {_what.format('lhs', 'rhs')}, else 0, in the dtype of the inputs.",
         elementwise=(f"_{_short}", f"_{_short.title()}"),
         broadcast=(f"broadcast_{_short}",),

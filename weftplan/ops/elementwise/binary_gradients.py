@@ -7,78 +7,91 @@ in scratch and sums it into the smaller input's gradient, so scratch stays far b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from weftplan.ops.core.forms import Call, kernel
-from weftplan.ops.core.kernels import Kind, block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
+from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
+from weftplan.ops.core.kernels import block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
-from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, slope_scratch
 from weftplan.support.array_types import ArrayModule, RawArray
 
-Side = Callable[..., None]
-"""``side(xp, ograd, lhs, rhs, out, *scratch)`` computes an input's gradient before sums; ``out`` may be ``ograd``."""
+Side = Callable[[Any, Any, Any], Any]
+"""``side(ograd, lhs, rhs)`` is an input's gradient before sums, a formula."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """The two gradient formulas of an operator, the scratch that each needs, and how they treat integers."""
+class _Step:
+    """The gradient formula of one input for one dtype: ``step(xp, g, a, b, out, scratch)``."""
 
-    lhs: Side
-    rhs: Side
-    scratch: tuple[Kind, ...] = ()
-    integers: Integers = "slope"
+    def __init__(self, side: Side, integers: Integers, dtype: DType) -> None:
+        array = np.empty((), dtype)
+        formula = FormulaKernel(lambda p, g, a, b: side(g, a, b), 3, overlaps=(0,), integers=integers)
+        self.program, self.used = formula.program({}, [array] * 3, array)
+        self.dtypes = [dtype for dtype, _ in self.program.scratch]
+        self.places: list[int] = []
+        """For each scratch array of the formula its index in the scratch that both formulas share."""
+        self.bound: dict[str, Callable[..., None]] = {}
 
-
-def _kinds(sides: Sides, dtype: DType) -> list[DType]:
-    return slope_scratch(sides.scratch, dtype, 2, sides.integers)
-
-
-def _apply(
-    sides: Sides,
-    side: Side,
-    xp: ArrayModule,
-    g: RawArray,
-    a: RawArray,
-    b: RawArray,
-    out: RawArray,
-    scratch: Sequence[RawArray],
-) -> None:
-    apply_slope(xp, partial(side, xp), g, (a, b), out, scratch, sides.integers)
+    def __call__(
+        self, xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, scratch: Sequence[RawArray]
+    ) -> None:
+        step = self.bound.get(xp.__name__) if xp is np else None
+        if step is None:
+            step = self.program.step(xp, {})
+            if xp is np:
+                self.bound[xp.__name__] = step
+        arrays = (g, a, b)
+        step(*[arrays[k] for k in self.used], out, *[scratch[k] for k in self.places])
 
 
-def _both_sides(
-    sides: Sides,
-    xp: ArrayModule,
-    left: bool,
-    right: bool,
-    g: RawArray,
-    a: RawArray,
-    b: RawArray,
-    da: RawArray,
-    db: RawArray,
-    *scratch: RawArray,
-) -> None:
-    """Compute the gradients of one block: that of a if ``left``, that of b if ``right``."""
-    if left:
-        _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
-    if right:
-        _apply(sides, sides.rhs, xp, g, a, b, db, scratch)
+class _Steps:
+    """Both gradient formulas for one dtype, and the scratch that they share."""
+
+    def __init__(self, sides: Sequence[Side], integers: Integers, dtype: DType) -> None:
+        self.both = [_Step(side, integers, dtype) for side in sides]
+        counts = Counter(self.both[0].dtypes) | Counter(self.both[1].dtypes)
+        self.scratch = list(counts.elements())
+        """Dtypes of the scratch."""
+        for step in self.both:
+            free = list(range(len(self.scratch)))
+            for wanted in step.dtypes:
+                place = next(k for k in free if self.scratch[k] == wanted)
+                free.remove(place)
+                step.places.append(place)
+
+    def run(
+        self,
+        xp: ArrayModule,
+        left: bool,
+        right: bool,
+        g: RawArray,
+        a: RawArray,
+        b: RawArray,
+        da: RawArray,
+        db: RawArray,
+        *scratch: RawArray,
+    ) -> None:
+        """Compute the gradients of one block: that of a if ``left``, that of b if ``right``."""
+        if left:
+            self.both[0](xp, g, a, b, da, scratch)
+        if right:
+            self.both[1](xp, g, a, b, db, scratch)
+
+    def equal_blocks(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of :meth:`run`, block by block, for inputs of one shape."""
+        g, a, b = inputs
+        da, db = outputs
+        spare = g if da is None else da, g if db is None else db
+        for block in blocks(ctx, (g, a, b, *spare), self.scratch):
+            yield (da is not None, db is not None, *block)
 
 
-def _equal_blocks(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of :func:`_both_sides`, block by block, for inputs of one shape."""
-    g, a, b = inputs
-    da, db = outputs
-    spare = g if da is None else da, g if db is None else db
-    for block in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
-        yield (da is not None, db is not None, *block)
-
-
-def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> None:
+def _unequal_shapes(steps: _Steps, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
     g = inputs[0].reshape(shape)
@@ -86,10 +99,10 @@ def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Array
     rows = rows_per_block(shape)
     block = (rows, *shape[1:])
     full = ctx.take(block, g.dtype)
-    scratch = [ctx.take(block, dtype) for dtype in _kinds(sides, g.dtype)]
+    scratch = [ctx.take(block, dtype) for dtype in steps.scratch]
     part_size = _part_size(shape, input_shapes, rows)
     part = ctx.take((part_size,), g.dtype)
-    for k, side in ((0, sides.lhs), (1, sides.rhs)):
+    for k, step in enumerate(steps.both):
         if outputs[k] is None:
             continue
         target = outputs[k].reshape(input_shapes[k])
@@ -99,10 +112,10 @@ def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Array
             ba, bb = (x if x.shape[0] == 1 else x[start:stop] for x in operands)
             temporary = [space[: stop - start] for space in scratch]
             if target.shape == shape:
-                _apply(sides, side, xp, bg, ba, bb, target[start:stop], temporary)
+                step(xp, bg, ba, bb, target[start:stop], temporary)
                 continue
             product = full[: stop - start]
-            _apply(sides, side, xp, bg, ba, bb, product, temporary)
+            step(xp, bg, ba, bb, product, temporary)
             if target.shape[0] != 1:
                 reduce_to(xp, product, target[start:stop])
             elif start == 0:
@@ -120,20 +133,33 @@ def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows
     return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
 
 
-class _BackwardKernel:
-    """The backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes."""
+class SidesKernel:
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes.
 
-    __slots__ = ("sides",)
+    Args:
+        lhs, rhs: the gradient formulas; ``out`` may be the memory of the output gradient.
+        integers: how they treat integers.
+    """
 
-    def __init__(self, sides: Sides) -> None:
-        self.sides = sides
+    def __init__(self, lhs: Side, rhs: Side, *, integers: Integers = "slope") -> None:
+        self.sides = lhs, rhs
+        self.integers = integers
+        self._steps: dict[DType, _Steps] = {}
+
+    def steps(self, dtype: DType) -> _Steps:
+        """Return the formulas for arrays of ``dtype``."""
+        found = self._steps.get(dtype)
+        if found is None:
+            found = self._steps[dtype] = _Steps(self.sides, self.integers, dtype)
+        return found
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        steps = self.steps(inputs[0].dtype)
         if inputs[1].shape != inputs[2].shape:
-            _unequal_shapes(self.sides, ctx, inputs, outputs)
+            _unequal_shapes(steps, ctx, inputs, outputs)
             return
-        for block in _equal_blocks(self.sides, ctx, inputs, outputs):
-            _both_sides(self.sides, ctx.xp, *block)
+        for block in steps.equal_blocks(ctx, inputs, outputs):
+            steps.run(ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call that applies the formulas to each block, with the blocks' views already built.
@@ -143,30 +169,20 @@ class _BackwardKernel:
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
-        steps = _equal_blocks(self.sides, ctx, inputs, outputs)
-        return replayed(partial(_both_sides, self.sides, ctx.xp), steps) or whole
+        steps = self.steps(inputs[0].dtype)
+        return replayed(partial(steps.run, ctx.xp), steps.equal_blocks(ctx, inputs, outputs)) or whole
 
-
-def backward_kernel(sides: Sides) -> Kernel:
-    """Return the backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes."""
-    return _BackwardKernel(sides)
-
-
-def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Return the workspace rule of :func:`backward_kernel`."""
-
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """Return the scratch bytes of a call."""
         g, a, b = inputs
-        kinds = _kinds(sides, g.dtype)
+        scratch = self.steps(g.dtype).scratch
         if a.shape == b.shape:
-            return block_bytes(math.prod(g.shape), kinds)
+            return block_bytes(math.prod(g.shape), scratch)
         shape, *input_shapes = collapse(g.shape, a.shape, b.shape)
         rows = rows_per_block(shape)
         block = (rows, *shape[1:])
         part = (_part_size(shape, input_shapes, rows),)
-        return take_bytes((block, g.dtype), (part, g.dtype), *((block, kind) for kind in kinds))
-
-    return workspace
+        return take_bytes((block, g.dtype), (part, g.dtype), *((block, dtype) for dtype in scratch))
 
 
 def sum_backward(sign: int) -> Kernel:
@@ -189,79 +205,3 @@ def sum_backward(sign: int) -> Kernel:
                     xp.negative(right, out=right)
 
     return compute
-
-
-# -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
-
-
-def mul_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute the gradient of a in a · b: g · b."""
-    xp.multiply(g, b, out=out)
-
-
-def mul_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute the gradient of b in a · b: g · a."""
-    xp.multiply(g, a, out=out)
-
-
-def div_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute the gradient of a in a / b: g / b."""
-    xp.divide(g, b, out=out)
-
-
-def div_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """Compute the gradient of b in a / b: -g · a / b²."""
-    xp.divide(g, b, out=out)
-    xp.multiply(out, a, out=out)
-    xp.divide(out, b, out=out)
-    xp.negative(out, out=out)
-
-
-def power_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute the gradient of a in a^b: g · b · a^(b - 1)."""
-    xp.subtract(b, 1, out=t)
-    xp.power(a, t, out=t)
-    xp.multiply(t, b, out=t)
-    xp.multiply(t, g, out=out)
-
-
-def power_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute the gradient of b in a^b: g · a^b · log(a)."""
-    xp.power(a, b, out=t)
-    xp.multiply(t, g, out=out)
-    xp.log(a, out=t)
-    xp.multiply(out, t, out=out)
-
-
-def mod_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute the gradient of a in a mod b: g."""
-    xp.copyto(out, g)
-
-
-def mod_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute the gradient of b in a mod b: -g · floor(a / b)."""
-    xp.divide(a, b, out=t)
-    xp.floor(t, out=t)
-    xp.negative(t, out=t)
-    xp.multiply(t, g, out=out)
-
-
-def masked(compare: str) -> Side:
-    """Return a formula that computes g if ``compare(a, b)`` is true, else 0."""
-
-    def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-        getattr(xp, compare)(a, b, out=t)
-        xp.multiply(g, t, out=out)
-
-    return side
-
-
-def hypot_side(right: bool) -> Side:
-    """Return the formula of a gradient of hypot: g · a / hypot(a, b), or g · b / hypot(a, b) if ``right``."""
-
-    def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-        xp.hypot(a, b, out=t)
-        xp.divide(b if right else a, t, out=t)
-        xp.multiply(t, g, out=out)
-
-    return side

@@ -6,16 +6,15 @@ For integer dtypes, the limits are first clamped to the dtype's range. The gradi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from weftplan.ops.core.expression import DTYPE, Scalar, f
 from weftplan.ops.core.floats import is_float, is_half
-from weftplan.ops.core.kernels import BOOL, BlockKernel
 from weftplan.ops.core.params import p_float
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
-from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.ops.core.schema import DType, Param
+from weftplan.ops.elementwise.rows import row
 
 
 def saturated(value: float, dtype: DType, nan: float) -> float | np.generic:
@@ -38,47 +37,28 @@ def saturated(value: float, dtype: DType, nan: float) -> float | np.generic:
     return number
 
 
-def _clip_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray) -> None:
-    low, high = (
-        saturated(params["a_min"], out.dtype, -math.inf),
-        saturated(params["a_max"], out.dtype, math.inf),
-    )
-    xp.clip(x, low, high, out=out)
+def _limit(value: float, dtype: DType) -> float | np.generic:
+    """Return a limit with which a gradient compares values of ``dtype``.
+
+    Half-precision values are compared with float32 limits, as in MXNet. A limit rounded to half precision can equal a
+    value outside of the interval, which would then count as inside.
+    """
+    return np.float32(value) if is_half(dtype) else float(value)
 
 
-def _slope_step(
-    xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, inside: RawArray, outside: RawArray
-) -> None:
-    # Half-precision values are compared with float32 limits, as in MXNet. A limit rounded to half precision can equal
-    # a value outside of the interval, which would then count as inside.
-    number = np.float32 if is_half(x.dtype) else float
-    xp.less(x, number(params["a_min"]), out=inside)
-    xp.greater(x, number(params["a_max"]), out=outside)
-    xp.logical_or(inside, outside, out=outside)
-    xp.logical_not(outside, out=inside)  # NaN counts as inside, so that its gradient is not lost
-    xp.multiply(g, inside, out=out)
+def _gradient(p: Any, g: Any, x: Any, y: Any) -> Any:
+    low, high = (Scalar.call(_limit, limit, DTYPE) for limit in (p.a_min, p.a_max))
+    outside = f.logical_or(f.less(x, low), f.greater(x, high))
+    return g * f.logical_not(outside)  # NaN counts as inside, so that its gradient is not lost
 
 
-_backward_clip = BlockKernel(_slope_step, lambda params, dtype: [BOOL, BOOL])
-
-_CLIP = (Param("a_min", p_float, doc="least value"), Param("a_max", p_float, doc="greatest value"))
-register(
-    Op(
-        name="clip",
-        forward=BlockKernel(_clip_step),
-        infer_shape=same_shape,
-        infer_dtype=same_dtype,
-        params=_CLIP,
-        gradient=grad("_backward_clip", "g0", "x0"),
-        inplace=UNARY_INPLACE,
-        doc="Values limited to [a_min, a_max]; the gradient passes where they lie inside.",
-    )
-)
-backward(
+row(
     "clip",
-    _backward_clip,
-    ("ograd", "data"),
-    params=_CLIP,
-    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=_backward_clip.workspace,
+    lambda p, x: x.clip(
+        Scalar.call(saturated, p.a_min, DTYPE, -math.inf), Scalar.call(saturated, p.a_max, DTYPE, math.inf)
+    ),
+    _gradient,
+    params=(Param("a_min", p_float, doc="least value"), Param("a_max", p_float, doc="greatest value")),
+    integers="formula",
+    doc="Values limited to [a_min, a_max]; the gradient passes where they lie inside.",
 )

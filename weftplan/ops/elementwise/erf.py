@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.core.expression import BOOL, Kind
 from weftplan.support.array_types import ArrayModule, RawArray
 
+ERF_SCRATCH: tuple[Kind, ...] = (*("float",) * 5, BOOL)
+"""Kinds of the scratch arrays of :func:`erf`."""
 _SPLIT = 1.0
 _END = 6.5
 

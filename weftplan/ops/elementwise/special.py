@@ -3,8 +3,8 @@
 The gamma functions reflect arguments below 1/2, shift the argument by the recurrence to at least 8, and use Stirling's
 series there. The inverse error function is two Chebyshev series, which importing this module fits to the inverses of
 :func:`math.erf` and :func:`math.erfc`: ``erfinv(x) / x`` in x² for ``|x| < 0.9``, and ``erfinv(x) / w`` in
-``w = sqrt(-log(1 - |x|))`` beyond. All results are computed in float64, with a relative error of about 1e-13 (gammaln
-near its zeros: an absolute error of about 1e-14).
+``w = sqrt(-log(1 - |x|))`` beyond. Results in float64 have a relative error of about 1e-13 (gammaln near its zeros: an
+absolute error of about 1e-14). Integers are computed in float64, all narrower floats in float32.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import math
 
 import numpy as np
 
-from weftplan.ops.core.kernels import BOOL, Kind
-from weftplan.ops.core.schema import Params
+from weftplan.ops.core.expression import BOOL, Expr, Kind, apply, cast, f
 from weftplan.ops.elementwise.erf import clenshaw, fit
-from weftplan.ops.elementwise.unary import unary
+from weftplan.ops.elementwise.rows import row
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _DOUBLE = np.dtype(np.float64)
@@ -164,72 +163,6 @@ def _psi(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t:
     xp.copyto(z, math.inf, where=m)
 
 
-def _digamma(
-    xp: ArrayModule,
-    params: Params,
-    x: RawArray,
-    out: RawArray,
-    z: RawArray,
-    p: RawArray,
-    s: RawArray,
-    t: RawArray,
-    m: RawArray,
-) -> None:
-    _psi(xp, x, z, p, s, t, m)
-    xp.copyto(out, z, casting="unsafe")
-
-
-def _digamma_backward(
-    xp: ArrayModule,
-    params: Params,
-    g: RawArray,
-    x: RawArray,
-    out: RawArray,
-    z: RawArray,
-    p: RawArray,
-    s: RawArray,
-    t: RawArray,
-    m: RawArray,
-) -> None:
-    _psi1(xp, x, z, p, s, t, m)
-    xp.multiply(z, g, out=out, casting="unsafe")
-
-
-def _gammaln_backward(
-    xp: ArrayModule,
-    params: Params,
-    g: RawArray,
-    x: RawArray,
-    out: RawArray,
-    z: RawArray,
-    p: RawArray,
-    s: RawArray,
-    t: RawArray,
-    m: RawArray,
-) -> None:
-    _psi(xp, x, z, p, s, t, m)
-    xp.multiply(z, g, out=out, casting="unsafe")
-
-
-def _gamma_backward(
-    xp: ArrayModule,
-    params: Params,
-    g: RawArray,
-    x: RawArray,
-    out: RawArray,
-    z: RawArray,
-    p: RawArray,
-    s: RawArray,
-    t: RawArray,
-    y: RawArray,
-    m: RawArray,
-) -> None:
-    _gamma(xp, x, y, z, p, s, t, m)
-    _psi(xp, x, z, p, s, t, m)
-    xp.multiply(z, y, out=z)
-    xp.multiply(z, g, out=out, casting="unsafe")
-
-
 def _psi1(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """Set ``z`` to the derivative of digamma at ``x``, infinite at the poles."""
     _climb(xp, x, z, p, t, m, power=2)
@@ -302,7 +235,6 @@ _FAR = fit(_far, _FIRST, _LAST, 30)
 
 def _erfinv(
     xp: ArrayModule,
-    params: Params,
     x: RawArray,
     out: RawArray,
     u: RawArray,
@@ -338,49 +270,40 @@ def _erfinv(
     xp.copyto(out, w, casting="unsafe")
 
 
-def _erfinv_backward(xp: ArrayModule, params: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
-    """Compute g · sqrt(pi) / 2 · exp(y²) from the output y of erfinv."""
-    xp.multiply(y, y, out=t, casting="unsafe")
-    xp.exp(t, out=t)
-    xp.multiply(t, math.sqrt(math.pi) / 2.0, out=t)
-    xp.multiply(t, g, out=out, casting="unsafe")
-
-
 # ------------------------------------------------------------------------------------------------------ the operators
 
-_FOUR: tuple[Kind, ...] = (*(_DOUBLE,) * 4, BOOL)
+_FOUR: tuple[Kind, ...] = (*("float",) * 4, BOOL)
+_THREE = _FOUR[1:]
 
-unary(
+
+def _digamma(x: Expr) -> Expr:
+    return apply(_psi, x, scratch=_THREE, kind="float", separate=True)
+
+
+row(
     "gamma",
-    lambda xp, params, *arrays: _gamma(xp, *arrays),
-    _gamma_backward,
-    scratch=(*(_DOUBLE,) * 5, BOOL),
-    forward_scratch=_FOUR,
+    lambda x: apply(_gamma, x, scratch=_FOUR),
+    lambda g, x, y: apply(_gamma, x, scratch=_FOUR, kind="float") * _digamma(x) * g,
+    grad_compute="float",
     doc="The gamma function: (x - 1)! of whole x.",
 )
-unary(
+row(
     "gammaln",
-    lambda xp, params, *arrays: _gammaln(xp, *arrays),
-    _gammaln_backward,
-    scratch=_FOUR,
-    forward_scratch=_FOUR,
+    lambda x: apply(_gammaln, x, scratch=_FOUR),
+    lambda g, x, y: _digamma(x) * g,
     doc="Logarithm of the absolute value of the gamma function.",
 )
-unary(
+row(
     "digamma",
-    _digamma,
-    _digamma_backward,
-    scratch=_FOUR,
-    forward_scratch=_FOUR,
+    lambda x: cast(_digamma(x), None),
+    lambda g, x, y: apply(_psi1, x, scratch=_THREE, kind="float", separate=True) * g,
     in_mxnet=False,  # MXNet 2.0 has it
     doc="Derivative of the logarithm of the gamma function; infinite at its poles.",
 )
-unary(
+row(
     "erfinv",
-    _erfinv,
-    _erfinv_backward,
-    "y0",
-    scratch=(_DOUBLE,),
-    forward_scratch=(*(_DOUBLE,) * 6, BOOL),
+    lambda x: apply(_erfinv, x, scratch=(*("float",) * 6, BOOL)),
+    lambda g, x, y: f.exp(y * y) * (math.sqrt(math.pi) / 2.0) * g,
+    grad_compute="float",
     doc="Inverse of the Gauss error function, on [-1, 1].",
 )

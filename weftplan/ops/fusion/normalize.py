@@ -14,7 +14,7 @@ from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import pass_dtype, pass_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, SpecLike
-from weftplan.ops.elementwise.unary import relu_step
+from weftplan.ops.elementwise.unary import relu_into
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
@@ -48,7 +48,7 @@ def normalized(
     xp.multiply(data, scale.reshape(along), out=out)
     xp.add(out, shift.reshape(along), out=out)
     if relu:
-        relu_step(xp, {}, out, out)
+        relu_into(xp, out, out)
 
 
 def _vectors(params: Params, data: SpecLike, gamma: SpecLike | None, beta: SpecLike, *others: SpecLike) -> Room:

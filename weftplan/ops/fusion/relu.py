@@ -18,7 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.kernels import blocks
 from weftplan.ops.core.rules import DTypes, Shapes
 from weftplan.ops.core.schema import Arrays, Kernel, Op, OpContext, Params, TensorSpec
-from weftplan.ops.elementwise.unary import relu_step
+from weftplan.ops.elementwise.unary import relu_into
 from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they register what is joined here
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ def _with_relu(layer: Kernel) -> Kernel:
         layer(ctx, params, inputs, outputs)
         if outputs[0] is not None:
             for (block,) in blocks(ctx, [outputs[0]]):
-                relu_step(ctx.xp, params, block, block)
+                relu_into(ctx.xp, block, block)
 
     return forward
 

@@ -13,7 +13,7 @@ from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
-from weftplan.ops.elementwise.unary import relu_step
+from weftplan.ops.elementwise.unary import relu_into
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Step = Callable[..., None]
@@ -99,7 +99,7 @@ _GRADIENT: dict[str, Step] = {
 def _forward_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     kind = params["act_type"]
     if kind == "relu":
-        relu_step(xp, params, x, out)
+        relu_into(xp, x, out)
     elif kind == "tanh":
         xp.tanh(x, out=out)
     else:

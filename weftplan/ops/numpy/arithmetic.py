@@ -7,7 +7,8 @@ would be float in NumPy, refuses integers.
 from __future__ import annotations
 
 from weftplan.ops.core.forms import kernel
-from weftplan.ops.core.kernels import BOOL, UfuncKernel
+from weftplan.ops.core.formula_kernel import ufunc_kernel
+from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_dtype, p_float, p_optional, p_str
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
@@ -69,7 +70,7 @@ for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_eq
     register(
         Op(
             name=f"_npi_{_name}",
-            forward=UfuncKernel(_name, 2),
+            forward=ufunc_kernel(_name, 2),
             infer_shape=broadcast_shape,
             infer_dtype=_bool_out,
             inputs=("lhs", "rhs"),
@@ -91,7 +92,7 @@ for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_eq
 register(
     Op(
         name="_npi_logical_not",
-        forward=UfuncKernel("logical_not", 1),
+        forward=ufunc_kernel("logical_not", 1),
         infer_shape=same_shape,
         infer_dtype=_bool_out,
         inputs=("x",),

@@ -1,0 +1,286 @@
+"""Expressions: formulas of elementwise kernels as data, traced once from functions of arrays and parameters.
+
+A formula is a Python function of :class:`Expr` operands. Its operations run in the order in which the function makes
+them. Each is one function of the array module, which chooses its precision from the operands, as NumPy does; the dtype
+that holds the result is part of the expression (:data:`Kind`). Parameters are :class:`Scalar` values, which a call
+computes once; a formula cannot branch on them. :mod:`weftplan.ops.core.lowering` derives kernels with their scratch
+from expressions, and :mod:`weftplan.ops.core.formulas` the input of compilers.
+
+Expressions never change after they are made, so any thread may read them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from weftplan.ops.core.floats import is_float, is_half
+from weftplan.ops.core.schema import DType, Params
+
+Kind = DType | Literal["float", "real"] | None
+"""Dtype that holds a result. None: the dtype of the arrays; "float": a dtype to compute in, float32 for float16 and
+bfloat16; "real": the dtype of the arrays. "float" and "real" mean float64 for integers."""
+BOOL = np.dtype(bool)
+
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+TESTS = ("isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not")
+UFUNCS = frozenset(
+    (*COMPARISONS, *TESTS, "add", "subtract", "multiply", "divide", "power", "hypot", "maximum", "minimum", "remainder",
+     "fmod", "floor_divide", "copysign", "negative", "absolute", "sqrt", "cbrt", "square", "reciprocal", "sign", "exp",
+     "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh",
+     "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc")
+)  # fmt: skip
+"""Functions of the array module that a formula may call by name."""
+
+
+def dtype_of(kind: Kind, dtype: DType) -> DType:
+    """Return the dtype that ``kind`` means for arrays of ``dtype``.
+
+    >>> dtype_of("float", np.dtype("int8")), dtype_of("float", np.dtype("float16"))
+    (dtype('float64'), dtype('float32'))
+    """
+    if kind is None:
+        return dtype
+    if isinstance(kind, str):
+        if not is_float(dtype):
+            return np.dtype(np.float64)
+        return np.dtype(np.float32) if kind == "float" and is_half(dtype) else dtype
+    return kind
+
+
+class FormulaError(ValueError):
+    """The error of a formula that cannot be traced, or that contradicts its operator."""
+
+
+class Scalar:
+    """A number that each call of a kernel computes once, from its parameters and the dtype of its arrays.
+
+    >>> rate = Scalar.of("lr")
+    >>> (1.0 - rate * 0.5).at({"lr": 0.25}, np.dtype("float32"))
+    0.875
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: Callable[[Params, DType], Any]) -> None:
+        self.at = at
+
+    @classmethod
+    def of(cls, name: str) -> Scalar:
+        """Return the value of parameter ``name``."""
+        return cls(lambda params, dtype: params[name])
+
+    @classmethod
+    def call(cls, function: Callable[..., object], *arguments: Any) -> Scalar:
+        """Return the value of ``function(*arguments)``, whose arguments may be scalars."""
+        if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
+            first, rest = arguments[0].at, arguments[1:]
+            return cls(lambda params, dtype: function(first(params, dtype), *rest))
+        return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
+
+    def _pair(self, function: Callable[[Any, Any], object], a: Any, b: Any) -> Any:
+        return NotImplemented if isinstance(a, Expr) or isinstance(b, Expr) else Scalar.call(function, a, b)
+
+    def __neg__(self) -> Scalar:
+        return Scalar.call(lambda a: -a, self)
+
+    def __add__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a + b, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a + b, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a - b, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a - b, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a * b, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a * b, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a / b, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a / b, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._pair(lambda a, b: a**b, self, other)
+
+    def __bool__(self) -> bool:
+        raise FormulaError("a formula branches on a parameter: state the condition in `choices`")
+
+    def __lt__(self, other: object) -> bool:
+        return bool(self)
+
+    __gt__ = __le__ = __ge__ = __eq__ = __lt__
+    __hash__ = object.__hash__
+
+
+DTYPE = Scalar(lambda params, dtype: dtype)
+"""The dtype of the arrays of a call, as an argument of :meth:`Scalar.call`."""
+
+
+def value_of(operand: Any, params: Params, dtype: DType) -> Any:
+    """Return the number that ``operand``, a number or a scalar, is in a call."""
+    return operand.at(params, dtype) if isinstance(operand, Scalar) else operand
+
+
+class Parameters:
+    """The parameters as a formula sees them: values of its choices, and a :class:`Scalar` for every other name.
+
+    >>> p = Parameters({"clips": True})
+    >>> p.clips, type(p.lr).__name__
+    (True, 'Scalar')
+    """
+
+    def __init__(self, choices: dict[str, Any]) -> None:
+        self.__dict__.update(choices)
+
+    def __getattr__(self, name: str) -> Any:
+        return Scalar.of(name)
+
+
+_numbers = itertools.count()
+
+
+class Expr:
+    """An operation on arrays and numbers, or an input.
+
+    Attributes:
+        op: a name in :data:`UFUNCS`; ``input``, ``cast``, ``clip``, ``select``; or ``call`` of ``function``.
+        args: operands: expressions, numbers or scalars; for an input its name.
+        kind: dtype of the result; "default": that of the kernel, or bool for comparisons.
+        function, scratch: for ``call``: ``function(xp, *args, out, *scratch)``, and the kinds of its scratch arrays.
+        separate: for ``call``: whether ``out`` must not be the memory of an operand; otherwise it may be the first's.
+        same: for ``call``: an expression with the same values, for compilers; None: there is none.
+        as_float: whether integers are computed as float64.
+    """
+
+    __slots__ = ("args", "as_float", "function", "kind", "number", "op", "same", "scratch", "separate")
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        op: str,
+        *args: Any,
+        kind: Kind | Literal["default"] = "default",
+        function: Callable[..., object] | None = None,
+        scratch: tuple[Kind, ...] = (),
+        separate: bool = False,
+        same: Expr | None = None,
+        as_float: bool = False,
+    ) -> None:
+        self.op, self.args, self.kind = op, args, kind
+        self.function, self.scratch, self.separate, self.same = function, scratch, separate, same
+        self.as_float = as_float
+        self.number = next(_numbers)
+
+    @property
+    def is_truth(self) -> bool:
+        """Whether this is the result of a comparison or test."""
+        return self.op in COMPARISONS or self.op in TESTS
+
+    def __add__(self, other: Any) -> Expr:
+        return Expr("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return Expr("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return Expr("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return Expr("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return Expr("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return Expr("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return Expr("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return Expr("divide", other, self)
+
+    def __neg__(self) -> Expr:
+        return Expr("negative", self)
+
+    def __abs__(self) -> Expr:
+        return Expr("absolute", self)
+
+    def __bool__(self) -> bool:
+        raise FormulaError("a formula branches on the elements of an array: use `where`")
+
+    def square(self) -> Expr:
+        """Return the square, as a product."""
+        return self * self
+
+    def sqrt(self) -> Expr:
+        """Return the square root."""
+        return Expr("sqrt", self)
+
+    def clip(self, low: Any, high: Any) -> Expr:
+        """Return the values limited to [low, high]; NaN and -0 within the limits stay unchanged."""
+        return Expr("clip", self, low, high)
+
+
+class _Functions:
+    """The functions of formulas by name: ``f.exp(x)`` makes an expression."""
+
+    def __getattr__(self, name: str) -> Callable[..., Expr]:
+        if name not in UFUNCS:
+            raise FormulaError(f"unknown function {name!r}: expected one of {', '.join(sorted(UFUNCS))}")
+        return lambda *args, **options: Expr(name, *args, **options)
+
+
+f: Any = _Functions()
+"""Functions of NumPy and CuPy on expressions."""
+
+
+def cast(value: Any, kind: Kind) -> Expr:
+    """Return ``value``, an expression or a number, as an array of ``kind``; floats are truncated to integers."""
+    return Expr("cast", value, kind=kind)
+
+
+def where(mask: Expr, value: Any, otherwise: Expr) -> Expr:
+    """Return ``value`` where ``mask`` is true, else ``otherwise``."""
+    return Expr("select", mask, value, otherwise)
+
+
+def quotient(a: Any, b: Any) -> Expr:
+    """Return the quotients of integers, rounded towards zero; a division by 0 gives 0."""
+    return f.floor_divide(a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
+
+
+def apply(function: Callable[..., object], *args: Any, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
+    """Return the result of ``function(xp, *args, out, *scratch)``; ``options`` are attributes of :class:`Expr`."""
+    return Expr("call", *args, function=function, scratch=scratch, **options)
+
+
+def operations(results: Iterable[Any]) -> list[Expr]:
+    """Return the operations that ``results`` depend on, in the order in which they were made."""
+    found: dict[int, Expr] = {}
+    pending = list(results)
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Expr) and one.op != "input" and one.number not in found:
+            found[one.number] = one
+            pending.extend(one.args)
+    return [found[number] for number in sorted(found)]
+
+
+def leaves(results: Iterable[Any]) -> set[str]:
+    """Return the names of the inputs that ``results`` depend on."""
+    results = list(results)
+    operands = [*results, *(one for operation in operations(results) for one in operation.args)]
+    return {one.args[0] for one in operands if isinstance(one, Expr) and one.op == "input"}

@@ -1,0 +1,237 @@
+"""Kernels of formulas: one description that runs on arrays, is prepared for replay, and is fused and compiled.
+
+A kernel traces its formula once for each choice of parameters and each combination of dtypes. A formula of one ufunc
+is one call on whole arrays. Any other runs block by block, so its scratch has at most
+:func:`weftplan.ops.core.tiling.block` elements, and on a CPU a block stays in the cache between the operations. Arrays
+that broadcast are not cut into blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from weftplan.ops.core import tiling
+from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.forms import Call, with_views
+from weftplan.ops.core.kernels import block_bytes, blocks, replayed
+from weftplan.ops.core.lowering import Program, lower
+from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
+from weftplan.support.array_types import RawArray
+
+Formula = Callable[..., Any]
+"""``formula(p, *inputs)`` returns the output, an expression or a number; with states, the output and the new states.
+``p`` has the parameters (:class:`~weftplan.ops.core.expression.Parameters`)."""
+Choices = Mapping[str, Callable[[Params], Any]]
+"""Values by name, computed from the parameters, on which a formula may branch; a formula is traced for each."""
+Integers = Literal["formula", "slope", "zero"]
+"""How a gradient treats integers, by the rule of MXNet 1.9.1. "slope": the formula, with an output gradient of 1, gives
+a slope in float64, which is truncated to the integer dtype and multiplied there by the output gradient; "formula": it
+runs on the integers; "zero": the gradient is 0."""
+
+
+class FormulaKernel:
+    """The kernel of a formula with one output.
+
+    Args:
+        formula: see :data:`Formula`.
+        inputs: number of inputs, those that the formula does not read included; None: any number.
+        states: indices of the inputs that the formula replaces.
+        overlaps: indices of the inputs whose memory the output may be.
+        compute: kind of the results that do not state their own.
+        integer: the formula for integers other than booleans, if it is another.
+        integers: see :data:`Integers`; "slope" and "zero" are for gradients, whose input 0 is the output gradient.
+        choices: see :data:`Choices`.
+        base: index of the input whose dtype is that of the computation; None: the dtype of the output.
+    """
+
+    elementwise = True
+
+    def __init__(
+        self,
+        formula: Formula,
+        inputs: int | None = 1,
+        *,
+        states: Sequence[int] = (),
+        overlaps: Sequence[int] | None = None,
+        compute: Kind = None,
+        integer: Formula | None = None,
+        integers: Integers = "formula",
+        choices: Choices | None = None,
+        base: int | None = None,
+    ) -> None:
+        self.formula, self.inputs, self.states, self.overlaps = formula, inputs, tuple(states), overlaps
+        self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
+        self.choices = choices or {}
+        self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
+
+    def chosen(self, params: Params) -> dict[str, Any]:
+        """Return the values of the choices."""
+        return {name: choose(params) for name, choose in self.choices.items()}
+
+    def expressions(self, choices: dict[str, Any], dtype: DType, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the output and the new states for operands, with arrays of ``dtype``."""
+        formula = self.formula
+        if not is_float(dtype):
+            if self.integer is not None and dtype.kind in "iu":
+                formula = self.integer
+            if self.integers == "zero":
+                return (0,)
+            if self.integers == "slope":
+                g, *others = operands
+                wide = np.dtype(np.float64)
+                slope = formula(Parameters(choices), 1.0, *[cast(one, wide) for one in others])
+                return (g * cast(slope, dtype),)
+        results = formula(Parameters(choices), *operands)
+        return results if isinstance(results, tuple) else (results,)
+
+    def program(
+        self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
+    ) -> tuple[Program, tuple[int, ...]]:
+        """Return the program for a call, and the indices of the inputs that it gets."""
+        choices = self.chosen(params)
+        key = (*choices.values(), output.dtype, *[None if one is None else one.dtype for one in inputs])
+        found = self._programs.get(key)
+        if found is None:
+            found = self._programs[key] = self._lowered(choices, inputs, output)
+        return found
+
+    def _lowered(
+        self, choices: dict[str, Any], inputs: Sequence[SpecLike | None], output: SpecLike
+    ) -> tuple[Program, tuple[int, ...]]:
+        names = [f"x{k}" for k in range(len(inputs))]
+        base = output if self.base is None else inputs[self.base]
+        assert base is not None
+        out, *states = self.expressions(choices, base.dtype, [Expr("input", name) for name in names])
+        results = {**{names[k]: state for k, state in zip(self.states, states, strict=True)}, "out": out}
+        read = leaves(results.values()) | {names[k] for k in self.states}
+        used = tuple(k for k, name in enumerate(names) if name in read)
+        dtypes = {names[k]: one.dtype for k in used if (one := inputs[k]) is not None}
+        shared = range(len(inputs)) if self.overlaps is None else self.overlaps
+        overlaps = {
+            "out": frozenset(names[k] for k in shared),
+            **{names[k]: frozenset((names[k],)) for k in self.states},
+        }
+        slopes = self.integers == "slope" and not is_float(base.dtype)
+        program = lower(
+            results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
+            dtype=base.dtype, kinds=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute,
+        )  # fmt: skip
+        return program, used
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        out = outputs[0]
+        if out is None:  # possible if the operator has states, which then do not change either
+            return
+        program, used = self.program(params, inputs, out)
+        arrays = [inputs[k] for k in used]
+        if program.single is not None:
+            self._single(program, ctx.xp, params, used, arrays, out)()
+            return
+        step = program.step(ctx.xp, params)
+        for block in self._blocks(ctx, program, used, arrays, out):
+            step(*block)
+
+    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call with all arguments bound."""
+        out = outputs[0]
+        if out is not None:
+            program, used = self.program(params, inputs, out)
+            if program.single is not None:
+                return self._single(program, ctx.xp, params, used, [inputs[k] for k in used], out)
+        return partial(self, ctx, params, inputs, outputs)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call of the ufunc, or of the step on the views of every block; if these are many, of the kernel."""
+        whole = ctx.repeated(self.on(ctx, params, inputs, outputs))
+        out = outputs[0]
+        if out is None:
+            return whole
+        program, used = self.program(params, inputs, out)
+        arrays = [inputs[k] for k in used]
+        if program.single is not None:
+            return self._single(program, ctx.xp, params, used, arrays, out, prepared=True)
+        return replayed(program.step(ctx.xp, params), self._blocks(ctx, program, used, arrays, out)) or whole
+
+    def bare(
+        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
+        """Return a function of NumPy arrays if these fit one block; None if they do not, or if an input is not read."""
+        out = outputs[0]
+        program, used = self.program(params, inputs, out)
+        if len(used) != len(inputs):
+            return None
+        if program.single is not None:
+            name, operands, options = program.single
+            function = getattr(np, name)
+            # NumPy 2.4 deprecates a third positional argument of these two functions.
+            plain = not options and name not in ("maximum", "minimum")
+            if plain and operands == tuple(f"x{k}" for k in used):
+                return function  # type: ignore[no-any-return]
+            return program.step(np, params)
+        size = math.prod(out.shape)
+        if size > tiling.block() or any(math.prod(one.shape) != size for one in inputs):
+            return None
+        step = program.step(np, params)
+        return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+
+    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """Return the scratch bytes of a call."""
+        out = outputs[0]
+        program, used = self.program(params, inputs, out)
+        if not program.scratch:
+            return 0
+        size = math.prod(out.shape)
+        if all(math.prod(inputs[k].shape) == size for k in used):
+            return block_bytes(size, [dtype for dtype, _ in program.scratch])
+        return sum(
+            aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, [inputs[k] for k in used], out)
+        )
+
+    def _single(
+        self, program: Program, xp: Any, params: Params, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray,
+        *, prepared: bool = False,
+    ) -> Call:  # fmt: skip
+        assert program.single is not None
+        name, operands, options = program.single
+        named = dict(zip([f"x{k}" for k in used], arrays, strict=True))
+        values: list[Any] = []
+        for one in operands:
+            if isinstance(one, str):
+                values.append(named[one])
+                continue
+            value = value_of(program.constants[one], params, program.dtype)
+            if prepared and out.dtype.kind == "f" and isinstance(value, (int, float)) and not options:
+                value = np.asarray(value, dtype=out.dtype)
+                value = value if xp is np else value[()]  # an array would belong to the current device and stream
+            values.append(value)
+        return partial(getattr(xp, name), *values, out=out, **options)
+
+    def _blocks(
+        self, ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
+    ) -> Any:
+        if all(one.size == out.size for one in arrays):
+            return blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
+        return iter([(*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))])
+
+
+def ufunc_kernel(name: str, count: int) -> FormulaKernel:
+    """Return the kernel that calls the function ``name`` of the array module on ``count`` inputs."""
+    function = getattr(f, name)
+    return FormulaKernel(lambda p, *arrays: function(*arrays), count)
+
+
+def _broadcast(
+    program: Program, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike
+) -> list[tuple[Shape, DType]]:
+    """Return the shape and dtype of each scratch array for arrays that broadcast."""
+    shapes = {f"x{k}": one.shape for k, one in zip(used, arrays, strict=True)}
+    return [
+        (np.broadcast_shapes(*(shapes.get(name, out.shape) for name in reads or ("out",))), dtype)
+        for dtype, reads in program.scratch
+    ]

@@ -1,0 +1,287 @@
+"""Lowering: from expressions to Python functions that call the array module, with the scratch that they need.
+
+The allocator gives each result a slot: the memory of an output, a state or scratch. An output may be the memory of
+certain inputs, so it is free only after the last use of these. A result takes, in this order, its own output, the slot
+of an operand that is not used again, free scratch, a free output, new scratch. States are replaced in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.expression import (
+    BOOL,
+    UFUNCS,
+    Expr,
+    FormulaError,
+    Kind,
+    dtype_of,
+    operations,
+    value_of,
+)
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.schema import DType, Params
+
+Step = Callable[..., None]
+"""``step(*inputs, *outputs, *scratch)`` computes a formula on arrays, for example on one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered formula: its scratch, and the function that binds it.
+
+    Attributes:
+        source: the text of ``bind``.
+        bind: ``bind(xp, *constants)`` returns the :data:`Step`.
+        constants: numbers and scalars that a call computes once.
+        dtype: the dtype for which scalars are computed.
+        scratch: (dtype, names of the inputs whose shapes broadcast to that of the array) of each scratch array.
+        single: (ufunc, operands, keyword arguments) if the formula is one call of a ufunc; an operand is the name of an
+            input or an index into ``constants``.
+    """
+
+    source: str
+    bind: Callable[..., Step]
+    constants: tuple[Any, ...]
+    dtype: DType
+    scratch: tuple[tuple[DType, frozenset[str]], ...]
+    single: tuple[str, tuple[str | int, ...], dict[str, object]] | None
+
+    def step(self, xp: Any, params: Params) -> Step:
+        """Return the function of arrays for these parameters."""
+        return self.bind(xp, *[value_of(one, params, self.dtype) for one in self.constants])
+
+
+def is_real(name: str) -> bool:
+    """Return whether NumPy's function has no loop for integers."""
+    return all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
+
+
+class _Lowering:
+    """The state of one lowering: values, slots and lines; the arguments are those of :func:`lower`.
+
+    ``holder`` maps a slot to the number of the live value in it, and ``slot`` the number of a value to its slot.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[str, Any],
+        dtypes: Mapping[str, DType],
+        overlaps: Mapping[str, frozenset[str]],
+        dtype: DType,
+        compute: Kind,
+    ) -> None:
+        self.dtypes, self.overlaps, self.dtype, self.compute = dtypes, overlaps, dtype, compute
+        self.same: dict[int, Expr] = {}
+        """Casts to the dtype that their operand has, with the operand."""
+        self.operations: list[Expr] = []
+        for one in operations(results.values()):
+            operand = self.resolved(one.args[0])
+            if one.op == "cast" and isinstance(operand, Expr) and self.kind(one) == self.kind(operand):
+                self.same[one.number] = operand
+            else:
+                self.operations.append(one)
+        self.results = {name: self.resolved(value) for name, value in results.items()}
+        end = len(self.operations)
+        self.last: dict[int, int] = {}
+        """The last operation that reads a value; for a result, the end."""
+        self.last_read: dict[str, int] = {}
+        """The last operation that reads an input."""
+        self.later_reads: set[int] = set()
+        for k, one in enumerate(self.operations):
+            for operand in self.operands(one):
+                self.later_reads.add(operand.number)
+                self._read(operand, k)
+        for value in self.results.values():
+            if isinstance(value, Expr):
+                self._read(value, end)
+        self.slot: dict[int, str] = {}
+        self.holder: dict[str, int] = {}
+        self.scratch: dict[str, tuple[DType, set[str]]] = {}
+        self.reads: dict[int, set[str]] = {}
+        self.lines: list[str] = []
+        self.constants: list[Any] = []
+        self.namespace: dict[str, object] = {}
+        self.single: tuple[str, tuple[str | int, ...], dict[str, object]] | None = None
+
+    def _read(self, operand: Expr, k: int) -> None:
+        self.last[operand.number] = k
+        if operand.op == "input":
+            self.last_read[operand.args[0]] = k
+
+    def resolved(self, operand: Any) -> Any:
+        """Return the value that ``operand`` is, without casts that change nothing."""
+        return self.same.get(operand.number, operand) if isinstance(operand, Expr) else operand
+
+    def operands(self, one: Expr) -> list[Expr]:
+        """Return the operands of an operation that are arrays."""
+        return [] if one.op == "input" else [self.resolved(a) for a in one.args if isinstance(a, Expr)]
+
+    def kind(self, one: Expr) -> DType:
+        """Return the dtype that holds a value, unless the value is rounded into an output."""
+        if one.op == "input":
+            return self.dtypes[one.args[0]]
+        if one.kind != "default":
+            return dtype_of(one.kind, self.dtype)
+        return BOOL if one.is_truth else dtype_of(self.compute, self.dtype)
+
+    def dtype_at(self, slot: str) -> DType:
+        """Return the dtype of a slot."""
+        return self.scratch[slot][0] if slot in self.scratch else self.dtypes[slot]
+
+    def text(self, operand: Any) -> str:
+        """Return the name of an array or of a new constant."""
+        operand = self.resolved(operand)
+        if isinstance(operand, Expr):
+            return str(operand.args[0]) if operand.op == "input" else self.slot[operand.number]
+        self.constants.append(operand)
+        return f"c{len(self.constants) - 1}"
+
+    def choose(self, one: Expr, k: int) -> str:
+        """Return the slot for the result of operation ``k``, and update the holders of slots."""
+        # These operands are read after the first write of the result.
+        exposed = one.args[:2] if one.op == "select" else one.args[not one.separate :] if one.op == "call" else ()
+        barred = {self.text(operand) for operand in exposed if isinstance(operand, Expr)}
+        dying = {
+            self.slot[a.number]: a.number for a in self.operands(one) if a.op != "input" and self.last[a.number] <= k
+        }
+        slot = self._slot(one, k, [name for name in dying if name not in barred], barred)
+        for name, number in dying.items():
+            if self.holder.get(name) == number:
+                del self.holder[name]
+        self.holder[slot] = one.number
+        self.slot[one.number] = slot
+        reads = self.reads[one.number] = set()
+        for operand in self.operands(one):
+            reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
+        if slot in self.scratch:
+            self.scratch[slot][1].update(reads)
+        return slot
+
+    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str]) -> str:
+        wide = self.kind(one)
+
+        def is_free(name: str) -> bool:
+            inputs = self.overlaps[name]
+            return (
+                name not in barred
+                and (name not in self.holder or name in dying)
+                and not inputs & barred
+                and all(self.last_read.get(a, -1) <= k for a in inputs)
+            )
+
+        own = [name for name, value in self.results.items() if value is one]
+        for name in own:
+            # These values must not be rounded when they are written.
+            exact = one.op in ("select", "clip") or one.number in self.later_reads or one.kind != "default"
+            if is_free(name) and (self.dtypes[name] == wide or not exact):
+                return name
+        for name in dying:
+            if self.dtype_at(name) == wide and (name in self.scratch or is_free(name)):
+                return name
+        for name, (held, _) in self.scratch.items():
+            if held == wide and name not in self.holder:
+                return name
+        for name in self.results:
+            if self.dtypes[name] == wide and is_free(name) and not own:
+                return name
+        return self._new(wide)
+
+    def _new(self, dtype: DType) -> str:
+        name = f"t{len(self.scratch)}"
+        self.scratch[name] = (dtype, set())
+        return name
+
+    def temporary(self, dtype: DType) -> str:
+        """Return scratch of ``dtype`` that no value holds, and take it."""
+        free = [name for name, (held, _) in self.scratch.items() if held == dtype and name not in self.holder]
+        name = free[0] if free else self._new(dtype)
+        self.scratch[name][1].update(self.dtypes)
+        self.holder[name] = -1
+        return name
+
+    def emit(self, k: int, one: Expr) -> None:
+        """Add the lines of operation ``k``."""
+        arguments = [self.text(operand) for operand in one.args]
+        held = [self.dtype_at(self.text(operand)) for operand in self.operands(one)]
+        temporary = [self.temporary(dtype_of(kind, self.dtype)) for kind in one.scratch]
+        target = self.choose(one, k)
+        for name in temporary:
+            del self.holder[name]
+        if one.op == "cast":
+            self.lines.append(f"xp.copyto({target}, {arguments[0]}, casting='unsafe')")
+        elif one.op == "select":
+            if arguments[2] != target:
+                self.lines.append(f"xp.copyto({target}, {arguments[2]})")
+            self.lines.append(f"xp.copyto({target}, {arguments[1]}, where={arguments[0]})")
+        elif one.op == "clip":
+            self.lines.append(f"xp.clip({', '.join(arguments)}, out={target})")
+        elif one.op == "call":
+            name = f"f{len(self.namespace)}"
+            self.namespace[name] = one.function
+            self.lines.append(f"{name}(xp, {', '.join([*arguments, target, *temporary])})")
+        else:
+            options = self.options(one, held, self.dtype_at(target))
+            words = "".join(f", {key}={'float' if value is float else repr(value)}" for key, value in options.items())
+            self.lines.append(f"xp.{one.op}({', '.join(arguments)}, out={target}{words})")
+            if len(self.operations) == 1:
+                operands = [
+                    name if isinstance(a, Expr) else int(name[1:]) for name, a in zip(arguments, one.args, strict=True)
+                ]
+                self.single = (one.op, tuple(operands), options)
+
+    def options(self, one: Expr, held: Sequence[DType], target: DType) -> dict[str, object]:
+        """Return the keyword arguments of a function for operands and a result of these dtypes."""
+        if one.is_truth:
+            return {} if target == BOOL or is_float(target) else {"casting": "unsafe"}
+        if not is_float(target) and (one.as_float or is_real(one.op)):  # NumPy would compute int8 in float16
+            return {"dtype": float, "casting": "unsafe"}
+        return {} if is_float(target) and set(held) == {target} else {"casting": "unsafe"}
+
+
+def lower(
+    results: Mapping[str, Any],
+    arrays: Sequence[str],
+    dtypes: Mapping[str, DType],
+    overlaps: Mapping[str, frozenset[str]],
+    *,
+    dtype: DType,
+    kinds: DType,
+    compute: Kind = None,
+) -> Program:
+    """Return the program that writes ``results``: expressions or numbers by the names of outputs and states.
+
+    Args:
+        arrays: names of the arrays in the order of the step's arguments.
+        dtypes: dtype of every array.
+        overlaps: for each name in ``results`` the inputs whose memory it may be; a state is such an input itself.
+        dtype: the dtype for which scalars are computed.
+        kinds: the dtype that :data:`Kind` refers to.
+        compute: kind of the results that do not state their own.
+    """
+    low = _Lowering(results, dtypes, overlaps, kinds, compute)
+    for k, one in enumerate(low.operations):
+        if one.op not in UFUNCS and one.op not in ("cast", "select", "clip", "call"):
+            raise FormulaError(f"unknown function {one.op!r}")
+        low.emit(k, one)
+    copies = []
+    for name, value in low.results.items():
+        source = low.text(value)
+        if not isinstance(value, Expr):
+            copies.append(f"{name}.fill({source})")
+        elif source != name:
+            copies.append(f"if {source} is not {name}: xp.copyto({name}, {source}, casting='unsafe')")
+    lines = [f"def bind({', '.join(['xp', *(f'c{k}' for k in range(len(low.constants)))])}):"]
+    lines.append(f"    def step({', '.join([*arrays, *low.scratch])}):")
+    lines += [f"        {line}" for line in [*low.lines, *copies]]
+    lines.append("    return step")
+    text = "\n".join(lines)
+    namespace: dict[str, Any] = dict(low.namespace)
+    exec(compile(text, "<formula>", "exec"), namespace)
+    scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
+    single = low.single if not copies and not scratch and len(results) == 1 else None
+    return Program(text, namespace["bind"], tuple(low.constants), dtype, scratch, single)

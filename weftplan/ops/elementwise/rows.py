@@ -1,0 +1,172 @@
+"""Rows: an elementwise operator of one array as its formula, its gradient and its documentation.
+
+From a row follow the operator and its backward operator: kernels for every dtype, scratch, in-place pairs, the forward
+values that the gradient keeps alive, membership in fused kernels, and the compiled and CUDA forms.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError
+from weftplan.ops.core.expression import Expr, FormulaError, Kind, Parameters, dtype_of, f, leaves
+from weftplan.ops.core.formula_kernel import Choices, Formula, FormulaKernel, Integers
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.core.schema import REQUIRED, DTypeRule, GradientRule, InplacePair, Op, Param, Params
+
+ONNX: dict[str, str] = {}
+"""ONNX's name of each operator that ONNX has with the same meaning, without attributes."""
+_KEPT = {"x": ("x0", "data"), "y": ("y0", "output")}
+_CHECKED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32))
+
+
+def row(
+    name: str,
+    formula: str | Callable[..., Any],
+    grad: Callable[..., Any] | None = None,
+    *,
+    gradient: GradientRule = zero_gradient,
+    params: tuple[Param, ...] = (),
+    choices: Choices | None = None,
+    compute: Kind = None,
+    grad_compute: Kind = None,
+    integer: Callable[..., Any] | None = None,
+    integers: Integers = "slope",
+    infer_dtype: DTypeRule = same_dtype,
+    aliases: tuple[str, ...] = (),
+    in_mxnet: bool = True,
+    onnx: str = "",
+    doc: str,
+) -> Op:
+    """Register an elementwise operator of one array, and its backward operator if it has ``grad``; return it.
+
+    Args:
+        formula: the name of a function, or a function of the array; with ``params``, of (parameters, array).
+        grad: the gradient, a function of (g, x, y): output gradient, array, output; with ``params``, these come first.
+            The backward node keeps alive what the gradient reads.
+        gradient: the gradient rule if there is no ``grad``.
+        choices: see :data:`~weftplan.ops.core.formula_kernel.Choices`.
+        compute, grad_compute: kinds of the results that do not state their own.
+        integer: the formula for integers, if it is another.
+        integers: how the gradient treats integers.
+        onnx: ONNX's name of the operator.
+
+    Raises:
+        FormulaError: a formula has an unknown function, the gradient reads another value than g, x and y, or the dtype
+            rule contradicts a formula; the message has the name of the row.
+
+    >>> from weftplan.ops.core import registry
+    >>> row("cubed", lambda x: x * x * x, lambda g, x, y: g / x).name
+    Traceback (most recent call last):
+    TypeError: row() missing 1 required keyword-only argument: 'doc'
+    """
+    kernel = FormulaKernel(_with_parameters(name, formula, 1, params), compute=compute, choices=choices,
+                           integer=None if integer is None else _with_parameters(name, integer, 1, params))  # fmt: skip
+    _check(name, kernel, params, infer_dtype, ("x",))
+    derived = None
+    if grad is not None:
+        derived = _with_parameters(name, grad, 3, params)
+        gradient = _register_gradient(name, derived, params, choices, grad_compute, integers, infer_dtype)
+    if onnx:
+        ONNX[name] = onnx
+    return register(
+        Op(
+            name=name,
+            forward=kernel,
+            infer_shape=same_shape,
+            infer_dtype=infer_dtype,
+            params=params,
+            gradient=gradient,
+            inplace=UNARY_INPLACE,
+            aliases=aliases,
+            in_mxnet=in_mxnet,
+            doc=doc,
+        )
+    )
+
+
+def _with_parameters(name: str, formula: str | Callable[..., Any], count: int, params: tuple[Param, ...]) -> Formula:
+    """Return ``formula`` as a function of parameters and arrays."""
+    if isinstance(formula, str):
+        try:
+            function = getattr(f, formula)
+        except FormulaError as error:
+            raise FormulaError(f"row {name!r}: {error}") from None
+        return lambda p, *arrays: function(*arrays)
+    expected = count + bool(params)
+    found = len(inspect.signature(formula).parameters)
+    if found != expected:
+        names = [*["p"] * bool(params), *(("x",) if count == 1 else ("g", "x", "y"))]
+        raise FormulaError(
+            f"row {name!r}: a formula reads {found} values, expected {expected}: {', '.join(names)}; no other is kept"
+        )
+    return formula if params else lambda p, *arrays: formula(*arrays)
+
+
+def _register_gradient(
+    name: str,
+    formula: Formula,
+    params: tuple[Param, ...],
+    choices: Choices | None,
+    compute: Kind,
+    integers: Integers,
+    infer_dtype: DTypeRule,
+) -> GradientRule:
+    """Register the backward operator of a row; return the gradient rule."""
+    values = _defaults(params)
+    made = {} if choices is None else {key: choose(values) for key, choose in choices.items()}
+    try:
+        used = leaves([formula(Parameters(made), *(Expr("input", one) for one in "gxy"))])
+    except FormulaError as error:
+        raise FormulaError(f"row {name!r}: {error}") from None
+    kept = [one for one in "xy" if one in used]
+
+    def of_kept(p: Any, g: Any, *arrays: Any) -> Any:
+        given = dict(zip(kept, arrays, strict=True))
+        return formula(p, g, given.get("x"), given.get("y"))
+
+    kernel = FormulaKernel(of_kept, 1 + len(kept), compute=compute, choices=choices, integers=integers)
+    _check(name, kernel, params, infer_dtype, ("g", *kept))
+    backward(
+        name,
+        kernel,
+        ("ograd", *(_KEPT[one][1] for one in kept)),
+        params=params,
+        inplace=tuple(InplacePair(k, 0) for k in range(1 + len(kept))),
+    )
+    return grad(f"_backward_{name.lstrip('_')}", "g0", *(_KEPT[one][0] for one in kept))
+
+
+def _defaults(params: tuple[Param, ...]) -> Params:
+    """Return default values of parameters; 1.0 for a parameter that has none."""
+    return {one.name: 1.0 if one.default is REQUIRED else one.default for one in params}
+
+
+def _check(
+    name: str, kernel: FormulaKernel, params: tuple[Param, ...], infer_dtype: DTypeRule, inputs: tuple[str, ...]
+) -> None:
+    """Trace and lower a kernel for a few dtypes, and raise FormulaError, with the row's name, if that is impossible."""
+    values = _defaults(params)
+    for dtype in _CHECKED:
+        try:
+            _, (expected,) = infer_dtype(values, [dtype], [None])
+        except DTypeError:
+            if kernel.integer is not None:
+                raise FormulaError(
+                    f"row {name!r}: it has a formula for integers, but its dtype rule refuses {dtype}"
+                ) from None
+            continue
+        array = np.empty((), dtype)
+        try:
+            result = kernel.expressions(kernel.chosen(values), dtype, [Expr("input", one) for one in inputs])[0]
+            kind = result.kind if isinstance(result, Expr) else "default"
+            if kind != "default" and dtype_of(kind, dtype) != expected:
+                raise FormulaError(f"its result is {dtype_of(kind, dtype)}, but its dtype rule says {expected}")
+            kernel.program(values, [array] * len(inputs), array)
+        except (FormulaError, TypeError) as error:
+            raise FormulaError(f"row {name!r}, {dtype}: {error}") from error
