@@ -19,7 +19,7 @@ PLAIN = PlanOptions(reorder=False)
 
 
 def random_program(seed: int, count: int = 7) -> Program:
-    """Return a program of ``count`` steps: with in-place pairs, identities, views, scratch, states and unread results."""
+    """Return a program of ``count`` steps with in-place pairs, identities, views, scratch, states, unread results."""
     rng = random.Random(seed)
     works, inputs, nbytes, controls = [VARIABLE, VARIABLE], [[], []], [64, 64], [[], []]  # type: ignore[var-annotated]
     for nid in range(2, count + 2):
