@@ -16,8 +16,8 @@ from weftplan.planner.program import Program
 def test_a_part_of_three_steps_is_put_into_another_order() -> None:
     """Of three steps, one with much scratch memory is moved to the front, which lowers the peak."""
     steps = [Step("wide", ("x",), 5000), Step("busy", ("x",), 1000, scratch=10_000), Step("end", ("wide", "busy"), 64)]
-    inputs = plan_steps({"x": 64}, steps, ["end"])
-    chosen = plan_steps({"x": 64}, steps, ["end"], options=PlanOptions(reorder=True))
+    inputs = plan_steps({"x": 64}, steps, ["end"], options=PlanOptions(reorder=False))
+    chosen = plan_steps({"x": 64}, steps, ["end"])
     validate(chosen)
     assert inputs.memory.lower_bound >= 16_000
     assert chosen.memory.lower_bound < 12_000

@@ -151,11 +151,13 @@ class Drafts:
             program = self._program
             draft = plan_graph(program, asked)
             peak = draft.memory.peak
-            better = program.in_order(choose_order(program, asked)) if asked.reorder and peak else program
-            moved = draft if better is program else plan_graph(better, asked)
-            if moved.memory.peak < peak:
-                note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
-                draft = replace(moved, notes=(note,))
+            if asked.reorder and asked.compat == "none" and peak > 0:
+                chosen = choose_order(program, asked)
+                moved = plan_graph(program.in_order(chosen.nodes), asked) if chosen.nodes != program.order else draft
+                note = ", which no order can lower" if chosen.proved else ""
+                if moved.memory.peak < peak:
+                    note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes{note}"
+                    draft = replace(moved, notes=(note,))
             self._plain[asked] = draft
         return draft
 

@@ -83,11 +83,12 @@ class PlanOptions:
     """Operators that compute nothing in place (Paddle: FLAGS_ir_inplace_kernel_blacklist)."""
     workspaces: bool = True
     """Count and place the scratch memory of operators. Without it the plan is only an estimate and cannot be run."""
-    reorder: bool = False
-    """Let the planner choose the execution order (never to a higher peak than the order given)."""
+    reorder: bool = True
+    """Let the planner choose the execution order, never to a higher peak than the order given. Not with
+    :attr:`compat`."""
     effort: str = "auto"
     """Effort of the arena strategy's packer: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), or
-    ``auto``: fast, then normal if the peak is more than 0.5 % and more than 1 MiB above the lower bound."""
+    ``auto``: fast, then normal if the peak is more than 0.5 % above the lower bound."""
     alignment: int = 0
     """Alignment of offsets in a slab, in bytes, at least 8 (the widest element); 0: 64 on a host, 256 on a GPU."""
     recompute: str = "off"

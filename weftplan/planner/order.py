@@ -3,10 +3,13 @@
 In every order a node follows its dependencies, the forward part comes first, so that it can run alone, and nodes that
 use one auxiliary state keep their order, because one of them writes it. No function keeps state.
 
-:func:`choose_order` is never worse than the original order. Its candidates are the original order, greedy scheduling
-forwards (the next node leaves the fewest live bytes after it) and greedy scheduling backwards (the last node leaves the
-fewest live bytes before it). For the forward and the backward part in turn, the candidate with the lowest bound is
-chosen.
+Nodes with effects that may not be repeated, such as draws from a generator with state, keep their order as well.
+
+:func:`choose_order` is never worse than the original order. For the forward and the backward part in turn, its
+candidates are depth-first order with the deepest input first, greedy scheduling forwards (the next node leaves the
+fewest live bytes after it), greedy scheduling backwards (the last node leaves the fewest live bytes before it), and the
+result of a search (``order_search.py``) from the best of these. Before that, a short search may prove that the original
+order is optimal.
 
 For recomputation, each forward node should run close to its readers. A depth-first order by input number may run many
 branches before the chain that reads them, such as all input projections of an unrolled recurrent network. No cut of
@@ -20,32 +23,72 @@ and would delay the release of recomputed results.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.liveness import deferred, dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.order_search import MOST_WORK, PartModel
 from weftplan.planner.program import Program
 from weftplan.planner.storage_assignment import assign
 from weftplan.support.post_order import deepest_first
 
+QUICK_WORK = 100_000
+"""Work of the search from the original order, before other candidates are tried; less than a tenth of a second."""
 
-def choose_order(program: Program, options: PlanOptions) -> list[int]:
-    """Return the candidate order with the lowest bound; ``program.order`` itself if no candidate is better."""
+
+@dataclass(frozen=True, slots=True)
+class ChosenOrder:
+    """An execution order with its bound.
+
+    Attributes:
+        nodes: operator nodes in execution order.
+        bound: peak of live bytes (:func:`lower_bound`).
+        proved: whether no order has a lower bound. Gradient sums in place are not considered.
+    """
+
+    nodes: list[int]
+    bound: int
+    proved: bool
+
+
+def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
+    """Return the candidate order with the lowest bound; that of ``program`` itself if no candidate is lower.
+
+    A program of several devices is not searched, and nothing is proved about it.
+    """
     graph = _Dependencies(program)
-    best, least = program.order, lower_bound(program, program.order, options=options)
-    for start, end in ((0, program.num_forward), (program.num_forward, len(program.order))):
-        if end - start < 3:
-            continue
-        for candidate in (_greedy_forwards, _greedy_backwards):
-            order = best[:start] + candidate(graph, best[start:end]) + best[end:]
-            if order == best:
-                continue
-            bound = lower_bound(program, order, options=options)
-            if bound < least:
-                best, least = order, bound
-    return best
+    best = ChosenOrder(program.order, lower_bound(program, program.order, options=options), proved=False)
+    cuts = program.num_forward, len(program.order)
+    parts = [(start, end) for start, end in ((0, cuts[0]), cuts) if start < end]
+    alone = len({program.device[nid] for nid in program.order}) == 1
+    peaks: list[tuple[int, bool]] = []  # of the searched parts: peak in the model, whether it is proved
+    for start, end in parts:
+        head, part, tail = best.nodes[:start], best.nodes[start:end], best.nodes[end:]
+        found = PartModel(program, part, graph.before, options=options).search(QUICK_WORK) if alone else None
+        if found is not None:
+            best = _lower(program, [*head, *found.nodes, *tail], best, options=options)
+        if found is None or not found.proved:
+            for candidate in (_deepest_first, _greedy_forwards, _greedy_backwards):
+                best = _lower(program, [*head, *candidate(graph, part), *tail], best, options=options)
+            if alone:
+                model = PartModel(program, best.nodes[start:end], graph.before, options=options)
+                found = model.search(MOST_WORK)
+                best = _lower(program, [*head, *found.nodes, *tail], best, options=options)
+        if found is not None:
+            peaks.append((found.peak, found.proved))
+    # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.
+    return replace(best, proved=(best.bound, True) in peaks)
+
+
+def _lower(program: Program, order: list[int], best: ChosenOrder, *, options: PlanOptions) -> ChosenOrder:
+    """Return ``order`` with its bound if that is lower than the best one's, else ``best``."""
+    if order == best.nodes:
+        return best
+    bound = lower_bound(program, order, options=options)
+    return ChosenOrder(order, bound, proved=False) if bound < best.bound else best
 
 
 def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> int:
@@ -61,6 +104,10 @@ class _Dependencies:
     def __init__(self, program: Program) -> None:
         graph = program.graph
         self.before = dependencies(program)
+        effects = set(graph.effects)
+        fixed = [nid for nid in program.order if nid in effects and not graph.works[nid].may_repeat]
+        for earlier, later in pairwise(fixed):
+            self.before[later].append(earlier)
         # External entries need no planned memory, so they count 0 bytes.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
@@ -71,6 +118,11 @@ class _Dependencies:
         self.forever = set(graph.outputs)
         self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
         """Output entries of each node."""
+
+
+def _deepest_first(graph: _Dependencies, nodes: list[int]) -> list[int]:
+    """Return ``nodes`` in depth-first order, the deepest input first."""
+    return deepest_first(nodes, graph.before)
 
 
 def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:

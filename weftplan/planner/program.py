@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.planner.program_checks import check_graph, check_program
 from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
 
 IntArray = NDArray[np.int64]
@@ -97,16 +98,18 @@ class Graph:
     """Output entries in the order of ``heads``, with duplicates."""
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
-        """Number the entries and fill in defaults."""
+        """Number the entries, fill in defaults and check the numbers of a front end's graph."""
         self.controls = self.controls or [[] for _ in self.works]
-        counts = counts or [1] * len(self.works)
+        counts, heads = counts or [1] * len(self.works), list(heads)
+        self.origin = self.origin or range(len(self.works))
+        if self.base is None:
+            check_graph(self, counts, heads)
         self.num_nodes = len(self.works)
         self.row = [0, *accumulate(counts)]
         self.num_entries = self.row[-1]
         self.entry_node = list(chain.from_iterable(map(repeat, range(len(counts)), counts)))
         self.is_variable = [work is VARIABLE for work in self.works]
-        self.outputs = list(heads)
-        self.origin = self.origin or range(len(self.works))
+        self.outputs = heads
 
     def entry_name(self, eid: int) -> str:
         """Return the name of an entry: a variable's name, or ``<node>_<output>``."""
@@ -139,7 +142,8 @@ class Program:
     """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id.
 
     Raises:
-        PlanError: a node writes to an input that is not a variable, or must share memory that is too small.
+        PlanError: a size is negative or too large, a list has the wrong length, a number refers to no node or entry, a
+            node writes to an input that is not a variable, or must share memory that is too small.
     """
 
     graph: Graph
@@ -189,6 +193,8 @@ class Program:
         self.order = self.order or [nid for nid, is_variable in enumerate(variable) if not is_variable]
         self.num_forward = len(self.order) if self.num_forward < 0 else self.num_forward
         self.device = self.device or [0] * graph.num_nodes
+        if graph.base is None:
+            check_program(self)
         if not self.external_bytes:
             self.external_bytes = {"arguments": sum(self.nbytes[graph.row[nid]] for nid in graph.variables())}
         if not self.shapes:

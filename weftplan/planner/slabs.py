@@ -23,9 +23,6 @@ from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.reuse import Precedence, compressed_rows
 from weftplan.planner.program import IntArray
 
-WORTH_A_SEARCH = 1 << 20
-"""Minimum waste in bytes above the lower bound at which effort ``auto`` packs again with more effort."""
-
 
 class Packer(Protocol):
     """A function with the interface of :func:`weftplan.planner.pack`; :func:`judged` checks its result."""
@@ -206,7 +203,7 @@ def _packed(
     packed = pack(lower, upper, size, alignment=alignment, effort=first, order=known, room=room)
     edges = judged(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
-    if effort == "auto" and not room and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
+    if effort == "auto" and not room and wasted > packed.lower_bound // 200:
         harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=known)
         try:
             others = judged(lower, upper, size, harder.offsets, alignment=alignment)

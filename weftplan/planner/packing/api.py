@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from weftplan.planner.packing.by_birth import pack_by_birth
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
-from weftplan.planner.packing.hard.search import Allowance, improve, portfolio
+from weftplan.planner.packing.hard.search import MOST_CELLS, Allowance, improve, portfolio, table_cells
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,
@@ -36,8 +37,8 @@ Effort = Literal["fast", "normal", "max"]
 # Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
 
-# Maximum number of holes to search after the time limit.
-HOLES_IN_A_HURRY = 64
+MOST_FOR_FIRST_FIT = 1 << 17
+"""Maximum number of buffers of a part that first fit places, in quadratic time: 2**17 buffers take about a minute."""
 
 # The allowance of work grows with the largest part, at most by this factor: a descent over more buffers costs more.
 BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
@@ -93,8 +94,8 @@ def pack(
         upper: first time at which each buffer is dead; ``lower < upper``.
         size: bytes of each buffer, positive; their sum is less than 2**62.
         alignment: offsets are multiples of it, and sizes are rounded up to it.
-        time_limit: seconds after which the best packing so far is returned; if there is none yet, a quick packing is
-            still made (some microseconds a buffer). None: no time limit.
+        time_limit: seconds after which the best packing so far is returned. It is never higher than the packing in
+            order of birth, which is made even after the limit, in about ten microseconds a buffer. None: no time limit.
         effort: ``"fast"``: greedy packings, then a short search while the peak is more than 0.5 % above the lower
             bound; milliseconds for ordinary graphs. ``"normal"`` (the default): search towards the lower bound, for
             seconds on hard inputs, not at all on easy inputs. ``"max"``: search longer.
@@ -202,8 +203,8 @@ class Incumbent:
         """The peak at which work stops."""
         self.offsets: Int64 = part.size.cumsum() - part.size  # all buffers stacked: valid, and the worst packing
         self.peak = int(part.size.sum())
-        self._made = False
-        """Whether a packing other than the stack of all buffers exists."""
+        self._fallen_back = False
+        """Whether the packing is at most as high as the fallback's."""
         self._waits: int | None = None
         """Number of reuses that make a step wait; None: not counted."""
         self._none_below = 0
@@ -212,18 +213,13 @@ class Incumbent:
     def offer(self, offsets: Int64) -> None:
         """Replace the best packing by ``offsets`` if these are lower."""
         peak = peak_of(self.part, offsets)
-        self._made = True
         if peak < self.peak:
             self.offsets, self.peak, self._waits = offsets, peak, None
 
     def hurry(self) -> None:
-        """Make a quick packing if the time limit passed before the first packing."""
-        if not self._made:
-            quick = pack_outwards(
-                self.part, floor=self.floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
-            )
-            if quick is not None:
-                self.offer(quick[0])
+        """Offer the fallback if the time limit passed before a method made a packing at least as low as it."""
+        if not self._fallen_back:
+            self.offer(pack_by_birth(self.part))
 
     def swept(self) -> bool:
         """Sweep outwards from the peak until a packing is low enough; return whether one is.
@@ -245,7 +241,6 @@ class Incumbent:
                     if sweep is None and order is not None:
                         self._none_below = limit
                     elif sweep is not None:
-                        self._made = True
                         self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
                         self._waits = None if order is None else sweep[1]
         return self.peak <= enough
@@ -267,8 +262,12 @@ class Incumbent:
     def improve(self, allowance: Allowance) -> None:
         """Try the greedy packings; if they are not low enough, search until the allowance is spent."""
         part, spending = self.part, self.spending
-        tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
-        self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
-        if self.peak > self.enough and len(part) <= spending.largest:
+        if not self.is_small:
+            self.hurry()
+            self._fallen_back = True
+        if self.peak > self.enough and len(part) <= MOST_FOR_FIRST_FIT:
+            tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
+            self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
+        if self.peak > self.enough and len(part) <= spending.largest and table_cells(part) <= MOST_CELLS:
             good_enough = spending.good_enough
             self.offer(improve(part, self.offsets, floor=self.floor, allowance=allowance, good_enough=good_enough))

@@ -72,7 +72,6 @@ def pack_outwards(
     variant: Variant,
     order: Precedence | None = None,
     deadline: Deadline = ENDLESS,
-    most_holes: int = FAR,
     patience: int = 1,
 ) -> tuple[Int64, int] | None:
     """Pack by sweeps outwards from the peak; return (offsets, number of reuses that add a wait), or None.
@@ -86,7 +85,6 @@ def pack_outwards(
         order: precedence of the buffers of ``problem``; a hole that adds no wait is preferred to a tighter hole. None:
             waits are not counted.
         deadline: the time limit.
-        most_holes: maximum number of holes to search, the lowest first; a low value saves time and wastes memory.
         patience: factor on the number of offsets to consider if a reuse would add a wait.
 
     Returns:
@@ -118,7 +116,7 @@ def pack_outwards(
         late, born, died = side.late, side.born, side.died
         deaths = sorted([*stack, *late], key=died.__getitem__)
         last = LastHolders(stack, tops)
-        space = _Space(floor, last, top=tops[-1], held=before, mine=after, most=most_holes, patience=patience)
+        space = _Space(floor, last, top=tops[-1], held=before, mine=after, patience=patience)
         dead = 0
         for k, i in enumerate(late):
             if not k & 255:
@@ -149,7 +147,6 @@ class _Space:
         top: int,
         held: Sequence[int] | None,
         mine: Sequence[int] | None,
-        most: int,
         patience: int,
     ) -> None:
         """Start with one hole above ``top``.
@@ -160,10 +157,9 @@ class _Space:
             top: end of the stack.
             held, mine: bit sets per buffer; buffer ``b`` on bytes of buffer ``k`` adds a wait if ``held[k] & mine[b]``
                 is not 0. None: waits are not counted.
-            most: maximum number of holes to search.
             patience: factor on the number of offsets to consider if a reuse would add a wait.
         """
-        self._floor, self._most = floor, most
+        self._floor = floor
         self._last = last
         self._held, self._mine = held, mine
         self._low, self._high = [top], [FAR]
@@ -198,7 +194,7 @@ class _Space:
         """
         lows, highs, floor = self._low, self._high, self._floor
         best, room = -1, FAR
-        for k, end in enumerate(highs if len(highs) <= self._most else highs[: self._most]):
+        for k, end in enumerate(highs):
             free = (end if end < floor else floor) - lows[k]
             if size <= free < room:
                 best, room = k, free

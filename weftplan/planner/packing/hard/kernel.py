@@ -30,7 +30,7 @@ STOPPED = -1
 NO_LEVEL = 1 << 62
 
 # Slots of the counter array, the last member of the state tuple.
-TRAIL, PLACED, DIRTY, WORK = 0, 1, 2, 3
+PLACED, DIRTY, WORK = 0, 1, 2
 
 # Rules for choosing the next valley (see `choose_valley`).
 FEWEST, FEWEST_LOW, FAILURES, FEWEST_TIGHT = 0, 1, 2, 3
@@ -39,13 +39,14 @@ FEWEST, FEWEST_LOW, FAILURES, FEWEST_TIGHT = 0, 1, 2, 3
 def reset(problem: Tables, state: Tables, capacity: int) -> bool:
     """Reset the state to an empty placement; return False if a section holds more than ``capacity``."""
     _, _, size, cptr, _, sptr, sec, _, _, _, _ = problem
-    off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, _, _, _, slack, count = state
+    off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, key, value, _, slack, count = state
     for i in range(len(size)):
         placed[i] = 0
         floor[i] = 0
         off[i] = -1
         conflicts[i] = cptr[i + 1] - cptr[i]
-    count[TRAIL] = 0
+    key.clear()
+    value.clear()
     count[PLACED] = 0
     count[DIRTY] = 0
     count[WORK] = len(sec)
@@ -74,14 +75,13 @@ def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, l
     lo, hi = problem[0], problem[1]
     placed, floor, dirty, queue = state[1], state[2], state[7], state[8]
     sky, key, value, slack, count = state[3], state[9], state[10], state[12], state[13]
-    trail, queued, work = count[TRAIL], count[DIRTY], count[WORK]
+    queued, work = count[DIRTY], count[WORK]
     for p in range(pointer[r], pointer[r + 1]):
         j = row[p]
         if placed[j] == 0 and floor[j] < level:
             old = floor[j]
-            key[trail] = j
-            value[trail] = old
-            trail += 1
+            key.append(j)
+            value.append(old)
             floor[j] = level
             work += hi[j] - lo[j]
             for t in range(lo[j], hi[j]):
@@ -91,16 +91,15 @@ def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, l
                     dirty[t] = 1
                     queue[queued] = t
                     queued += 1
-    count[TRAIL], count[DIRTY], count[WORK] = trail, queued, work
+    count[DIRTY], count[WORK] = queued, work
 
 
 def raise_sky(state: Tables, buffers: int, first: int, last: int, level: int) -> None:
     """Raise the sky of sections ``first <= t < last`` to ``level`` and queue them; no more buffers go below it."""
     sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[13]
     for t in range(first, last):
-        key[count[TRAIL]] = buffers + t
-        value[count[TRAIL]] = sky[t]
-        count[TRAIL] += 1
+        key.append(buffers + t)
+        value.append(sky[t])
         sky[t] = level
         if dirty[t] == 0:
             dirty[t] = 1
@@ -151,13 +150,12 @@ def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) 
         for p in range(cptr[i], cptr[i + 1]):
             conflicts[conf[p]] += 1
     buffers = len(lo)
-    while count[TRAIL] > trail_before:
-        count[TRAIL] -= 1
-        k = key[count[TRAIL]]
+    while len(key) > trail_before:
+        k = key.pop()
         if k < buffers:
-            floor[k] = value[count[TRAIL]]
+            floor[k] = value.pop()
         else:
-            sky[k - buffers] = value[count[TRAIL]]
+            sky[k - buffers] = value.pop()
 
 
 def stack_section(
@@ -211,9 +209,8 @@ def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> b
             continue
         slack[t] = capacity - height
         if least > sky[t]:
-            key[count[TRAIL]] = buffers + t
-            value[count[TRAIL]] = sky[t]
-            count[TRAIL] += 1
+            key.append(buffers + t)
+            value.append(sky[t])
             sky[t] = least
         for p in range(sptr[t], sptr[t + 1]):
             j = sec[p]
@@ -349,8 +346,8 @@ def search(
     uncovered, count = state[5], state[13]
     buffers = len(problem[0])
     sections = len(uncovered)
-    # Reserve the most that one node adds to the trail: each placement and each level once per section and buffer.
-    trail_room = len(state[9]) - (len(problem[4]) + 2 * len(problem[6]) + sections)
+    # A limit for the memory of the trail; one node adds at most an item per conflict and two per buffer and section.
+    trail, most_trail = state[9], 11 * (len(problem[4]) + 2 * len(problem[6])) + 4 * buffers + 3 * sections
     depth_room = len(child) - 1
     child_room = len(what) - buffers - 1
     if not reset(problem, state, capacity):
@@ -367,7 +364,7 @@ def search(
         if open_node and count[PLACED] == buffers:
             return SOLVED, visited
         if open_node:
-            if count[WORK] >= limit or count[TRAIL] > trail_room or depth >= depth_room or last > child_room:
+            if count[WORK] >= limit or len(trail) > most_trail or depth >= depth_room or last > child_room:
                 return STOPPED, visited
             visited += 1
             count[WORK] += sections
@@ -383,7 +380,7 @@ def search(
                     b += 1
                 child[depth] = first
                 position[depth] = first
-                trail_at[depth] = count[TRAIL]
+                trail_at[depth] = len(trail)
                 placed_at[depth] = count[PLACED]
                 part_a[depth] = a
                 part_b[depth] = b

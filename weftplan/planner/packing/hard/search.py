@@ -8,10 +8,13 @@ several short runs with random priorities and growing limits, because the length
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weftplan.planner.packing.hard import kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
@@ -130,41 +133,62 @@ class Allowance:
         return self.work <= 0 or self.deadline.over()
 
 
-def tables(problem: Problem) -> tuple[Int64, ...]:
-    """Return the kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
-    lo, hi, n = problem.lo, problem.hi, len(problem)
-    live = (lo[:, None] < hi) & (lo < hi[:, None])
-    np.fill_diagonal(live, False)
-    first, second = np.nonzero(live)
-    moments, every = np.arange(problem.sections), np.arange(n)
-    owner, section = np.nonzero((lo[:, None] <= moments) & (moments < hi[:, None]))
-    conflicts = compressed_rows(first, second, n)
-    alive = compressed_rows(section, owner, problem.sections)
-    births = compressed_rows(lo, every, problem.sections + 1)
-    deaths = compressed_rows(hi, every, problem.sections + 1)
-    return lo, hi, problem.size, *conflicts, *alive, *births, *deaths
+MOST_CELLS = 4_000_000
+"""Maximum number of cells (`table_cells`) of a problem that is searched: its tables take about 100 bytes a cell."""
+
+
+def table_cells(problem: Problem) -> int:
+    """Return the cells of a search's tables: one per ordered pair of conflicting buffers, two per buffer and section.
+
+    >>> from weftplan.planner.packing.problem import sectioned
+    >>> table_cells(sectioned(*np.array([[0, 1, 2], [2, 3, 4], [1, 1, 1]]), np.arange(3)))
+    14
+    """
+    born, dead = np.sort(problem.lo), np.sort(problem.hi)
+    alive = born.searchsorted(problem.hi) - dead.searchsorted(problem.lo, side="right")  # during its life, with itself
+    return int(alive.sum() - len(problem) + 2 * (problem.hi - problem.lo).sum())
+
+
+def tables(problem: Problem) -> Tables:
+    """Return the kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death.
+
+    Rows are built one by one and share their integers, so that memory is linear in the number of cells.
+    """
+    lo, hi, sections = problem.lo, problem.hi, problem.sections
+    every = np.arange(len(problem))
+    conflicts = ((lo < end) & (hi > begin) & (every != k) for k, begin, end in zip(every, lo, hi, strict=True))
+    alive = ((lo <= moment) & (hi > moment) for moment in range(sections))
+    births = (array.tolist() for array in compressed_rows(lo, every, sections + 1))
+    deaths = (array.tolist() for array in compressed_rows(hi, every, sections + 1))
+    bounds = (column.tolist() for column in (lo, hi, problem.size))
+    return *bounds, *_rows(conflicts, len(problem)), *_rows(alive, len(problem)), *births, *deaths
+
+
+def _rows(masks: Iterable[NDArray[np.bool_]], count: int) -> tuple[list[int], list[int]]:
+    """Return the numbers below ``count`` that each mask selects, in compressed row format."""
+    numbers = list(range(count))
+    pointers, values = [0], list[int]()
+    for mask in masks:
+        values += compress(numbers, mask.tolist())
+        pointers.append(len(values))
+    return pointers, values
 
 
 class Searcher:
-    """The tables and state of the kernel for one problem.
-
-    The conflict table is quadratic, so the problem should have at most a few thousand buffers.
-    """
+    """The tables and state of the kernel for one problem of at most `MOST_CELLS` cells."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.runs = 0
         self._rate = RATE  # measured work per second; used only to meet a deadline
         self._rng = np.random.default_rng(0)
-        arrays = tables(problem)
-        n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
-        trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
+        self._tables = arrays = tables(problem)
+        n, sections, cells = len(problem), problem.sections, len(arrays[6])
         depth = 4 * (n + sections)
         # Estimated work of a descent without backtracking: each buffer is lifted by its conflicts, in all its sections.
-        self._dive = int(np.dot(np.diff(arrays[3]), problem.hi - problem.lo)) + 4 * (cells + sections)
-        state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, sections, 4]
+        self._dive = int(np.dot(np.diff(np.array(arrays[3])), problem.hi - problem.lo)) + 4 * (cells + sections)
+        state = [n, n, n, sections, sections, sections, n, sections, sections, 0, 0, n, sections, 3]
         nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
-        self._tables: Tables = tuple(a.tolist() for a in arrays)
         self._state: Tables = tuple([0] * k for k in state)
         self._nodes: Tables = tuple([0] * k for k in nodes)
         self._weights = [0] * sections
