@@ -1,7 +1,7 @@
-"""The README's figures of speed: their file, and the tables made from them.
+"""The figures of speed in docs/comparison.md: their file, and the tables made from them.
 
 ``data/figures.json`` has one record for each run of ``refresh.py``: date, processor, load of the machine, and figures
-by table, row and column. A cell of the README shows the range over the processors, with the latest figure of each.
+by table, row and column. A cell shows the range over the processors, with the latest figure of each.
 Standard library only, because ``docs/refresh.py`` imports this module.
 """
 
@@ -14,7 +14,7 @@ from typing import TypedDict
 
 DATA = Path(__file__).parent / "data" / "figures.json"
 BEGIN, END = "<!-- speed: python bench/refresh.py -->", "<!-- end of speed -->"
-"""Lines of the README around its tables of speed."""
+"""Lines of docs/comparison.md around its tables of speed."""
 Figures = dict[str, dict[str, dict[str, float]]]
 """Table -> row -> column -> figure."""
 
@@ -31,7 +31,7 @@ class Run(TypedDict):
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the README, with the command that measures each row."""
+    """One table, with the command that measures each row."""
 
     key: str
     title: str
@@ -96,7 +96,7 @@ def save(runs: list[Run]) -> None:
 
 
 def filled(text: str) -> str:
-    """Return the README's text with fresh tables between the two marks.
+    """Return the page's text with fresh tables between the two marks.
 
     Raises:
         ValueError: the text does not contain each mark exactly once.
@@ -108,7 +108,7 @@ def filled(text: str) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Return the README's tables; the number after a row's label refers to the command below the table."""
+    """Return the page's tables; the number after a row's label refers to the command below the table."""
     return "\n".join(_table(table, runs) for table in TABLES if any(table.key in run["figures"] for run in runs))
 
 

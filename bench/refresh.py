@@ -1,8 +1,8 @@
-"""Measure the README's figures of speed again, and print its tables.
+"""Measure the figures of speed in docs/comparison.md again, and print its tables.
 
     python bench/refresh.py --quick --mxnet-python PATH          # under 8 minutes; prints this machine's figures
     python bench/refresh.py --mxnet-python PATH --save           # adds them to data/figures.json
-    python docs/refresh.py                                       # writes the README's tables from that file
+    python docs/refresh.py                                       # writes docs/comparison.md from that file
 
 Run it on an idle machine. Each figure is the median over the rounds; a ratio is the median of each round's pair. If a
 peer is not installed, its rows are left out.

@@ -35,7 +35,7 @@ SECTIONS = {
     ),
     "Reference": (
         "Every operator, variable and term.",
-        "docs/operators docs/environment docs/flags docs/mxnet-differences docs/glossary",
+        "docs/comparison docs/limits docs/operators docs/environment docs/flags docs/mxnet-differences docs/glossary",
     ),
     "Project": (
         "How the code is built, measured and released.",

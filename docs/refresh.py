@@ -1,4 +1,4 @@
-"""Write every generated file: stubs, pages of operators and settings, tables of files, the figures in the README.
+"""Write every generated file: stubs, pages of operators and settings, tables of files, the figures in documents.
 
 ``python docs/refresh.py`` writes the files that have changed and prints their names. A test compares each file with the
 text that this script would write.
@@ -26,27 +26,29 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))
 import figures  # noqa: E402
 
-README = ROOT / "README.md"
+LIMITS = ROOT / "docs/limits.md"
+COMPARISON = ROOT / "docs/comparison.md"
 
 
-def readme() -> str:
-    """Return the README with current figures: number of operators, lengths of reading lists, and speed.
+def limits() -> str:
+    """Return the page of limits with the current number of operators.
 
     Raises:
-        ValueError: the README does not contain exactly one sentence for a figure.
+        ValueError: the page does not contain exactly one sentence for it.
     """
     public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
     pattern = r" \d+ operators, listed by `dir\(mx\.sym\)`"
-    text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
+    text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", LIMITS.read_text("utf-8"))
     if count != 1:
-        raise ValueError(f"expected one sentence like {pattern!r} in {README}, found {count}; mend one of the two")
-    return figures.filled(text)
+        raise ValueError(f"expected one sentence like {pattern!r} in {LIMITS}, found {count}; mend one of the two")
+    return text
 
 
 def pages() -> dict[Path, str]:
     """Return {path: text} of every generated file."""
     return {
-        README: readme(),
+        LIMITS: limits(),
+        COMPARISON: figures.filled(COMPARISON.read_text("utf-8")),
         ROOT / "docs/environment.md": environment_markdown(),
         list_operator_modules.PATH: list_operator_modules.text(),
         list_operators.PAGE: list_operators.page(),

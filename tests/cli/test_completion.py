@@ -1,4 +1,4 @@
-"""Completion in bash with the line that README.md gives for ``~/.bashrc``."""
+"""Completion in bash with the line that docs/installing.md gives for ``~/.bashrc``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from weftplan.cli import main
+from weftplan.device.cards import CARDS
 
 ROOT = Path(__file__).parents[2]
 ASKED = {
@@ -19,6 +20,7 @@ ASKED = {
     "weftplan inspect le": ["lenet"],
     "weftplan plan lenet --optimizer ada": ["adadelta", "adagrad", "adam", "adamax", "adamw"],
     "weftplan plan lenet --dtype float1": ["float16"],
+    "weftplan plan lenet --card A1": [name for name in CARDS if name.startswith("A1")],
     "weftplan plan nothing-of-this-na": [],
 }
 IN_BASH = ("weftplan plan resnet1", "weftplan plan nothing-of-this-na")
@@ -47,7 +49,7 @@ def test_bash_completes_networks_and_files(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    (line,) = [one for one in (ROOT / "README.md").read_text().split("`") if one.startswith("eval ")]
+    (line,) = [one for one in (ROOT / "docs/installing.md").read_text().splitlines() if one.startswith("eval ")]
     command = tmp_path / "weftplan"
     command.write_text(f"#!{sys.executable}\nfrom weftplan.cli import main\n\nmain(prog_name='weftplan')\n")
     command.chmod(0o755)

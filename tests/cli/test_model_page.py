@@ -1,4 +1,4 @@
-"""docs/mxnet-models.md shows the output of its commands: each command is run on the model that the page makes."""
+"""docs/mxnet-models.md and README.md show the output of commands: each is run on the model that the page makes."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def first_difference(expected: list[str], printed: list[str]) -> str | None:
 
 
 COMMANDS = page_commands(PAGE.read_text())
+COMMANDS += [part for part in page_commands((PAGE.parents[1] / "README.md").read_text()) if " model" in part[0]]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Benches: collection by pytest, scripts without the libraries they compare with, and the README's tables of speed."""
+"""Benches: collection by pytest, scripts without the libraries they compare with, and the tables of speed."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def test_a_loaded_machine_is_named(figures_module: ModuleType) -> None:
     assert "A, 2026-01-01, loaded." in figures_module.markdown([run_record("A", "2026-01-01", 9.0, load=3.0)])
 
 
-def test_the_readme_needs_both_marks(figures_module: ModuleType) -> None:
-    """A README without the end mark raises an error that names the mark."""
+def test_the_page_needs_both_marks(figures_module: ModuleType) -> None:
+    """A page without the end mark raises an error that names the mark."""
     with pytest.raises(ValueError, match="end of speed"):
         figures_module.filled(f"text {figures_module.BEGIN} text")
 
 
-def test_the_tables_of_the_readme_are_fresh(figures_module: ModuleType) -> None:
-    """The README's tables are current, and a changed column title would be replaced."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_tables_of_speed_are_fresh(figures_module: ModuleType) -> None:
+    """The tables of speed are current, and a changed column title would be replaced."""
+    text = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
     assert "| chain |" in text
     stale = text.replace("| chain |", "| knot |")
     assert figures_module.filled(stale) == figures_module.filled(text) == text

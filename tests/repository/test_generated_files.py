@@ -10,10 +10,10 @@ def test_generated_files_are_fresh():
 
 
 def test_refresh_corrects_the_count_of_operators(tmp_path, monkeypatch):
-    """docs/refresh.py corrects a wrong number of operators in the README."""
+    """docs/refresh.py corrects a wrong number of operators on the page of limits."""
     refresh = script("refresh")
-    text = refresh.README.read_text(encoding="utf-8")
-    stale = tmp_path / "README.md"
+    text = refresh.LIMITS.read_text(encoding="utf-8")
+    stale = tmp_path / "limits.md"
     stale.write_text(text.replace(" operators, listed by", "7 operators, listed by"), encoding="utf-8")
-    monkeypatch.setattr(refresh, "README", stale)
-    assert stale.read_text(encoding="utf-8") != refresh.readme() == text
+    monkeypatch.setattr(refresh, "LIMITS", stale)
+    assert stale.read_text(encoding="utf-8") != refresh.limits() == text
