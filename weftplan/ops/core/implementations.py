@@ -201,10 +201,10 @@ FORMULA: Slot[Callable[..., Callable[[Sequence[Any], int, int], None]]] = Slot(
     "weftplan.ops.optimizer.fused_update", "weftplan.ops.compiled.elementwise", "a fused optimizer step on a CPU"
 )
 BROADCAST_INDEX: Slot[Callable[..., object | None]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "a broadcast node on a GPU"
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "a broadcast GPU node"
 )
 OPERATIONS: Slot[Callable[[Any], int]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "an elementwise node on a GPU"
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "an elementwise GPU node"
 )
 
 
