@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -52,19 +50,19 @@ def rollback(*objects: object) -> Iterator[None]:
         raise
 
 
-def all_or_nothing(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def all_or_nothing(method: Method) -> Method:
     """Return ``method`` under :func:`rollback` of the object that it is called on.
 
     If the object has a method ``rollback_parts``, the objects that this returns are rolled back.
     """
 
     @wraps(method)
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
         parts: Callable[[], list[object]] | None = getattr(self, "rollback_parts", None)
         with rollback(*((self,) if parts is None else parts())):
             return method(self, *args, **kwargs)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 def _restore(value: Any, items: Any) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError, listed
-from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
+from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
+from weftplan.kvstore import KVStoreBase, Updater
 from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
@@ -28,13 +27,13 @@ from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_checkpoint, params_path, save_checkpoint
-from weftplan.training.fit.precision import SCALE, lowered
+from weftplan.training.fit.precision import lowered
 from weftplan.training.initializers import initializer as initializers
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress
 from weftplan.training.memory import check_share, module_share
-from weftplan.training.metrics.metric import EvalMetric
-from weftplan.training.module.base_module import BaseModule, as_descs, without_padding
+from weftplan.training.module.base_module import as_descs
+from weftplan.training.module.bound_module import BoundModule
 from weftplan.training.module.module_checks import (
     check_batch,
     context_list,
@@ -45,13 +44,21 @@ from weftplan.training.module.module_checks import (
     resized,
 )
 from weftplan.training.module.optimizer_states import adopt, all_states, read_states, states_holder
-from weftplan.training.module.parameters import complete, first_values, refuse_unknown, unknown_names
+from weftplan.training.module.parameters import assign, complete, unknown_names
 from weftplan.training.module.update_step import UpdateStep
-from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
 
-class Module(ModuleNames, BaseModule):
+# Guarantees of a module:
+# * A method that raises has changed nothing of the module, its monitors, and a store or optimizer that it was given
+#   (``all_or_nothing``); ``forward``, ``backward`` and ``update`` only push operations.
+# * All executors have the same parameters, and a store that applies the optimizer has them, too, unless ``apart``.
+# * Rebinding and another batch size keep the values of parameters and states of the optimizer.
+# One thread at a time uses a module. Fixed after the constructor: symbol, names, contexts, work loads, placement.
+# Changing: with ``bind`` and ``reshape`` ``_group``, ``_bind_options``, ``memory_budget``; with ``init_optimizer`` the
+# store, the updater and ``_update_step``; with the parameters ``_arg_params``, ``_aux_params``, the values that a later
+# bind starts from.
+class Module(BoundModule):
     """Trainable network: ``symbol`` with parameters, executors and an optimizer.
 
     Args:
@@ -118,8 +125,7 @@ class Module(ModuleNames, BaseModule):
         self._pending_states: bytes | None = None
         self._micro_batches = 1
         self._precision: str | None = None
-        self.loss_scale: float | None = None
-        """Loss scale in mixed precision; None otherwise."""
+        self.loss_scale = None
         self._ran = False
         self._monitors: list[Monitor] = []
 
@@ -134,28 +140,6 @@ class Module(ModuleNames, BaseModule):
         return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: bound to {inputs}{values}{update}>"
 
     # -- binding --------------------------------------------------------------------------------------------------
-
-    @property
-    def group(self) -> ExecutorGroup:
-        """The bound executors; raises MXNetError before bind."""
-        if self._group is None:
-            raise MXNetError("the module is not bound; call bind(data_shapes, label_shapes) or fit first")
-        return self._group
-
-    @property
-    def data_shapes(self) -> list[DataDesc]:
-        """Bound data inputs."""
-        return self.group.data_shapes
-
-    @property
-    def label_shapes(self) -> list[DataDesc]:
-        """Bound labels."""
-        return self.group.label_shapes
-
-    @property
-    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Outputs of the whole batch: [(name, shape), …]."""
-        return list(zip(self.output_names, self.group.output_shapes(), strict=True))
 
     @known_keywords()
     @all_or_nothing
@@ -308,15 +292,11 @@ class Module(ModuleNames, BaseModule):
         self._need("init_params", binded=True)
         rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
         if allow_missing and not allow_extra:
-            extra = self._unknown(arg_params, aux_params)
+            extra = unknown_names(self, arg_params, aux_params)
             allow_extra = len(extra) < len(arg_params or {}) + len(aux_params or {})
             if extra and allow_extra:
                 self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
-        self._assign("init_params", arg_params, aux_params, rule, allow_missing, allow_extra)
-
-    def _unknown(self, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
-        """Return the names of given values that the network lacks."""
-        return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
+        assign(self, "init_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
     @known_keywords()
     @all_or_nothing
@@ -338,48 +318,7 @@ class Module(ModuleNames, BaseModule):
             return
         self._need("set_params", binded=True)
         rule = None if self.params_initialized else Uniform(0.01)
-        self._assign("set_params", arg_params, aux_params, rule, allow_missing, allow_extra)
-
-    def _assign(
-        self,
-        verb: str,
-        arg_params: Mapping[str, NDArray] | None,
-        aux_params: Mapping[str, NDArray] | None,
-        rule: initializers.Rule | None,
-        allow_missing: bool,
-        allow_extra: bool,
-    ) -> None:
-        """Copy caller-provided values, and initial values by ``rule``, to every context and the store."""
-        group = self.group
-        all_given = arg_params is not None and not allow_missing
-        if not allow_extra:
-            lacking = [name for name in self.param_names if name not in (arg_params or {})]
-            states_given = {*self.aux_names} <= {*(aux_params or {})}
-            # If all parameters and states are given, the unknown values belong to a larger network: accept them.
-            if not (all_given and not lacking and states_given):
-                count = len(arg_params or {}) + len(aux_params or {})
-                extra = self._unknown(arg_params, aux_params)
-                refuse_unknown(verb, extra, count, [] if allow_missing else lacking)
-        values = partial(
-            first_values,
-            rule=rule,
-            attrs=self.symbol.attr_dict(),
-            label_names=self.label_names,
-            training=self.for_training,
-        )
-        params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
-        states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
-        args = values(params, arg_params, complete=all_given)
-        aux = values(states, aux_params, complete=all_given and aux_params is not None)
-        self._arg_params = {**(self._arg_params or {}), **args}
-        self._aux_params = {**(self._aux_params or {}), **aux}
-        # All values exist: from here on arrays are only written.
-        group.set_params(args, aux)
-        if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
-            # The store has its own weights, and the next update would restore them.
-            for name, arrays in zip(self.param_names, group.param_arrays, strict=True):
-                self._kvstore.replace(name, arrays[0])
-        self.params_initialized = True
+        assign(self, "set_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Return (arg_params, aux_params) as host copies; values that differ between contexts are averaged."""
@@ -492,37 +431,8 @@ class Module(ModuleNames, BaseModule):
     def owner(self) -> Module:
         return self
 
-    def bound_grad_req(self) -> GradReq | None:
-        return self._bind_options.get("grad_req")
-
-    def clear_gradients(self, data_batch: DataBatch) -> None:
-        self.group.clear_gradients()
-
     def _accumulate(self, micro_batches: int) -> None:
         self._micro_batches = micro_batches
-
-    @property
-    def precision(self) -> str | None:
-        """The dtype of mixed precision; None if it is off."""
-        return self._precision
-
-    @all_or_nothing
-    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
-        if dtype == self._precision:
-            return
-        if self.binded and not rebind:
-            raise BindError(
-                f"fit: mixed_precision={dtype!r} needs another binding than that with {self._precision!r}, which there "
-                f"is: pass force_rebind=True"
-            )
-        self._precision = dtype
-        self.loss_scale = None if dtype is None else 1.0
-
-    @all_or_nothing
-    def set_loss_scale(self, scale: float) -> None:
-        self.loss_scale = scale
-        if self._group is not None:
-            self._group.set_argument(SCALE, scale)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -560,50 +470,6 @@ class Module(ModuleNames, BaseModule):
         if not self.for_training:
             raise MXNetError("backward: the module was bound with for_training=False")
         self.group.backward(out_grads)
-
-    def get_outputs(self, merge_multi_context: bool = True) -> Any:
-        """Outputs of the last forward: of the whole batch, or per output a list with one array per context."""
-        self._need("get_outputs", binded=True, params=True)
-        if not self._ran:
-            raise MXNetError("get_outputs: there are none yet; call forward first")
-        return self.group.merged_outputs() if merge_multi_context else self.group.outputs()
-
-    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
-        """Gradients of the data arrays (bind with ``inputs_need_grad=True``): of the whole batch, or of each a
-        list with one per context."""
-        if not self._bind_options.get("inputs_need_grad"):
-            raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
-        return self.group.merged_input_grads() if merge_multi_context else self.group.input_grad_arrays
-
-    def get_states(self, merge_multi_context: bool = True) -> Any:
-        """Return the states: of the whole batch, or per state a list with one array per context."""
-        self._need("get_states", binded=True, params=True)
-        return self.group.merged_states() if merge_multi_context else self.group.state_arrays
-
-    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
-        """Set all states to ``value``, or each to arrays per context, as ``get_outputs(merge_multi_context=False)``.
-
-        Raises:
-            ParameterError: both, or neither; or another number of ``states`` than the module has.
-        """
-        self._need("set_states", binded=True, params=True)
-        if (states is None) == (value is None):
-            raise ParameterError("set_states: give either states or value")
-        if states is not None and len(states) != len(self.state_names):
-            raise ParameterError(f"set_states: {len(states)} states given, there are {self.state_names}")
-        self.group.set_states(states, value)
-
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        samples = self.group.batch_size
-        outputs = [without_padding(out, samples, pad) for out in self.group.merged_outputs()]
-        labels = [without_padding(label, samples, pad) for label in labels]
-        names = [desc.name for desc in self.group.label_shapes]
-        if len(names) == len(labels) and len(set(self.output_names)) == len(self.output_names):
-            eval_metric.update_dict(
-                dict(zip(names, labels, strict=True)), dict(zip(self.output_names, outputs, strict=True))
-            )
-        else:
-            eval_metric.update(labels, outputs)
 
     # -- files ----------------------------------------------------------------------------------------------------
 

@@ -5,22 +5,29 @@ Missing or unknown names raise before any array is written. The functions are st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.executor.run_values import check_shapes
+from weftplan.kvstore import KVStoreLocal
 from weftplan.ndarray import NDArray
 from weftplan.training.executor_group import as_ndarray
-from weftplan.training.initializers.initializer import InitDesc, Initializer
+from weftplan.training.initializers.initializer import InitDesc, Initializer, Rule
+
+if TYPE_CHECKING:
+    from weftplan.training.module.module import Module
 
 _HOST = Context("cpu", 0)
 
 
-def unknown_names(args: Iterable[str], inputs: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> list[str]:
-    """Return names of given values that the network lacks (possibly misspelt)."""
-    return [name for name in args if name not in inputs] + [name for name in aux if name not in states]
+def unknown_names(module: Module, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
+    """Return the names of given values that a module's network lacks (possibly misspelt)."""
+    inputs, states = module.symbol.list_arguments(), module.aux_names
+    return [name for name in args or () if name not in inputs] + [name for name in aux or () if name not in states]
 
 
 def refuse_unknown(verb: str, unknown: Sequence[str], count: int, lacking: Sequence[str]) -> None:
@@ -61,6 +68,59 @@ def complete(
             f"load it with mx.model.load_checkpoint, and give its parameters to init_params(arg_params=…, "
             f"aux_params=…, allow_missing=True)"
         )
+
+
+def assign(
+    module: Module,
+    verb: str,
+    arg_params: Mapping[str, NDArray] | None,
+    aux_params: Mapping[str, NDArray] | None,
+    rule: Rule | None,
+    *,
+    allow_missing: bool,
+    allow_extra: bool,
+) -> None:
+    """Copy caller-provided values, and initial values by ``rule``, to every context and the store.
+
+    Args:
+        module: the bound module.
+        verb: the method that was called, for errors.
+        arg_params, aux_params: values by name; None: none.
+        rule: initializer of the other values; None leaves them as they are.
+        allow_missing, allow_extra: as for ``init_params``.
+
+    Raises:
+        ParameterError: an unknown name, unless it is allowed.
+        MXNetError, ShapeError, BindError: see :func:`first_values`.
+    """
+    group, names, state_names = module.group, module.param_names, module.aux_names
+    all_given = arg_params is not None and not allow_missing
+    if not allow_extra:
+        lacking = [name for name in names if name not in (arg_params or {})]
+        # If all parameters and states are given, the unknown values belong to a larger network: accept them.
+        if not (all_given and not lacking and {*state_names} <= {*(aux_params or {})}):
+            count = len(arg_params or {}) + len(aux_params or {})
+            refuse_unknown(verb, unknown_names(module, arg_params, aux_params), count, [] if allow_missing else lacking)
+    values = partial(
+        first_values,
+        rule=rule,
+        attrs=module.symbol.attr_dict(),
+        label_names=module.label_names,
+        training=module.for_training,
+    )
+    params = {name: arrays[0] for name, arrays in zip(names, group.param_arrays, strict=True)}
+    states = {name: arrays[0] for name, arrays in zip(state_names, group.aux_arrays, strict=True)}
+    args = values(params, arg_params, complete=all_given)
+    aux = values(states, aux_params, complete=all_given and aux_params is not None)
+    module._arg_params = {**(module._arg_params or {}), **args}
+    module._aux_params = {**(module._aux_params or {}), **aux}
+    # All values exist: from here on arrays are only written.
+    group.set_params(args, aux)
+    if module._update_on_kvstore and isinstance(module._kvstore, KVStoreLocal):
+        # The store has its own weights, and the next update would restore them.
+        for name, arrays in zip(names, group.param_arrays, strict=True):
+            module._kvstore.replace(name, arrays[0])
+    module.params_initialized = True
 
 
 def first_values(
