@@ -38,8 +38,12 @@ _CLOSED = (*LEAVES, ModuleType, CodeType, FunctionType, FrameType)
 """Classes whose instances are not inspected: they hold no arrays, or more than the call reads."""
 _CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
 """Modules whose objects only pass on other objects."""
-_FUNCTIONS = (*_CLOSED, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, type(np.sum))
+_FUNCTIONS = (*_CLOSED, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 """Classes of callables that hold no arrays, apart from the object of a bound method."""
+_DISPATCHED = type(np.sum)
+"""The class of most functions of NumPy."""
+_REPLACING = frozenset({"resize", "setflags"})
+"""Methods of arrays that replace the memory or the flags of the array object."""
 _HIDDEN_GENERATOR = frozenset({"ranf", "sample", "seed", "set_bit_generator"})
 """Functions of ``numpy.random`` that use its global generator without being bound to it."""
 
@@ -129,24 +133,23 @@ def arrays_of_function(
     bound = owner is not None
     if bound:
         args = (owner, *args)
-        held = list(held_arrays(owner))
+        held = [owner] if type(owner) is np.ndarray and not owner.dtype.hasobject else list(held_arrays(owner))
         if isinstance(fn, FunctionType):
             held = _undeclared(held, declared)
-    elif not isinstance(fn, _FUNCTIONS):
+    elif type(fn) is not _DISPATCHED and not isinstance(fn, _FUNCTIONS):
         held = _undeclared(held_arrays(fn), declared)
+    rule = write_rule(fn, bound=bound)
     name = getattr(fn, "__name__", "")
-    if (
-        name in ("resize", "setflags")
-        and args
-        and isinstance(args[0], np.ndarray)
-        and (bound or hasattr(fn, "__objclass__"))
-    ):
+    method = bound or hasattr(fn, "__objclass__")
+    if method and name in _REPLACING and isinstance(args[0] if args else None, np.ndarray):
         raise EngineError(
             f"task {label!r}: {name} changes the array object, which other tasks use; wait for them with "
             f"engine.wait(array, readers=True) and call it yourself"
         )
-    rule = write_rule(fn, bound=bound)
-    writes = list(held_arrays(rule.written(args, kwargs)))
+    if len(args) <= rule.quiet and not kwargs and name not in _HIDDEN_GENERATOR:
+        return held, [], False
+    out = kwargs.get("out")  # known to the caller
+    writes = list(held_arrays([value for value in rule.written(args, kwargs) if value is not out]))
     if name in _HIDDEN_GENERATOR and getattr(fn, "__module__", "").startswith("numpy.random"):
         writes += held_arrays(np.random.mtrand._rand)
     whole = False

@@ -384,8 +384,8 @@ def _schedule(
             read = _without(read, changed)
     undeclared: Candidate | None = None
     if read and not written and not knows:
-        declared = declared or ()
-        undeclared = candidate(fn, [array for array in read if not any(array is other for other in declared)])
+        asked = read if not declared else [array for array in read if not any(array is one for one in declared)]
+        undeclared = candidate(fn, asked)
     work = fn
     reads: Sequence[Var] = ()
     writes: Sequence[Var] = ()

@@ -75,6 +75,6 @@ def candidate(fn: Any, arrays: Sequence[object]) -> Candidate | None:
         code = getattr(fn, "__code__", None)
         if isinstance(fn, _KNOWN) or id(code) in _returning or in_library[getattr(fn, "__module__", None)]:
             return None
-    if all(isinstance(array, _NO_ARRAYS) for array in arrays):
+    if type(next(iter(arrays), None)) is not np.ndarray and all(isinstance(array, _NO_ARRAYS) for array in arrays):
         return None
     return Candidate(push_site(), code)

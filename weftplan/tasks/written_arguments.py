@@ -69,6 +69,8 @@ class WriteRule(NamedTuple):
     """Position and name of a flag, the truth by which it has effect, position and name of what is written then."""
     has_own_memory: bool = False
     """Whether it also writes the memory of its object, as far as the object is an array or another one over memory."""
+    quiet: int = -1
+    """A call with at most this number of arguments, all by position, writes nothing."""
 
     def written(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """Return the values that a call with these arguments writes, apart from memory of its object."""
@@ -102,6 +104,8 @@ class _Libraries(dict[str | None, bool]):
 
 
 in_library = _Libraries()
+_FAST = frozenset({type(np.sum), type(np.ndarray.sum)})
+"""Classes of functions whose rule is stored under the function itself."""
 _rules: dict[object, WriteRule] = {}
 """Rules of functions and descriptors of libraries, which live as long as the process, and of names of other methods."""
 
@@ -120,6 +124,8 @@ def unbound(fn: Any) -> tuple[Any, object]:
 
 def write_rule(fn: Any, *, bound: bool) -> WriteRule:
     """Return what calls of ``fn`` write; ``bound`` if it was a method of an object, which is the first argument."""
+    if type(fn) in _FAST and (rule := _rules.get(fn)) is not None:
+        return rule
     if type(fn).__module__ in _MASKED and not isinstance(fn, type):
         fn = _wrapped(fn)
     if isinstance(getattr(fn, "nin", None), int):  # a ufunc of NumPy, CuPy or Numba
@@ -166,7 +172,9 @@ def _make_rule(
             flags.append((position, flag, False, target, names.get(target, "")))
     # Libraries of tensors end the name of a method in place with an underscore.
     in_place = method and (name in _METHODS or (name.endswith("_") and not name.startswith("_")))
-    return WriteRule(tuple(always), tuple(flags), in_place)
+    reached = [position for position, _ in always] + [position for position, *_ in flags]
+    quiet = -1 if in_place else min((position for position in reached if position >= 0), default=sys.maxsize)
+    return WriteRule(tuple(always), tuple(flags), in_place, quiet)
 
 
 def _parameters(fn: Any, method: bool) -> dict[str, int]:
