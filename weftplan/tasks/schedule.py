@@ -76,10 +76,11 @@ def submit(
         args: positional arguments. Arrays among them, also in lists, tuples and dictionaries, count as read. A task is
             replaced by its result: the call runs after that task and is skipped if it fails.
         out: an array, or a tuple or list of arrays, that it writes; None in it is an output that is not wanted.
-        reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes although they
-            are among ``args``.
-        kwargs, options: keyword arguments of the function; arrays among them count as read. ``kwargs`` takes those
-            that have the name of a parameter here.
+        reads, writes: arrays, generators or vars that it uses without getting them as arguments, or that it writes
+            although they are among ``args``. With ``reads``, even an empty list, an object whose method is submitted
+            counts without its arrays over the same memory. ``writes=[]`` says that it writes nothing.
+        kwargs, options: keyword arguments of the function; arrays among them count as read, and ``out`` as written.
+            ``kwargs`` takes those that have the name of a parameter here.
         ctx: the context; default: that of the first written array, else of the first read array, else ``cpu(0)``. Each
             context has its own workers, so contexts are lanes that run concurrently.
         priority: larger first, in queues that honour it.
@@ -93,6 +94,9 @@ def submit(
     Raises:
         EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array, or nothing of ``fn`` would run
             (``async def``, or with ``yield``). Nothing has been scheduled then.
+
+    Warns:
+        UndeclaredAccessWarning: when it runs, if it gets arrays, declares no write, and returns None.
     """
     if reads is not None or writes is not None:
         for which, several in (("reads", reads), ("writes", writes)):
@@ -181,7 +185,7 @@ def task(
     Args:
         reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
             a parameter that is in neither list is an error.
-        writes: names of the parameters that it writes.
+        writes: names of the parameters that it writes; an empty list says that it writes none.
         ctx, priority, prop, name, nout: as for :func:`submit`.
 
     The plain function stays reachable as ``__wrapped__``. Arrays that are defaults of parameters count, too.
@@ -205,7 +209,7 @@ def task(
     if function:
         raise EngineError(
             "@engine.task must be told what the function writes: write @engine.task(writes=['name', ...]), or "
-            "@engine.task() for one that only reads"
+            "@engine.task(writes=[]) for one that only reads"
         )
 
     def decorate(fn: Callable[P, T]) -> Callable[P, Task[T]]:
