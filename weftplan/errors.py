@@ -119,7 +119,7 @@ class ConfigError(MXNetError, ValueError):
 
 
 class UndeclaredAccessWarning(UserWarning):
-    """Debug mode: a task accesses an array that other tasks use, without declaring it."""
+    """A task may write an array without declaring it; in debug mode also: it reaches an array that other tasks use."""
 
 
 class ConfigWarning(UserWarning):

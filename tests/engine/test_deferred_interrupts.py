@@ -1,12 +1,15 @@
 """Deferred Ctrl-C on the main thread: it is raised after the block, or immediately if the block takes long."""
 
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
 import pytest
 
-from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded, undisturbed
+from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded, signals_deferred, undisturbed
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +201,52 @@ def test_unbroken_section_is_never_interrupted():
         with undisturbed, undisturbed:
             signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
         assert clock.since == since
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="the system has no such signal")
+def test_all_handlers_are_deferred():
+    """``signals_deferred`` calls every handler after its block, the next also if one raises, and restores them."""
+    seen = []
+
+    def raising(number, frame):
+        seen.append(number)
+        raise ValueError("handler")
+
+    before = [signal.signal(number, raising) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    try:
+        with pytest.raises(ValueError, match="handler"), signals_deferred():  # noqa: PT012
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+            assert seen == []
+        assert seen == [signal.SIGUSR1, signal.SIGUSR2]
+        assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is raising
+        with pytest.raises(KeyboardInterrupt), signals_deferred():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in zip((signal.SIGUSR1, signal.SIGUSR2), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_handler_may_submit_while_the_first_engine_is_made():
+    """A handler that submits while the first engine is being made gets that engine; it neither recurses nor waits."""
+    text = """
+        import signal
+        from weftplan import engine
+        from weftplan.engine import factory
+
+        done, create, made = [], factory.create, []
+        signal.signal(signal.SIGINT, lambda *_: engine.submit(done.append, 1))
+
+        def disturbed(*kind):
+            signal.raise_signal(signal.SIGINT)
+            made.append(create(*kind))
+            signal.raise_signal(signal.SIGINT)
+            return made[-1]
+
+        factory.create = disturbed
+        assert engine.get() is made[0]
+        engine.wait()
+        assert (len(made), done) == (1, [1, 1])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -47,10 +47,16 @@ IN_PLACE = {
     "closure": lambda a: engine.submit(lambda: a.__setitem__(1, 4), writes=[a]),
     "sort": lambda a: engine.submit(a.sort),
     "operator": lambda a: engine.submit(a.__iadd__, 1),
+    "one element as three": lambda a: engine.submit(np.lib.stride_tricks.as_strided(a, (3,), (0,)).fill, 2),
+    "overlapping windows": lambda a: engine.submit(np.lib.stride_tricks.as_strided(a, (2, 2), (8, 8)).fill, 2),
+    "copy of itself": lambda a: engine.submit(np.copyto, a, a),
+    "position": lambda a: engine.submit(np.add, 1, 1, a),
 }
 WHOLE = {
     "out": lambda a: engine.submit(np.add, 1, 1, out=a),
     "transposed": lambda a: engine.submit(np.add, 1, 1, out=a.T),
+    "reversed": lambda a: engine.submit(np.add, 1, 1, out=a[::-1]),
+    "out in kwargs": lambda a: engine.submit(np.add, 1, 1, kwargs={"out": a}),
     "fill": lambda a: engine.submit(a.fill, 4),
     "copyto": lambda a: engine.submit(np.copyto, a, 4),
 }
@@ -84,6 +90,8 @@ def test_tiles_heal_one_by_one(threads):
     write_half_and_fail(parts[0, 0])
     with pytest.raises(Half):
         engine.submit(np.add, 1, 1, out=parts[0, 0][:1]).result()
+    with pytest.raises(Half):  # as many elements as the tile, but one of them six times
+        engine.submit(np.lib.stride_tricks.as_strided(parts[0, 0], (2, 3), (0, 0)).fill, 1).result()
     engine.submit(np.add, 1, 1, out=parts[1, 1]).result()
     with pytest.raises(Half):
         engine.submit(np.sum, field).result()

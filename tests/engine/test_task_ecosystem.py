@@ -170,6 +170,21 @@ def test_coroutine_functions_are_refused(threads):
         engine.submit(lambda: work()).result()
 
 
+def test_returned_generators_are_refused(threads):
+    """A result that is a generator of which nothing has run raises EngineError; one that is under way is a result."""
+
+    async def letters():
+        yield "a"
+
+    with pytest.raises(EngineError, match=r"returned a generator.*return list"):
+        engine.submit(lambda: (number for number in range(3))).result()
+    with pytest.raises(EngineError, match="returned an asynchronous generator"):
+        engine.submit(lambda: letters()).result()
+    numbers = (number for number in range(3))
+    assert next(numbers) == 0
+    assert list(engine.submit(lambda: numbers).result()) == [1, 2]
+
+
 def test_invalid_timeout_is_refused(threads):
     """A timeout of NaN raises EngineError."""
     with pytest.raises(EngineError, match="timeout"):

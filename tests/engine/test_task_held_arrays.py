@@ -2,8 +2,10 @@
 
 import collections
 import functools
+import io
 import operator
 import random
+import struct
 import threading
 import types
 import warnings
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from weftplan import engine
 from weftplan.errors import EngineError, UndeclaredAccessWarning
@@ -97,7 +100,7 @@ def object_array_of(array):
 
 def total(values):
     """Return the sum of an iterable of numbers or arrays."""
-    return sum(float(np.sum(value)) for value in values)
+    return sum(float(np.sum(np.asarray(value))) for value in values)
 
 
 ROUTES = {
@@ -207,11 +210,45 @@ WRITERS = {
     "setitem": (lambda a: engine.submit(a.__setitem__, 0, 9), [9, 1, 2]),
     "operator": (lambda a: engine.submit(operator.iadd, a, 1), [4, 2, 3]),
     "partition": (lambda a: engine.submit(a.partition, 1), [1, 2, 3]),
-    "put": (lambda a: engine.submit(a.put, [0], [8]), [8, 1, 2]),
+    "method put": (lambda a: engine.submit(a.put, [0], [8]), [8, 1, 2]),
     "byteswap": (lambda a: engine.submit(a.byteswap, True), None),
     "copyto": (lambda a: engine.submit(np.copyto, a, 4), [4, 4, 4]),
     "ufunc.at": (lambda a: engine.submit(np.add.at, a, [0, 0], 1), [5, 1, 2]),
     "output by position": (lambda a: engine.submit(np.add, 1, 1, a), [2, 2, 2]),
+    "dot": (lambda a: engine.submit(np.dot, np.eye(3), np.ones(3), a), [1, 1, 1]),
+    "clip": (lambda a: engine.submit(np.clip, np.arange(3.0), 1, 9, a), [1, 1, 2]),
+    "take": (lambda a: engine.submit(np.take, [5.0, 6.0], [0, 1, 0], 0, a), [5, 6, 5]),
+    "cumsum": (lambda a: engine.submit(np.cumsum, [1, 1, 1], 0, None, a), [1, 2, 3]),
+    "concatenate": (lambda a: engine.submit(np.concatenate, [[1.0], [2.0, 3.0]], 0, a), [1, 2, 3]),
+    "round": (lambda a: engine.submit(np.round, [0.1, 1.9, 2.2], 0, a), [0, 2, 2]),
+    "ufunc.reduce": (lambda a: engine.submit(np.add.reduce, np.ones((2, 3)), 0, None, a), [2, 2, 2]),
+    "ufunc.accumulate": (lambda a: engine.submit(np.add.accumulate, np.ones(3), 0, None, a), [1, 2, 3]),
+    "ufunc.reduceat": (lambda a: engine.submit(np.add.reduceat, np.ones(3), [0, 1, 2], 0, None, a), [1, 1, 1]),
+    "ufunc.__call__": (lambda a: engine.submit(np.add.__call__, 1, 1, a), [2, 2, 2]),
+    "method clip": (lambda a: engine.submit(np.arange(3.0).clip, 1, 9, a), [1, 1, 2]),
+    "method dot": (lambda a: engine.submit(np.eye(3).dot, np.ones(3), a), [1, 1, 1]),
+    "unbound clip": (lambda a: engine.submit(np.ndarray.clip, np.arange(3.0), 1, 9, a), [1, 1, 2]),
+    "masked clip": (lambda a: engine.submit(np.ma.clip, np.arange(3.0), 1, 9, a), [1, 1, 2]),
+    "partial by position": (lambda a: engine.submit(functools.partial(np.add, 1, 2), a), [3, 3, 3]),
+    "partial with its output": (lambda a: engine.submit(functools.partial(np.add, 1, 2, a)), [3, 3, 3]),
+    "partial of clip": (lambda a: engine.submit(functools.partial(np.clip, np.ones(3), 2), 9, a), [2, 2, 2]),
+    "out in kwargs": (lambda a: engine.submit(np.add, 1, 2, kwargs={"out": a}), [3, 3, 3]),
+    "copyto by keyword": (lambda a: engine.submit(np.copyto, src=np.full(3, 4), dst=a), [4, 4, 4]),
+    "nan_to_num": (lambda a: engine.submit(np.nan_to_num, a, copy=False), [3, 1, 2]),
+    "masked_where": (lambda a: engine.submit(np.ma.masked_where, [1, 0, 0], a, copy=False), None),
+    "overwrite_input": (lambda a: engine.submit(np.median, a, overwrite_input=True), None),
+    "numpy.random.shuffle": (lambda a: engine.submit(np.random.shuffle, a), None),
+    "shuffle by keyword": (lambda a: engine.submit(np.random.default_rng(0).shuffle, x=a), None),
+    "permuted": (lambda a: engine.submit(np.random.default_rng(0).permuted, [5, 5, 5], out=a), [5, 5, 5]),
+    "draw by position": (lambda a: engine.submit(np.random.default_rng(0).standard_normal, None, "d", a), None),
+    "readinto": (lambda a: engine.submit(io.BytesIO(np.ones(3).tobytes()).readinto, a), [1, 1, 1]),
+    "pack_into": (lambda a: engine.submit(struct.pack_into, "d", a, 8, 9.0), [3, 9, 2]),
+    "Struct.pack_into": (lambda a: engine.submit(struct.Struct("d").pack_into, a, 8, 9.0), [3, 9, 2]),
+    "memoryview": (lambda a: engine.submit(memoryview(a).__setitem__, 1, 9.0), [3, 9, 2]),
+    "put": (lambda a: engine.submit(np.put, a, [0], [8]), [8, 1, 2]),
+    "a buffer as output": (lambda a: engine.submit(lambda out: np.asarray(out).fill(6), out=memoryview(a)), [6, 6, 6]),
+    "a tensor in writes": (lambda a: engine.submit(np.ndarray.fill, a, 6, writes=[Tensor(a)]), [6, 6, 6]),
+    "scipy": (lambda a: engine.submit(ndimage.uniform_filter, np.ones(3), 1, a), [1, 1, 1]),
     "partial with out": (lambda a: engine.submit(functools.partial(np.add, 1, 2, out=a)), [3, 3, 3]),
     "tensor method": (lambda a: engine.submit(Tensor(a).zero_), [0, 0, 0]),
     "shuffle": (lambda a: engine.submit(np.random.default_rng(0).shuffle, a), None),
@@ -237,6 +274,67 @@ def test_writing_methods_wait_for_readers(threads, name):
     assert engine.var_of(array).version == 1
 
 
+def masked(data, mask):
+    """Return a masked array over ``data`` and ``mask``."""
+    return np.ma.array(data, mask=mask, copy=False, shrink=False)
+
+
+PARTS = {
+    "mask of a written array": lambda a: (masked(np.ones(4), a.view(bool)[:4]), a),
+    "written mask": lambda a: (a, masked(np.ones(4), a.view(bool)[:4])),
+    "data of a masked array": lambda a: (masked(a, np.zeros(4, bool)), a[1:]),
+    "field of a structured array": lambda a: (a.view([("x", float)])["x"], a),
+    "strided window": lambda a: (np.lib.stride_tricks.as_strided(a, (2, 2), (8, 8)), a[2:]),
+    "masked memory map": lambda a: (masked(np.ones(4), a.view(bool)[:4]).view(np.ma.MaskedArray), a[:1]),
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_all_buffers_of_an_array_are_ordered(threads, parts):
+    """A task that writes one array is over before a task on another that shares any of its buffers begins."""
+    written, read = parts(np.zeros(4))
+    door = threading.Event()
+    writer = engine.submit(lambda: door.wait(60), writes=[written])
+    reader = engine.submit(np.ma.count, read)
+    early = reader.wait(0.05)
+    waited = engine.submit(np.ma.count, written)
+    door.set()
+    assert not early
+    engine.wait(read, written, writer)
+    assert waited.result() is not None
+
+
+def test_method_of_an_object_waits_beside_its_output(threads):
+    """A method reads all arrays of its object, also those that share a buffer with ``out=``."""
+    field, door = np.zeros((8, 8)), threading.Event()
+    engine.submit(lambda out: (door.wait(60), out.fill(1)), out=field[:7, 4])
+
+    class Holder:
+        def __init__(self, value):
+            self.value = value
+
+        def total(self, out):
+            out[...] = self.value.sum()
+
+    task = engine.submit(Holder(field[:, 4:8:2]).total, out=field[2:4:2, 6:7])
+    early = task.wait(0.05)
+    door.set()
+    task.result()
+    assert not early
+    assert field[2, 6] == 7
+
+
+@pytest.mark.parametrize(
+    "thing", [{"a": 1}, "text", types.SimpleNamespace(a=np.zeros(2))], ids=["dict", "str", "table"]
+)
+def test_output_without_memory_is_refused_with_advice(threads, thing):
+    """A written object that shares no memory is refused; the error says to name the arrays in it."""
+    with pytest.raises(EngineError, match=r"NumPy or CuPy array, .*tensor.*holds arrays.*name these arrays"):
+        engine.submit(np.sum, [1.0], writes=[thing])
+    with pytest.raises(EngineError, match="name these arrays"):
+        engine.submit(np.sum, [1.0], out=thing)
+
+
 @pytest.mark.parametrize("verb", ["resize", "setflags"])
 def test_methods_that_replace_memory_are_refused(threads, verb):
     """``resize`` and ``setflags`` raise EngineError with the wait to use in their place; no task is scheduled."""
@@ -247,7 +345,7 @@ def test_methods_that_replace_memory_are_refused(threads, verb):
 
 
 def test_declared_slice_keeps_methods_parallel(threads):
-    """Methods of one object run in parallel if the caller declares the slice that each writes."""
+    """Methods of one object run in parallel if the caller declares all that each uses: a slice, and no other array."""
 
     class Field:
         def __init__(self):
@@ -259,8 +357,8 @@ def test_declared_slice_keeps_methods_parallel(threads):
             out += 1
 
     field = Field()
-    slow = engine.submit(field.step, True, out=field.cells[:2])
-    engine.submit(field.step, False, out=field.cells[2:]).result(30)
+    slow = engine.submit(field.step, True, out=field.cells[:2], reads=[])
+    engine.submit(field.step, False, out=field.cells[2:], reads=[]).result(30)
     slow.result(30)
     assert field.cells.tolist() == [1, 1, 1, 1]
 

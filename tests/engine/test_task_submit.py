@@ -98,8 +98,8 @@ class TestSubmit:
     def test_tasks_may_fill_the_callers_containers(self, driver):
         """Objects that a task puts into the caller's list or dictionary stay there."""
         a, actual, named = np.ones(3), [], {}
-        engine.submit(lambda result, x: result.append(x.sum()), actual, a)
-        engine.submit(lambda result, x: result.update(total=x.sum()), named, a)
+        engine.submit(lambda result, x: result.append(x.sum()), actual, a, writes=[])
+        engine.submit(lambda result, x: result.update(total=x.sum()), named, a, writes=[])
         engine.submit(lambda results: results[0].append(results[1].max()), [actual, a], writes=[a])
         engine.wait()
         assert (actual, named) == ([3.0, 1.0], {"total": 3.0})

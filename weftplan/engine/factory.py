@@ -21,10 +21,11 @@ from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.registry import find
+from weftplan.engine.shield import signals_deferred
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.types import ThreadCounts
 from weftplan.errors import ConfigError, EngineError, did_you_mean
-from weftplan.locks import Lock, free_in_children, members
+from weftplan.locks import ReentrantLock, free_in_children, members
 from weftplan.support import blas_threads, program_end, slots
 
 EXIT_PATIENCE_S = 30.0
@@ -35,7 +36,8 @@ INTERRUPTED_PATIENCE_S = 1.0
 MOST_KINDS = 5
 """Number of kinds of failures listed at exit."""
 
-_lock = free_in_children(Lock())
+_lock = free_in_children(ReentrantLock())
+"""Guards the fields of ``_process``. Reentrant, because a finalizer under it may submit a task."""
 _ENDING = "the interpreter is ending: nothing is pushed or waited for any more; do it before, not in a destructor"
 
 
@@ -145,9 +147,13 @@ def _create_inner() -> Engine:
 
 
 def _make() -> Engine:
-    with _lock:
+    """Create the process-wide engine, unless it exists."""
+    # A signal handler that submits would make an engine within this one, and wait for locks that this thread holds.
+    with signals_deferred(), _lock:
         if _process.current is None:
-            _process.current = create(config.process("MXNET_ENGINE_TYPE"))
+            engine = create(config.process("MXNET_ENGINE_TYPE"))
+            if _process.current is None:  # else a finalizer has needed it meanwhile
+                _process.current = engine
         return _process.current
 
 

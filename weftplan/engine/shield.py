@@ -2,16 +2,17 @@
 
 The interpreter calls signal handlers between bytecodes. A function that must not be interrupted replaces the SIGINT
 handler while it runs, then calls the deferred handler. Only handlers written in Python are deferred; other signals are
-not.
+not, except by :func:`signals_deferred`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
+from _signal import SIGINT, getsignal, valid_signals  # type: ignore[import-not-found]  # `signal` takes 10 µs
 from _signal import signal as set_handler
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -144,3 +145,53 @@ def shielded() -> AbstractContextManager[None]:
         return _NONE
     # An interrupt, or a function that restores the shield, can leave one condition without the other.
     return _Inner() if shield._up and getsignal(SIGINT) is shield else shield
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Defer every signal handler written in Python to the end of the block. No effect on threads but the main thread.
+
+    For rare sections: it costs about 15 microseconds. Handlers get no frame.
+    """
+    handlers: dict[int, Any] = {}
+    arrived: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        arrived.append(number)
+
+    def restore() -> None:
+        try:
+            for number in list(handlers):
+                # Forgotten first: the restored handler may raise at once, and the others are restored all the same.
+                handler = handlers.pop(number)
+                if getsignal(number) is note:
+                    set_handler(number, handler)
+        finally:
+            if handlers:
+                restore()
+
+    def deliver() -> None:
+        try:
+            while arrived:
+                number = arrived.pop(0)
+                originals[number](number, None)
+        finally:
+            if arrived:
+                deliver()
+
+    try:
+        for number in valid_signals() if get_ident() == _main else ():
+            handler = getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                try:
+                    set_handler(number, note)
+                except ValueError:  # the main thread of a subinterpreter receives no signals
+                    del handlers[number]
+        yield
+    finally:
+        originals = dict(handlers)
+        try:
+            restore()
+        finally:
+            deliver()

@@ -1,4 +1,4 @@
-"""Push sites: code object and instruction, resolved to ``file:line`` only for an error message.
+"""Push sites: code object and instruction, resolved to ``file:line`` only for a message.
 
 Any thread may call these functions. The only state is a cache of file names; concurrent threads store equal entries.
 """
@@ -51,10 +51,18 @@ def site_text(site: Site) -> str:
     """
     if site is None:
         return "an unknown line"
+    file, line = site_place(site)
+    return f"{file}:{line}"
+
+
+def site_place(site: Site) -> tuple[str, int]:
+    """Return the file name and line of a site; ``("<unknown>", 1)`` for an unknown one, as ``warnings`` does."""
+    if site is None:
+        return "<unknown>", 1
     code, lasti = site
     line = code.co_firstlineno
     for start, end, number in code.co_lines():
         if start <= lasti < end and number is not None:
             line = number
             break
-    return f"{code.co_filename}:{line}"
+    return code.co_filename, line

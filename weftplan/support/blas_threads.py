@@ -21,7 +21,7 @@ import os
 from typing import Any
 
 from weftplan import config
-from weftplan.locks import Lock, free_in_children
+from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.support import control_groups
 
 VARIABLE = "WEFTPLAN_BLAS_NTHREADS"
@@ -30,7 +30,8 @@ NATIVE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NU
 DECIDING = tuple(name for name in NATIVE if name != "OMP_NUM_THREADS")
 """Variables that concern BLAS alone; if one is set, the user has decided."""
 
-_lock = free_in_children(Lock())
+_lock = free_in_children(ReentrantLock())
+"""Guards the application of the rule. Reentrant: applying it again, in a finalizer's engine, changes nothing."""
 
 
 class _Rule:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -18,10 +18,13 @@ from weftplan.errors import EngineError
 from weftplan.support.array_types import RawArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
+from weftplan.tasks.random_states import StateArray, state_of
 from weftplan.tasks.registry import nothing, registry
 from weftplan.tasks.tiles import Grid, Tiles
 
 _CPU0 = Context("cpu", 0)
+LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type)
+"""Classes whose instances share no memory, but for ``bytearray``, and refer to no arrays."""
 
 
 class DeviceArray(Protocol):
@@ -51,13 +54,46 @@ def _is_row(thing: object) -> TypeGuard[np.void]:
     return isinstance(thing, np.void) and thing.base is not None
 
 
+def memory_of(thing: object) -> np.ndarray | None:
+    """Return an array over the host memory that ``thing`` shares, without a copy; None if it shares none.
+
+    >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
+    (3, None)
+    """
+    kind = type(thing)
+    if isinstance(thing, np.flatiter):
+        base: np.ndarray = thing.base
+        return base
+    if isinstance(thing, LEAVES) and not isinstance(thing, bytearray):
+        return None
+    try:
+        if hasattr(kind, "__array_interface__"):
+            return np.asarray(thing)
+        if hasattr(kind, "__dlpack__"):
+            return _from_dlpack(thing)
+        buffer: Any = thing
+        return np.asarray(memoryview(buffer))
+    except Exception:  # not on a host, or no memory to share; a foreign object may raise anything
+        return None
+
+
+def _from_dlpack(thing: Any) -> np.ndarray:
+    """Return an array over a host tensor; a tensor that requires gradients is detached."""
+    try:
+        return np.from_dlpack(thing)
+    except Exception:
+        return np.from_dlpack(thing.detach())
+
+
 def is_ndarray(thing: object) -> TypeGuard[DeviceArray]:
     """Return whether an object is a :class:`weftplan.nd.NDArray`, which has a var; do not import that layer."""
     return isinstance(getattr(thing, "var", None), Var) and hasattr(thing, "raw")
 
 
 def context_of(thing: object) -> Context | None:
-    """Return the context of an array; None for a var or a task, which has none."""
+    """Return the context of an array; None for a var, a task or a generator's state, which have none."""
+    if isinstance(thing, StateArray):
+        return None
     if isinstance(thing, (np.ndarray, np.void)):
         return _CPU0
     if is_ndarray(thing):
@@ -75,7 +111,8 @@ def var_of(array: object, engine: Engine | None = None) -> Var:
     From then on tasks on slices of its buffer are ordered with each other, as tasks on the whole buffer are.
 
     Args:
-        array: a NumPy or CuPy array, a row of a structured one, an NDArray, or a var, which stands for itself.
+        array: a NumPy or CuPy array, a row of a structured one, an NDArray, another object over host memory, a random
+            generator, or a var, which stands for itself.
 
     Raises:
         EngineError: something else; an array that another engine still works on; or one that was divided into tiles
@@ -86,6 +123,7 @@ def var_of(array: object, engine: Engine | None = None) -> Var:
     (True, False)
     """
     engine = engine if engine is not None else get()
+    (array,) = resources((array,))
     if _is_row(array):
         array = array.base
     variables = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
@@ -95,6 +133,19 @@ def var_of(array: object, engine: Engine | None = None) -> Var:
             f"them: it has no var of its own; ask for a tile's"
         )
     return variables[0]
+
+
+def resources(things: Iterable[object]) -> list[Any]:
+    """Return ``things`` with arrays in place of random generators and of objects over host memory; None is left out."""
+    ordered: list[object] = []
+    for thing in things:
+        if type(thing) is np.ndarray or type(thing) is Task or is_array(thing):
+            ordered.append(thing)
+        elif thing is not None:
+            state = state_of(thing)
+            shared = memory_of(thing) if state is None else state
+            ordered.append(thing if shared is None else shared)
+    return ordered
 
 
 def vars_of(array: object, engine: Engine) -> list[Var]:
@@ -107,7 +158,9 @@ def vars_of(array: object, engine: Engine) -> list[Var]:
         return [array.var]
     if not is_array(array):
         raise EngineError(
-            f"expected a NumPy or CuPy array, an NDArray, a task or an engine var, got {type(array).__name__}"
+            f"expected a NumPy or CuPy array, an NDArray, a tensor or buffer in host memory, a random generator, a "
+            f"task or an engine var, got {type(array).__name__}; of an object that holds arrays, such as a table, name "
+            f"these arrays"
         )
     raw: Any = array.base if _is_row(array) else array
     return registry.vars_of(raw, engine)

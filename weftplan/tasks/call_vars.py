@@ -6,7 +6,7 @@ this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from weftplan.engine.core import Engine
 from weftplan.engine.var import Var
 from weftplan.tasks.arrays import vars_of
 from weftplan.tasks.held_arrays import held_arrays
-from weftplan.tasks.registry import in_flight, registry
+from weftplan.tasks.random_states import StateArray
+from weftplan.tasks.registry import in_flight, owner_of, registry
 
 
 def vars_for(
@@ -43,16 +44,29 @@ def vars_for(
         for array in arrays:
             if type(array) is not np.ndarray:
                 plain = False
-                collected += vars_of(array, engine)
+                # A draw changes the state of its generator, so every use of one is a write.
+                (writes if type(array) is StateArray else collected).extend(vars_of(array, engine))
             elif (known := registry.known((array,), engine)) is not None:
                 collected += known
+                continue
             else:
                 registry.add_vars(array, engine, collected, cut=cuts and array.base is not None)
-                if array.dtype.hasobject:
-                    for item in held_arrays(array):
-                        if item is not array:
-                            collected += vars_of(item, engine)
+            for component in components(array):
+                collected += vars_of(component, engine)
     return reads, writes, plain
+
+
+def components(array: object) -> Iterator[object]:
+    """Yield the arrays that an array refers to: elements of an array of objects, attributes such as a mask.
+
+    A part of the same buffer is left out.
+    """
+    if not isinstance(array, np.ndarray) or (type(array) is np.ndarray and not array.dtype.hasobject):
+        return
+    owner = owner_of(array)
+    for held in held_arrays(array):
+        if owner_of(held) is not owner:
+            yield held
 
 
 def inherited(
@@ -67,10 +81,14 @@ def inherited(
     """
     failed: dict[Var, None] = {}
     for array in written:
-        for var in vars_of(array, engine):
-            if var.failure is None:
-                continue
-            whole = any(array is other for other in overwritten) and var not in read
-            if not whole or (isinstance(array, np.ndarray) and not registry.covers(array, var, engine)):
-                failed[var] = None
+        if type(array) is StateArray:  # draws go on after a failed one: its state is valid
+            continue
+        whole = any(array is other for other in overwritten)
+        for part in (array, *components(array)):
+            for var in vars_of(part, engine):
+                if var.failure is None:
+                    continue
+                heals = whole and part is array and var not in read
+                if not heals or (isinstance(array, np.ndarray) and not registry.covers(array, var, engine)):
+                    failed[var] = None
     return list(failed)

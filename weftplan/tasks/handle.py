@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import operator
 import queue
 import time
@@ -16,8 +17,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import CancelledError, Future
 from contextvars import Context, copy_context
-from types import CoroutineType
-from typing import Any, Generic, NoReturn, TypeVar
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.array_types import DTypeLike
+
+if TYPE_CHECKING:
+    from weftplan.tasks.undeclared_writes import Candidate
 
 T = TypeVar("T")
 _callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
@@ -48,6 +52,7 @@ class Task(Generic[T]):
         "__weakref__",
         "_args",
         "_call",
+        "_candidate",
         "_claim",
         "_context",
         "_kwargs",
@@ -69,8 +74,10 @@ class Task(Generic[T]):
         name: str,
         nout: int | None = None,
         inherits: Sequence[Var] = (),
+        candidate: Candidate | None = None,
     ) -> None:
         self.var = var
+        self._candidate = candidate
         self._context: Context | None = copy_context()
         self._nout = nout
         self.inherits = inherits
@@ -93,12 +100,11 @@ class Task(Generic[T]):
         # Drop the references here, so that arguments live as long as the task, not as long as the handle.
         self._call = self._args = self._kwargs = self._context = None
         value = context.run(call, *args, **kwargs) if kwargs else context.run(call, *args)  # type: ignore[union-attr]
-        if type(value) is CoroutineType:
-            value.close()
-            raise EngineError(
-                f"task {self.name!r} returned a coroutine, so none of its work has run; submit a plain function, or "
-                f"call asyncio.run(...) inside it"
-            )
+        kind = type(value)
+        if kind is CoroutineType or kind is GeneratorType or kind is AsyncGeneratorType:
+            _refuse_unrun(self.name, value)
+        if self._candidate is not None:
+            context.run(self._candidate.settle, self.name, value)  # type: ignore[union-attr]
         self._value = value
 
     def done(self) -> bool:
@@ -299,6 +305,22 @@ def _item(task: Task[Any], index: object) -> object:
             came = f"its result is a single {kind}" if count is None else f"its result, a {kind}, has {count}"
             raise EngineError(f"task {task.name!r} was submitted with nout={nout}, but {came}")
     return operator.getitem(value, index)
+
+
+def _refuse_unrun(name: str, value: Any) -> None:
+    """Raise EngineError if none of the work of a returned coroutine or generator has run."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        made, remedy = "a coroutine", "call asyncio.run(...) inside it"
+    elif isinstance(value, GeneratorType):
+        if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
+            return
+        made, remedy = "a generator", "return list(...) of it"
+    else:
+        made, remedy = "an asynchronous generator", "use it with asyncio.run(...) inside it"
+    raise EngineError(
+        f"task {name!r} returned {made}, so none of its work has run; submit a plain function, or {remedy}"
+    )
 
 
 def _cancelled() -> None:

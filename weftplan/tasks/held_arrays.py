@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
@@ -16,7 +15,6 @@ from types import (
     FrameType,
     FunctionType,
     MethodDescriptorType,
-    MethodType,
     MethodWrapperType,
     ModuleType,
     WrapperDescriptorType,
@@ -26,66 +24,28 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import EngineError
-from weftplan.tasks.arrays import is_array
+from weftplan.tasks.arrays import LEAVES, is_array, memory_of
 from weftplan.tasks.handle import Task
+from weftplan.tasks.random_states import state_of
 from weftplan.tasks.registry import owner_of
+from weftplan.tasks.written_arguments import unbound, write_rule
 
 DEEPEST = 3
 """Maximum nesting depth of inspected objects; containers and iterators of the standard library do not count."""
 MOST_OBJECTS = 1000
 """Maximum number of objects, other than containers and leaves, that are inspected for one argument."""
-_LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type, ModuleType, CodeType)
-_CLOSED = (*_LEAVES, FunctionType, FrameType)
+_CLOSED = (*LEAVES, ModuleType, CodeType, FunctionType, FrameType)
 """Classes whose instances are not inspected: they hold no arrays, or more than the call reads."""
 _CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
 """Modules whose objects only pass on other objects."""
-_METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
-_IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
-    *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
-)
-"""Python's in-place operators, which write their left side."""
-_WRITING_METHODS = frozenset(
-    {"fill", "itemset", "partition", "put", "setfield", "sort", "__setitem__", *(f"__{name}__" for name in _IN_PLACE)}
-)
-_WHOLE_METHODS = frozenset({"fill"})
-"""Methods that overwrite every element and read none."""
-_WRITING_FUNCTIONS = (
-    *(np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis, operator.setitem),
-    *(getattr(operator, name) for name in _IN_PLACE),
-)
-"""Functions that write their first argument."""
-
-
-def memory_of(thing: object) -> np.ndarray | None:
-    """Return an array over the host memory that ``thing`` shares, without a copy; None if it shares none.
-
-    >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
-    (3, None)
-    """
-    kind = type(thing)
-    if isinstance(thing, np.flatiter):
-        base: np.ndarray = thing.base
-        return base
-    if isinstance(thing, _LEAVES) and not isinstance(thing, bytearray):
-        return None
-    try:
-        if hasattr(kind, "__array_interface__"):
-            return np.asarray(thing)
-        if hasattr(kind, "__dlpack__"):
-            return _from_dlpack(thing)
-        buffer: Any = thing
-        return np.asarray(memoryview(buffer))
-    except Exception:  # not on a host, or no memory to share; a foreign object may raise anything
-        return None
-
-
-def _from_dlpack(thing: Any) -> np.ndarray:
-    """Return an array over a host tensor; a tensor that requires gradients is detached."""
-    try:
-        return np.from_dlpack(thing)
-    except Exception:
-        return np.from_dlpack(thing.detach())
+_FUNCTIONS = (*_CLOSED, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+"""Classes of callables that hold no arrays, apart from the object of a bound method."""
+_DISPATCHED = type(np.sum)
+"""The class of most functions of NumPy."""
+_REPLACING = frozenset({"resize", "setflags"})
+"""Methods of arrays that replace the memory or the flags of the array object."""
+_HIDDEN_GENERATOR = frozenset({"ranf", "sample", "seed", "set_bit_generator"})
+"""Functions of ``numpy.random`` that use its global generator without being bound to it."""
 
 
 def held_arrays(thing: object) -> Iterator[object]:
@@ -106,8 +66,15 @@ def held_arrays(thing: object) -> Iterator[object]:
                 continue
             if is_array(item):
                 yield item
-                if isinstance(item, np.ndarray) and item.dtype.hasobject:
-                    level += _fresh(item.flat, seen)
+                if isinstance(item, np.ndarray):
+                    if item.dtype.hasobject:
+                        level += _fresh(item.flat, seen)
+                    if type(item) is not np.ndarray:  # a derived class has attributes, such as the mask
+                        deeper += _fresh(gc.get_referents(item), seen)
+                continue
+            state = state_of(item)
+            if state is not None:
+                yield state
                 continue
             shared = memory_of(item)
             if shared is not None:
@@ -138,70 +105,65 @@ def arrays_of_function(
     fn: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    written: Sequence[object],
+    declared: Sequence[object],
     label: str,
 ) -> tuple[list[object], list[object], bool]:
     """Return the arrays that the callable ``fn`` holds: reads, writes, and whether it overwrites the writes completely.
 
-    For an object of a Python class, arrays over the memory of ``written`` are omitted, because the caller has declared
-    which part of that memory the method uses.
+    The writes include the arguments that ``fn`` writes by its signature.
+
+    Args:
+        declared: all arrays that the call uses, if the caller has declared them; else empty. Of an object of a Python
+            class, arrays over the same memory then do not count.
 
     Raises:
         EngineError: a method that replaces the memory of its array.
     """
+    held: list[object] = []
     if type(fn) is functools.partial:
-        positional = (*fn.args, *args)
-        named = {**fn.keywords, **kwargs}
-        reads, writes, whole = arrays_of_function(fn.func, positional, named, written, label)
-        out = fn.keywords.get("out")
-        targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
-        reads += held_arrays([*fn.args, *(value for key, value in fn.keywords.items() if key != "out")])
-        return reads, writes + targets, whole and not targets
-    if any(fn is function for function in _WRITING_FUNCTIONS):
-        first = list(held_arrays([args[0] if args else next(iter(kwargs.values()), None)]))
-        return [], first, fn is np.copyto and "where" not in kwargs and len(args) < 4
-    if isinstance(fn, MethodDescriptorType | WrapperDescriptorType):  # np.ndarray.sort and the like
-        if args and is_array(args[0]):
-            return _arrays_of_method(getattr(args[0], fn.__name__), args[1:], kwargs, written, label)
-        return [], [], False
-    if isinstance(fn, _METHODS):
-        return _arrays_of_method(fn, args, kwargs, written, label)
-    if isinstance(fn, _CLOSED):
-        return [], [], False
-    return _unless_written(held_arrays(fn), written), [], False
-
-
-def _arrays_of_method(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
-) -> tuple[list[Any], list[Any], bool]:
-    """Return :func:`arrays_of_function` for a bound method."""
-    owner, verb = fn.__self__, fn.__name__
-    if owner is None or isinstance(owner, (ModuleType, type)):
-        return [], [], False
-    if isinstance(owner, np.ufunc) or (verb == "shuffle" and hasattr(owner, "random")):  # numpy's, or Python's
-        first = list(held_arrays(list(args[:1]))) if verb in ("at", "shuffle") else []
-        return [], first, False
-    is_memory = is_array(owner) or memory_of(owner) is not None
-    held = list(held_arrays(owner))
-    if is_memory:
-        if verb in ("resize", "setflags") and isinstance(owner, np.ndarray):
-            raise EngineError(
-                f"task {label!r}: {verb} changes the array object, which other tasks use; wait for them with "
-                f"engine.wait(array, readers=True) and call it yourself"
-            )
-        swaps = verb == "byteswap" and (kwargs.get("inplace") or (args and args[0]))
-        in_place = verb.endswith("_") and not verb.startswith("_")  # as libraries of tensors name these
-        if verb in _WRITING_METHODS or swaps or in_place or kwargs.get("inplace"):
-            return [], held, verb in _WHOLE_METHODS
+        held += held_arrays([*fn.args, *(value for key, value in fn.keywords.items() if key != "out")])
+        args, kwargs = (*fn.args, *args), {**fn.keywords, **kwargs}
+        outputs = list(held_arrays([fn.keywords.get("out")]))
+        reads, writes, whole = arrays_of_function(fn.func, args, kwargs, declared, label)
+        return reads + held, writes + outputs, whole and not outputs
+    if isinstance(fn, MethodWrapperType) and fn.__name__ == "__call__":
+        called: Any = fn.__self__
+        return arrays_of_function(called, args, kwargs, declared, label)
+    fn, owner = unbound(fn)
+    bound = owner is not None
+    if bound:
+        args = (owner, *args)
+        held = [owner] if type(owner) is np.ndarray and not owner.dtype.hasobject else list(held_arrays(owner))
+        if isinstance(fn, FunctionType):
+            held = _undeclared(held, declared)
+    elif type(fn) is not _DISPATCHED and not isinstance(fn, _FUNCTIONS):
+        held = _undeclared(held_arrays(fn), declared)
+    rule = write_rule(fn, bound=bound)
+    name = getattr(fn, "__name__", "")
+    method = bound or hasattr(fn, "__objclass__")
+    if method and name in _REPLACING and isinstance(args[0] if args else None, np.ndarray):
+        raise EngineError(
+            f"task {label!r}: {name} changes the array object, which other tasks use; wait for them with "
+            f"engine.wait(array, readers=True) and call it yourself"
+        )
+    if len(args) <= rule.quiet and not kwargs and name not in _HIDDEN_GENERATOR:
         return held, [], False
-    if kwargs.get("inplace"):
-        return [], held, False
-    return (held if not isinstance(fn, MethodType) else _unless_written(held, written)), [], False
+    out = kwargs.get("out")  # known to the caller
+    writes = list(held_arrays([value for value in rule.written(args, kwargs) if value is not out]))
+    if name in _HIDDEN_GENERATOR and getattr(fn, "__module__", "").startswith("numpy.random"):
+        writes += held_arrays(np.random.mtrand._rand)
+    whole = False
+    if rule.has_own_memory and args and (is_array(args[0]) or memory_of(args[0]) is not None):
+        writes += held_arrays(args[0])
+        whole = name == "fill"
+    elif fn is np.copyto:
+        whole = "where" not in kwargs and len(args) < 4
+    return [array for array in held if not any(array is other for other in writes)], writes, whole
 
 
-def _unless_written(held: Iterable[object], written: Sequence[object]) -> list[object]:
-    """Return the arrays in ``held`` whose buffers contain no array in ``written``."""
-    owners = {id(owner_of(array)) for array in written}
+def _undeclared(held: Iterable[object], declared: Sequence[object]) -> list[object]:
+    """Return the arrays in ``held`` whose buffers contain no array in ``declared``."""
+    owners = {id(owner_of(array)) for array in declared}
     return [array for array in held if id(owner_of(array)) not in owners]
 
 

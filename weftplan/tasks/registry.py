@@ -39,7 +39,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 from weftplan.tasks.array_slices import Parts
-from weftplan.tasks.tiles import Grid, address, bounds
+from weftplan.tasks.tiles import Grid, address, bounds, has_distinct_elements
 
 in_flight: set[object] = set()
 """One item per task in flight, from the look-up of its vars to its push; added and removed atomically, without the
@@ -173,13 +173,19 @@ class _Registry:
         """Return whether ``array`` has all the elements that ``var`` orders."""
         with self._lock:
             entry = self._entry(array, engine)
-            root = _roots(array)[0]
-            if array.nbytes >= root.nbytes and (entry.span is None or entry.span == bounds(root)):
-                return True
+            anchor, owner = _roots(array)
+            root: Any = owner if isinstance(owner, np.ndarray) else anchor  # windows hide their array from the anchor
+            if not array.size or not root.size:
+                return not root.size
             low, high = bounds(array)
+            dense = has_distinct_elements(array) and array.nbytes == high - low
+            if (low, high) == bounds(root) == (entry.span or (low, high)) and (
+                dense or _layout(array) == _layout(root)
+            ):
+                return True
             if entry.grid is not None:
                 return entry.grid.covers(array)
-            if entry.parts is None or array.nbytes != high - low:
+            if entry.parts is None or not dense:
                 return False
             ends = [*entry.parts.starts[1:], bounds(root)[1]]
             return all(
@@ -352,6 +358,11 @@ def _vars_in(entry: _Entry, array: RawArray, span: tuple[int, int] | None = None
         span = bounds(array) if array.size else (address(array),) * 2
     touched_parts = entry.parts.touched(*span)
     return [*touched_parts, entry.var] if entry.whole else list(touched_parts)
+
+
+def _layout(array: RawArray) -> tuple[int, list[tuple[int, int]]]:
+    """Return what determines the bytes of an array's elements within its bounds: item size, strides and counts."""
+    return array.itemsize, sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
 
 
 def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:

@@ -25,7 +25,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from types import FunctionType
+from types import NoneType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -40,11 +40,13 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.progress import Progress, is_shown
 from weftplan.support.slots import TASK_MEMORY
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
-from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
-from weftplan.tasks.call_vars import inherited, vars_for
+from weftplan.tasks.arrays import context_of, is_array, is_ndarray, resources, var_of, vars_of
+from weftplan.tasks.call_vars import components, inherited, vars_for
 from weftplan.tasks.handle import Task, results
 from weftplan.tasks.held_arrays import arrays_of_function, unseen_arrays
 from weftplan.tasks.registry import in_flight, owner_of, registry
+from weftplan.tasks.undeclared_writes import Candidate, candidate
+from weftplan.tasks.written_arguments import in_library
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,8 +56,8 @@ def submit(
     fn: Callable[..., T],
     *args: object,
     out: object = None,
-    reads: Sequence[object] = (),
-    writes: Sequence[object] = (),
+    reads: Sequence[object] | None = None,
+    writes: Sequence[object] | None = None,
     kwargs: Mapping[str, object] | None = None,
     ctx: Context | None = None,
     priority: int = 0,
@@ -74,10 +76,11 @@ def submit(
         args: positional arguments. Arrays among them, also in lists, tuples and dictionaries, count as read. A task is
             replaced by its result: the call runs after that task and is skipped if it fails.
         out: an array, or a tuple or list of arrays, that it writes; None in it is an output that is not wanted.
-        reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes although they
-            are among ``args``.
-        kwargs, options: keyword arguments of the function; arrays among them count as read. ``kwargs`` takes those
-            that have the name of a parameter here.
+        reads, writes: arrays, generators or vars that it uses without getting them as arguments, or that it writes
+            although they are among ``args``. With ``reads``, even an empty list, an object whose method is submitted
+            counts without its arrays over the same memory. ``writes=[]`` says that it writes nothing.
+        kwargs, options: keyword arguments of the function; arrays among them count as read, and ``out`` as written.
+            ``kwargs`` takes those that have the name of a parameter here.
         ctx: the context; default: that of the first written array, else of the first read array, else ``cpu(0)``. Each
             context has its own workers, so contexts are lanes that run concurrently.
         priority: larger first, in queues that honour it.
@@ -91,32 +94,43 @@ def submit(
     Raises:
         EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array, or nothing of ``fn`` would run
             (``async def``, or with ``yield``). Nothing has been scheduled then.
+
+    Warns:
+        UndeclaredAccessWarning: when it runs, if it gets arrays, declares no write, and returns None.
     """
-    if type(reads) is not tuple or type(writes) is not tuple:
+    if reads is not None or writes is not None:
         for which, several in (("reads", reads), ("writes", writes)):
-            if is_array(several) or isinstance(several, str) or not isinstance(several, Iterable):
+            if is_array(several) or isinstance(several, str) or not isinstance(several, (Iterable, NoneType)):
                 said = "" if is_array(several) else f", got {several!r}"
                 raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one{said}")
-    targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
     if kwargs:
-        twice = sorted(set(kwargs) & set(options))
-        if twice:
-            raise EngineError(f"submit: {twice[0]!r} is given twice, in kwargs and by itself")
+        both = sorted(set(kwargs) & ({*options, "out"} if out is not None else set(options)))
+        if both:
+            raise EngineError(f"submit: {both[0]!r} is given twice, in kwargs and by itself")
         options.update(kwargs)
-    taken: list[Any] = []
+    outputs: list[Any] = []
+    if out is not None:
+        outputs = [out] if type(out) is np.ndarray else resources(out if isinstance(out, (tuple, list)) else (out,))
+    elif "out" in options:  # from `kwargs`, where it may be no array
+        out = options.pop("out")
+        outputs = list(arrays_in((out,)))
+    read: list[Any] = []
     for value in (*args, *options.values()) if options else args:
         kind = type(value)
         if kind is np.ndarray:
-            taken.append(value)
+            read.append(value)
         elif kind not in NO_ARRAYS:
-            taken += arrays_in((value,))
+            read += arrays_in((value,))
     if out is not None:
         options["out"] = out
-    if reads:
-        taken += reads
-    if writes:
-        targets += writes
-    return _schedule(fn, args, options, taken, targets, ctx, priority, prop, name, out, nout)
+    declared: Sequence[Any] | None = None
+    if reads is not None:
+        declared = resources(reads)
+        read += declared
+    written = [*outputs, *resources(writes)] if writes else outputs
+    return _schedule(
+        fn, args, options, read, written, ctx, priority, prop, name, out, nout, outputs, declared, writes is not None
+    )
 
 
 def submit_each(
@@ -159,7 +173,7 @@ def _watched(found: Iterator[T], name: str, count: int, progress: bool | None) -
 def task(
     *function: object,
     reads: Sequence[str] | None = None,
-    writes: Sequence[str] = (),
+    writes: Sequence[str] | None = None,
     ctx: Context | None = None,
     priority: int = 0,
     prop: FnProperty = FnProperty.TASK,
@@ -171,7 +185,7 @@ def task(
     Args:
         reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
             a parameter that is in neither list is an error.
-        writes: names of the parameters that it writes.
+        writes: names of the parameters that it writes; an empty list says that it writes none.
         ctx, priority, prop, name, nout: as for :func:`submit`.
 
     The plain function stays reachable as ``__wrapped__``. Arrays that are defaults of parameters count, too.
@@ -195,13 +209,13 @@ def task(
     if function:
         raise EngineError(
             "@engine.task must be told what the function writes: write @engine.task(writes=['name', ...]), or "
-            "@engine.task() for one that only reads"
+            "@engine.task(writes=[]) for one that only reads"
         )
 
     def decorate(fn: Callable[P, T]) -> Callable[P, Task[T]]:
         signature = inspect.signature(fn)
         label = label_of(fn, name)
-        read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes)
+        read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes or ())
         check_runs(fn, label)
         positional = _plain_positional(signature)
         defaults = {
@@ -244,7 +258,8 @@ def task(
                         f"task {label!r} got an array in parameter {parameter!r}, which is in neither reads nor "
                         f"writes; add it to the one that is true"
                     )
-            return _schedule(fn, every, dict(named), read, written, ctx, priority, prop, label, None, nout)
+            options, knows = dict(named), writes is not None
+            return _schedule(fn, every, options, read, written, ctx, priority, prop, label, None, nout, (), None, knows)
 
         return call
 
@@ -266,7 +281,8 @@ def wait(*arrays: object, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    variables = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
+    every = (part for array in _each(arrays) for part in (array, *components(array)))
+    variables = list(dict.fromkeys(var for array in resources(every) for var in vars_of(array, get())))
     if readers:
         for one in variables:
             _engine_of(one).push(_nothing, (), (one,), name="wait")
@@ -338,10 +354,20 @@ def _schedule(
     priority: int,
     prop: FnProperty,
     name: str | None,
-    out: object = None,
-    nout: int | None = None,
+    out: object,
+    nout: int | None,
+    overwritten: Sequence[object],
+    declared: Sequence[object] | None,
+    knows: bool,
 ) -> Task[T]:
-    """Push the call with the vars of ``read`` and ``written``; this takes ownership of ``kwargs``."""
+    """Push the call with the vars of ``read`` and ``written``; this takes ownership of ``kwargs``.
+
+    Args:
+        out: the handle's array.
+        overwritten: the written arrays whose elements it overwrites completely, unless it has a mask or reads them.
+        declared: the arrays of ``reads``; None if the caller has not declared what the call reads.
+        knows: whether the caller has said what it writes, be it nothing.
+    """
     if not callable(fn):
         hint = ": write submit(fn, x), not submit(fn(x))" if fn is None else ""
         raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
@@ -349,18 +375,21 @@ def _schedule(
     label = label_of(fn, name)
     if nout is not None and (type(nout) is not int or nout < 1):
         raise EngineError(f"task {label!r}: nout must be the number of results, an integer >= 1, got {nout!r}")
-    overwritten: Sequence[Any] | None = None
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position
             written = [*written, *arrays_in(args[fn.nin :])]
-    elif not runs(fn):
+    elif not runs(fn) or in_library[fn.__module__]:
         check_runs(fn, label)
-        if type(fn) is not FunctionType:
-            held, changed, whole = arrays_of_function(fn, args, kwargs, written, label)
-            read, written = [*read, *held], [*written, *changed]
-            if whole:
-                overwritten = changed
-                read = [array for array in read if not any(array is other for other in changed)]
+        known = () if declared is None else (*declared, *written)
+        held, changed, whole = arrays_of_function(fn, args, kwargs, known, label)
+        read, written = [*read, *held], [*written, *changed]
+        if whole:
+            overwritten = changed
+            read = _without(read, changed)
+    undeclared: Candidate | None = None
+    if read and not written and not knows:
+        asked = read if not declared else [array for array in read if not any(array is one for one in declared)]
+        undeclared = candidate(fn, asked)
     work = fn
     reads: Sequence[Var] = ()
     writes: Sequence[Var] = ()
@@ -380,9 +409,7 @@ def _schedule(
                 reads, writes = dedupe(read_vars, write_vars)
             if engine._any_failure:
                 masked = "where" in kwargs or "where" in getattr(fn, "keywords", ())
-                if overwritten is None and out is not None and not masked:
-                    overwritten = out if isinstance(out, (tuple, list)) else (out,)
-                inherits = inherited(read_vars, written, overwritten or (), engine)
+                inherits = inherited(read_vars, written, () if masked else overwritten, engine)
             if engine._debug:
                 changing = frozenset(writes)
                 work = functools.partial(call_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
@@ -395,11 +422,21 @@ def _schedule(
                     ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
                 ):
                     work = holding(ndarrays, work)
-        task: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
+        task: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits, undeclared)
         engine.push(task, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:
         in_flight.discard(var)
     return task
+
+
+def _without(arrays: Sequence[object], taken: Sequence[object]) -> list[object]:
+    """Return ``arrays`` without the first occurrence of each of ``taken``; another occurrence is another argument."""
+    kept = list(arrays)
+    for array in taken:
+        position = next((number for number, other in enumerate(kept) if other is array), None)
+        if position is not None:
+            del kept[position]
+    return kept
 
 
 def _checked_names(

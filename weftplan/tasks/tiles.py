@@ -84,6 +84,8 @@ class Grid:
 
     def covers(self, view: RawArray) -> bool:
         """Return whether ``view`` has all the elements of the tiles that it overlaps."""
+        if view.itemsize != self._itemsize or not has_distinct_elements(view):
+            return False
         extents = (range(0, n, t) for n, t in zip(self._shape, self.tile, strict=True))
         sizes = [
             math.prod(min(t, n - start) for start, n, t in zip(place, self._shape, self.tile, strict=True))
@@ -201,3 +203,17 @@ def bounds(array: RawArray) -> tuple[int, int]:
         else:
             high += stride * (count - 1)
     return low, high + array.itemsize
+
+
+def has_distinct_elements(array: RawArray) -> bool:
+    """Return whether no two elements share a byte; False for layouts whose axes are not nested in each other.
+
+    >>> has_distinct_elements(np.zeros((2, 3)).T), has_distinct_elements(np.broadcast_to(np.zeros(1), 3))
+    (True, False)
+    """
+    span = array.itemsize
+    for stride, count in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < span:
+            return False
+        span += stride * (count - 1)
+    return True
