@@ -21,7 +21,10 @@ ENDS = {
     "_exit": ("os._exit(1)", "rank 1 died"),
     "_exit 0": ("os._exit(0)", "rank 1 died"),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 died"),
-    "terminated": ("os.kill(os.getpid(), signal.SIGTERM)", "rank 1 died"),
+    "terminated": (
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGTERM)",
+        "rank 1 died",
+    ),
 }
 
 
