@@ -17,6 +17,7 @@ from tests.kvstore.ranks import need_mpi
 from weftplan.cli import main
 from weftplan.cli.launch.command import command
 from weftplan.cli.launch.mpiexec import mpiexec_command
+from weftplan.cli.launch.record import Record
 from weftplan.cli.train import tasks as train_tasks
 from weftplan.kvstore.distributed.transport.mpi import TCP, environment
 
@@ -64,6 +65,34 @@ def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert failed.exit_code == 1
     assert "pip install 'weftplan[mpi]'" in failed.output
     assert CliRunner().invoke(command, ["x.py"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-np", "3", "hostname"], " -n 3 hostname"),
+        (["-n3", "hostname"], " -n 3 hostname"),
+        (["--nproc", "2", "x.py"], "no option '--nproc'"),
+        (["-n", "2", "--host", "x.py"], "no option '--host'"),
+        (["x.py"], "give -n, the number of processes"),
+    ],
+    ids=" ".join,
+)
+def test_options_of_other_launchers(arguments: list[str], words: str):
+    """``-np`` means ``-n``; an option that launch does not have is named before any process starts."""
+    need_mpi()
+    done = CliRunner().invoke(command, ["--dry-run", *arguments])
+    assert words in " ".join(done.output.split()), done.output
+    assert done.exit_code == (0 if "hostname" in arguments else 2)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_silent_ranks_beside_a_failure(tmp_path: Path, shares: bool):
+    """Mpiexec ends the others of a program that fails before it starts MPI, so they are not told as failures."""
+    file = tmp_path / "record"
+    file.write_text(json.dumps({"rank": 1, "status": 2, "why": "sys.exit(2)", "shares": shares, "late": []}) + "\n")
+    silent = ["rank 0 ended in the middle of its program, by a signal or os._exit"] * shares
+    assert Record(file).failures(2, set()) == [*silent, "rank 1 ended by sys.exit(2)"]
 
 
 @pytest.mark.parametrize("name", ["missing.py", "no-such-program"])

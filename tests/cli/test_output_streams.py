@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.stress.programs import HANDLER
 from weftplan import cli
 from weftplan.cli import LazyGroup, main
 from weftplan.support.command_start import INTERRUPTED
@@ -68,7 +69,8 @@ def test_ctrl_c_while_a_command_is_loaded(name: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["numpy", "click"])
 def test_ctrl_c_during_the_imports(tmp_path: Path, start: str, name: str) -> None:
     """Ctrl-C while a command imports ends it as later: 130, one word, no traceback."""
-    (tmp_path / f"{name}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)")
+    press = "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)"
+    (tmp_path / f"{name}.py").write_text(f"import os, time\n{HANDLER}{press}")
     script = tmp_path / "weftplan"
     script.write_text("import sys\nfrom weftplan.cli import main\nsys.exit(main())")
     done = subprocess.run(

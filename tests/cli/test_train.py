@@ -193,6 +193,7 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits SIG_IGN
     )
     assert process.stdout is not None
     first = process.stdout.readline()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.contract.engines import together
+from tests.stress.programs import HANDLER
 from weftplan import engine
 from weftplan.engine import FnProperty, OprBlock, threaded
 from weftplan.engine.workers import WorkerQueue
@@ -243,14 +244,10 @@ def test_failures_in_the_seat_match_a_worker(eng):
     assert ran == []
 
 
-_HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Source that installs Python's SIGINT handler, since a shell's background jobs ignore SIGINT."""
-
-
 def run_program(text):
     """Run a program in its own process with a SIGINT handler; return the words of its output."""
     done = subprocess.run(
-        [sys.executable, "-c", _HANDLER + textwrap.dedent(text)],
+        [sys.executable, "-c", HANDLER + textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -75,9 +75,9 @@ def run_ranks(
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    command = mpiexec_command(count, None, (str(script),), one_host=hosts is None)
+    command = mpiexec_command(count, None if hosts is None else hosts.file, (str(script),))
     child = subprocess.Popen(
-        command if hosts is None else hosts.across(command),
+        command if hosts is None else hosts.on_first(command),
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,

@@ -21,7 +21,10 @@ ENDS = {
     "_exit": ("os._exit(1)", "rank 1 died"),
     "_exit 0": ("os._exit(0)", "rank 1 died"),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 died"),
-    "terminated": ("os.kill(os.getpid(), signal.SIGTERM)", "rank 1 died"),
+    "terminated": (
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGTERM)",
+        "rank 1 died",
+    ),
 }
 
 
@@ -130,6 +133,39 @@ print("went on", out.asnumpy().tolist(), flush=True)
     assert done.stdout.count("went on [2.0, 2.0, 2.0]") == 2, done.stdout + done.stderr
     assert done.returncode == 1
     assert "weftplan launch: rank 1 ended by OSError: cannot read image 17" in done.stderr
+
+
+LEAVING = """
+import sys
+import numpy as np
+import weftplan as mx
+
+kv = mx.kv.create("dist_sync")
+data = mx.io.NDArrayIter(np.ones((40, 4), "f4"), np.zeros(40, "f4"), batch_size=4)
+net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4), name="softmax")
+
+def leave(param):
+    if kv.rank == 1 and f"{param.epoch} {param.nbatch}" == sys.argv[1]:
+        sys.exit(0)
+
+mx.mod.Module(net).fit(data, kvstore=kv, num_epoch=2, batch_end_callback=leave)
+kv.barrier()
+print("trained", kv.num_workers)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--elastic", "--restarts", "1"]], ids=["mpi", "elastic"])
+def test_a_rank_that_leaves_fit_is_named_by_the_others(tmp_path: Path, arguments: list[str]):
+    """After ``sys.exit(0)`` within ``fit`` the others go on, and each names the rank and the batch on stderr."""
+    script = tmp_path / "script.py"
+    script.write_text(LEAVING)
+    done = launched(tmp_path, "-n", "3", *arguments, str(script), "1 3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["trained 2", "trained 2", ""]
+    words = "rank 1 has left in epoch 1, after 4 batches; the other ranks, 2 of them, go on"
+    assert done.stderr.count(words) == 2, done.stderr
+    done = launched(tmp_path, "-n", "2", *arguments, str(script), "never")
+    assert "has left" not in done.stderr, done.stderr
 
 
 TRAINING = """

@@ -7,6 +7,7 @@ and ``unshare``; :func:`emulated` skips the test without them. A script in place
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ host=$1; shift
 exec ip netns exec "$host" unshare --uts bash -c "hostname $host; $*"
 """
 
+_numbers = itertools.count()
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -32,12 +35,16 @@ class Hosts:
     names: tuple[str, ...]
     folder: Path
 
-    def across(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs the given ``mpiexec`` command on the first host, with processes on all hosts."""
-        mpiexec, *remaining = command
-        reach = ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--hostfile", str(self.folder / "hosts")]
-        inside = ["bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash", mpiexec, *reach, "--map-by", "node"]
-        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside, *remaining]
+    @property
+    def file(self) -> Path:
+        """The file of hosts for ``--hostfile``."""
+        return self.folder / "hosts"
+
+    def on_first(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs the given command on the first host, from which MPI reaches the others."""
+        reach = f"export PRTE_MCA_plm_ssh_agent={self.folder / 'agent'}"
+        inside = ["bash", "-c", f'hostname {self.names[0]}; {reach}; exec "$@"', "bash", *command]
+        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside]
 
     def end(self) -> None:
         """Kill all remaining processes on the hosts."""
@@ -49,14 +56,16 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterator[Hosts]:
+def emulated(count: int = 3, slots: int | None = 2, rate: str | None = None) -> Iterator[Hosts]:
     """Emulate ``count`` hosts inside the block, then remove them with all their processes.
 
-    ``slots`` is the number of processes per host, ``rate`` the bandwidth in the syntax of ``tc`` (None: no limit).
+    ``slots`` is the number of slots per host (None: the file of hosts names none), ``rate`` the bandwidth in the syntax
+    of ``tc`` (None: no limit).
     """
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("hosts are emulated as root, with the commands ip and unshare")
-    mark, net = os.getpid() % 10_000, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+    # A name can be used once: the kernel removes namespaces and their links some time after the command.
+    mark, net = f"{os.getpid() % 10_000}x{next(_numbers)}", f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
     names = tuple(f"wp{mark}h{index}" for index in range(1, count + 1))
     bridge, etc = f"wp{mark}br", Path("/etc/netns")
     cleanup: list[list[str]] = []
@@ -72,7 +81,7 @@ def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterato
         hosts = Hosts(names, Path(folder))
         (hosts.folder / "agent").write_text(_AGENT)
         (hosts.folder / "agent").chmod(0o755)
-        (hosts.folder / "hosts").write_text("".join(f"{name} slots={slots}\n" for name in names))
+        hosts.file.write_text("".join(f"{name} slots={slots}\n" if slots else f"{name}\n" for name in names))
         known = "127.0.0.1 localhost\n" + "".join(f"{net}.{i} {name}\n" for i, name in enumerate(names, 1))
         try:
             ip(f"link add {bridge} type bridge", f"link del {bridge}")

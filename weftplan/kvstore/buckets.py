@@ -1,4 +1,4 @@
-"""Division of gradients into buckets, and of a bucket's elements among participants.
+"""Order of gradients in an exchange, their division into buckets, and of elements among participants and servers.
 
 Two flags limit a bucket, as documented by Paddle: FLAGS_fuse_parameter_groups_size its number of gradients, and
 FLAGS_fuse_parameter_memory_size its size in MiB. A gradient above the size limit has its own bucket. All gradients of a
@@ -7,12 +7,14 @@ bucket have one dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from weftplan import config
 from weftplan.errors import ConfigError
+from weftplan.kvstore.distributed.transport.mpi_types import Position
+from weftplan.kvstore.keys import Key
 from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
@@ -82,6 +84,15 @@ class BucketRule:
         return [[item for item, _ in group] for group in groups]
 
 
+def order_of_exchange(values: Mapping[Key, Item], ready: Sequence[Key] | None) -> list[Item]:
+    """Return the values of a mapping in the order of keys ``ready``; None: the last key first, as backward does.
+
+    >>> order_of_exchange({1: "a", 2: "b"}, None), order_of_exchange({1: "a", 2: "b"}, [1, 2])
+    (['b', 'a'], ['a', 'b'])
+    """
+    return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
+
+
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:
     """Return (first, end) of the elements, out of ``size``, that participant ``place`` of ``count`` sums for the group.
 
@@ -89,3 +100,15 @@ def even_range(size: int, count: int, place: int) -> tuple[int, int]:
     [(0, 3), (3, 6), (6, 10)]
     """
     return size * place // count, size * (place + 1) // count
+
+
+def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[Position, int, int]]:
+    """Return (position of the server, first element, end) for each range of key ``number``, as MXNet places them.
+
+    >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
+    ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
+    """
+    if size < bound or servers == 1:
+        return [(Position((number * 9973) % servers), 0, size)]
+    bounds = [round(size / servers * part) for part in range(servers + 1)]
+    return [(Position(server), bounds[server], bounds[server + 1]) for server in range(servers)]

@@ -19,7 +19,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.engine import debug_enabled
 from weftplan.engine import get as get_engine
 from weftplan.engine.var import Var
-from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.buckets import BucketRule, order_of_exchange
 from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.keys import Key, KeyTable
 from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
@@ -133,8 +133,8 @@ class ExchangingStore(UpdatingStore):
         return Layout(pushed, pulled, items, buckets, fuses, self._version)
 
     def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
-        """Return the values of a mapping in the order of keys ``ready``; None: in reverse order."""
-        return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
+        """Return the values of a mapping in the order of exchange (:func:`order_of_exchange`)."""
+        return order_of_exchange(values, ready)
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         """Divide keys, in the order of exchange, into buckets."""

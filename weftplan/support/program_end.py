@@ -43,6 +43,8 @@ _noted: list[End] = []
 status_is_told: list[bool] = []
 """Not empty if the parent process reads the status elsewhere, so that this process may exit with 0."""
 
+unfinished: list[str] = []
+"""Where training has stopped before its end, such as "in epoch 2, after 17 batches"; empty after its end."""
 when_lost: list[Callable[[], object]] = []
 """Functions to call when this process learns that another one was lost."""
 given_up: set[int] = set()

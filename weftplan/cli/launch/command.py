@@ -34,7 +34,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Start the processes of a distributed kvstore.",
 )
-@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="The number of processes.")
+@click.option("-n", "-np", "--workers", type=click.IntRange(min=1), help="The number of processes; required.")
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -55,7 +55,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    workers: int, hostfile: Path | None, restarts: int, elastic: bool, dry_run: bool, program: tuple[str, ...]
+    workers: int | None, hostfile: Path | None, restarts: int, elastic: bool, dry_run: bool, program: tuple[str, ...]
 ) -> None:
     """Run PROGRAM in several processes that share a kvstore 'dist_sync'.
 
@@ -80,6 +80,10 @@ def command(
         weftplan launch -n 4 --restarts 3 --elastic weftplan train \\
             --kvstore dist_sync
     """
+    if program[0].startswith("-") and program[0] != "-m":
+        raise click.UsageError(f"launch has no option {program[0]!r}; -n is the number of processes")
+    if workers is None:
+        raise click.UsageError("give -n, the number of processes")
     if elastic:
         raise click.exceptions.Exit(_run_elastic(workers, hostfile, restarts, dry_run, program))
     recovers = not restarts

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import click
 
+from weftplan.cli.launch.rank import TELL_HOST
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 ONE_HOST = ("btl", "self,sm")
@@ -21,17 +23,15 @@ def mpiexec_command(
     program: tuple[str, ...],
     *,
     recovers: bool = True,
-    one_host: bool | None = None,
     record: str = "-",
 ) -> list[str]:
     """Return the command that starts ``program`` in ``workers`` processes.
 
     Args:
         workers: the number of processes.
-        hostfile: names of hosts, as mpiexec reads them.
+        hostfile: names of hosts, as mpiexec reads them; without it all processes run on this machine.
         program: a script, ``-m`` with a module, ``weftplan`` with a command, or any program; and its arguments.
         recovers: the other processes continue if one dies; otherwise its death ends all of them.
-        one_host: all processes run on this machine; default: whether there is no ``hostfile``.
         record: the file to which Python programs append their exits, or ``-``.
 
     Raises:
@@ -41,21 +41,31 @@ def mpiexec_command(
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
         raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
-    command = [mpiexec, "--oversubscribe"]
+    command = [mpiexec, "--map-by", f"{'slot' if hostfile is None else _mapping(hostfile)}:OVERSUBSCRIBE"]
     if recovers:
         command += ["--with-ft", "ulfm"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
     settings = [(name.removeprefix("OMPI_MCA_"), value) for name, value in environment().items()]
-    if (hostfile is None if one_host is None else one_host) and "OMPI_MCA_btl" not in os.environ:
+    if hostfile is None and "OMPI_MCA_btl" not in os.environ:
         settings.append(ONE_HOST)
     for name, value in settings:
         command += ["--mca", name, value]
     if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
         command += ["-x", "TERM=dumb"]
     if hostfile is not None:
-        command += ["--hostfile", str(hostfile)]
+        command += ["--hostfile", str(hostfile), "-x", f"{TELL_HOST}=1"]
     return [*command, "-n", str(workers), *interpreted(program, record, recovers=recovers)]
+
+
+def _mapping(hostfile: Path) -> str:
+    """Return the name of Open MPI's rule that maps ranks to hosts.
+
+    ``slot`` fills the slots of a host before it goes on, ``node`` takes the hosts in turn. Open MPI 5 would fill the
+    first host without a rule, and takes the number of cores for slots that the file does not name.
+    """
+    lines = [line.partition("#")[0] for line in hostfile.read_text().splitlines()]
+    return "slot" if any(re.search(r"\bslots\s*=", line) for line in lines) else "node"
 
 
 def interpreted(program: tuple[str, ...], record: str, *, recovers: bool) -> list[str]:

@@ -13,6 +13,7 @@ import io
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,6 +30,9 @@ _LOOK_S = 1.0
 
 _PR_SET_PDEATHSIG = 1
 
+TELL_HOST = "_WEFTPLAN_TELL_HOST"
+"""Environment variable of jobs with a file of hosts; each host's first process then says how many run there."""
+
 
 def main(arguments: list[str]) -> None:
     """Run ``RECORD MODE PROGRAM...``.
@@ -38,6 +42,9 @@ def main(arguments: list[str]) -> None:
     """
     file, mode, *program = arguments
     end_with_parent()
+    if os.environ.get(TELL_HOST) and os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0":
+        here, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("LOCAL_SIZE", "SIZE"))
+        sys.stderr.write(f"weftplan launch: {here} of {size} ranks on {socket.gethostname()}\n")
     if file != "-" and mode == "recovers":
         program_end.status_is_told.append(True)
     if file != "-":

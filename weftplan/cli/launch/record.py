@@ -90,7 +90,9 @@ class Record:
         ends = [(line["rank"], End(line["status"], line["why"])) for line in self._lines if line["status"]]
         ends.sort(key=lambda end: is_consequence(end[1]))
         told = [f"rank {rank} ended by {end.why}" for rank, end in ends]
-        if stopped is not None:
+        # If a program fails before it has started MPI, mpiexec ends the others, which are then silent.
+        ends_all = any(line["status"] and not line["shares"] for line in self._lines)
+        if stopped is not None and not ends_all:
             silent = set(range(workers)) - self.ranks - set(stopped)
             told[:0] = [
                 f"rank {rank} ended in the middle of its program, by a signal or os._exit" for rank in sorted(silent)

@@ -22,13 +22,14 @@ from weftplan.device.context import cpu
 from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.buckets import placement
 from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
+from weftplan.kvstore.distributed.server import Header, Server, Verb, ask
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob

@@ -16,9 +16,8 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import KVStoreError, PlanError
 from weftplan.kvstore.base import KVStoreBase
-from weftplan.kvstore.buckets import even_range
+from weftplan.kvstore.buckets import even_range, placement
 from weftplan.kvstore.compression import Compression
-from weftplan.kvstore.distributed.server import placement
 from weftplan.kvstore.distributed.transport.shared_memory import can_share
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.factory import DIST_ASYNC_TYPES, DIST_DEVICE_TYPES, DIST_TYPES

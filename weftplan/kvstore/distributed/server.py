@@ -27,7 +27,7 @@ from weftplan.engine.factory import nested
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, JobRank, Message, Position, Request
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, JobRank, Message, Request
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.updater import Updater
@@ -115,18 +115,6 @@ class Range:
     values: Array | NDArray
     gradient: NDArray | None = None
     version: int = 0
-
-
-def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[Position, int, int]]:
-    """Return (position of the server, first element, end) for each range of key ``number``, as MXNet places them.
-
-    >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
-    ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
-    """
-    if size < bound or servers == 1:
-        return [(Position((number * 9973) % servers), 0, size)]
-    bounds = [round(size / servers * part) for part in range(servers + 1)]
-    return [(Position(server), bounds[server], bounds[server + 1]) for server in range(servers)]
 
 
 @dataclass(slots=True)

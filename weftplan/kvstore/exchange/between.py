@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from weftplan import config
 from weftplan.device.context import Context, cpu_pinned
+from weftplan.device.links import HOST
 from weftplan.kvstore.exchange.choice import Chooser, Plan
 from weftplan.kvstore.exchange.program import Piece, Program, Room
 from weftplan.kvstore.exchange.runner import Runner
@@ -32,7 +33,7 @@ class Exchange(NamedTuple):
         program: the steps.
         arrays: the pushed array, or the array to fill, of each place.
         whole: the sum, or the stored value, at the home.
-        room: receive buffers by place; host memory under -1.
+        room: receive buffers by place; host memory under ``HOST``.
     """
 
     program: Program
@@ -57,7 +58,7 @@ class Between:
         )
         self._runners: dict[tuple[Context, ...], Runner] = {}
         self._room: dict[Key, dict[int, NDArray]] = {}
-        """Buffers of each key: receive buffers by place, and host memory under -1."""
+        """Buffers of each key: receive buffers by place, and host memory under ``HOST``."""
         self._home: dict[Key, tuple[Context, bool]] = {}
         """(context, True) of a key's sum; before its first push (context, False) of its stored value."""
 
@@ -121,7 +122,7 @@ class Between:
             if item.outs:
                 plan = self._plan_of(item.outs, source)
                 if item.arrays:
-                    room = {place: array for place, array in room.items() if place == -1}
+                    room = {place: array for place, array in room.items() if place == HOST}
                 else:
                     room = self._room_for(item.key, plan, item.stored)
                     reads.append(item.stored)
@@ -171,7 +172,7 @@ class Between:
         hosted = plan.pull.hosted if contexts is None else max(plan.push.hosted, plan.pull.hosted)
         wanted = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}
         if hosted:
-            wanted[-1] = hosted, cpu_pinned(0)
+            wanted[HOST] = hosted, cpu_pinned(0)
         room = self._room.setdefault(key, {})
         home, summed = self._home.get(key, (like.context, False))
         if home != like.context and not (summed and contexts is None):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftplan.errors import MXNetError
+from weftplan.support import program_end
 from weftplan.support.progress import hidden
 from weftplan.training.data.batch import DataBatch
 from weftplan.training.data.data_iter import DataIter
@@ -127,8 +128,10 @@ class Fitting(ResumableRun):
             else:
                 self._rejoining.train(self._train)
             why = "no better value any more" if self._stops() else "all epochs are done"
+            program_end.unfinished.clear()
         except BaseException as error:
             why = type(error).__name__
+            program_end.unfinished[:] = [f"in epoch {self.epoch}, after {self.batches} batches"]
             raise
         finally:
             self._display.clear()

@@ -25,6 +25,8 @@ from weftplan.kvstore.distributed.transport.wire import (
     digest,
     encoded,
 )
+from weftplan.support import program_end
+from weftplan.support.package_log import log
 
 _LOOKS = 8
 """Number of polls of shared memory, a few microseconds, before a step yields to the driving thread."""
@@ -89,7 +91,8 @@ class Meeting(Members):
 
     def leave(self) -> Steps[None]:
         """Announce that this process leaves; the others go on without it at their next exchange."""
-        own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
+        text = clip(program_end.unfinished[0]) if program_end.unfinished else b""
+        own, what = Message(Kind.LEAVE, self.sequence, bytes(8), 0, text).encode(), "the end of its work"
         if self._shared is None or len(self.members) == 1:
             yield from self.swap(own, what)
             return
@@ -137,8 +140,14 @@ class Meeting(Members):
                     break
             else:
                 return [raw[HEADER:] for raw in every]
-            leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
-            self.without(leaving)
+            leaving = {
+                rank: other.text for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE
+            }
+            self.without({*leaving})
+            for rank, place in leaving.items():
+                # Not an error, but later sums have fewer terms.
+                whence = f"rank {rank} has left {place}".rstrip()
+                log.warning("%s; the other ranks, %d of them, go on", whence, len(self.members))
             if not leaving:
                 break  # if members leave, the remaining members swap messages again
         sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
