@@ -108,15 +108,17 @@ def planned_once(
     provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
     key = options, question, provided
     plans: list[tuple[Hashable, PlannedGraph]] = cached.plans
-    result = next((planned for known, planned in plans if known == key), None)
+    result = next((planned for cached_key, planned in plans if cached_key == key), None)
     if result is None:
         file = PlanFile(symbol, order, options, question, provided)
         result = file.load()
         if result is None:
             result = plan(order)
             file.keep(result)
-    others = [pair for pair in cached.plans if pair[1] is not result]  # read again: other threads may have added plans
-    cached.plans = [*others[-MOST + 1 :], (key, result)]
+    other_plans = [
+        pair for pair in cached.plans if pair[1] is not result
+    ]  # read again: other threads may have added plans
+    cached.plans = [*other_plans[-MOST + 1 :], (key, result)]
     return result
 
 
@@ -190,12 +192,12 @@ def _process_state(_provided: Hashable) -> bytes:
         _provided: the key of the cache of this function.
     """
     offered = []
-    for where in ("host", "sim"):
-        for op, way in implementations.provided(where).items():
-            one: Implementation | None = way
-            while one is not None:
-                offered.append((where, op, one.name))
-                one = one.otherwise
+    for kind in ("host", "sim"):
+        for op, provider in implementations.provided(kind).items():
+            implementation: Implementation | None = provider
+            while implementation is not None:
+                offered.append((kind, op, implementation.name))
+                implementation = implementation.otherwise
     return repr((offered, np.__version__, sys.version)).encode()
 
 

@@ -118,12 +118,12 @@ def decode_snapshot(content: bytes, path: Path) -> Saved:
         )
     if metadata.get(_CHECKSUM) != str(_checksum(arrays, text)):
         raise FormatError(f"{path}: damaged: its bytes do not fit their checksum")
-    others, aux = named_in(metadata, BESIDES, path), named_in(metadata, "aux", path)
+    other_arrays, aux = named_in(metadata, BESIDES, path), named_in(metadata, "aux", path)
     return Saved(
         path,
-        as_arrays(arrays, set(arrays) - others - aux),
+        as_arrays(arrays, set(arrays) - other_arrays - aux),
         as_arrays(arrays, aux),
-        {name: arrays[name] for name in others},
+        {name: arrays[name] for name in other_arrays},
         facts,
     )
 
@@ -239,11 +239,11 @@ class Checkpoints:
             nbytes = write_snapshot(path, snapshot)
         except Exception as error:  # a disk error, or a failed operation, which also raises on the training thread
             self.failed += 1
-            last = self._last or next(iter(reversed(self.found())), None)
+            previous = self._last or next(iter(reversed(self.found())), None)
             why = getattr(error, "strerror", None) or error
             log.warning(
                 "the checkpoint %s was not written: %s; training goes on, and %s",
-                *(path, why, f"the last good one is {last}" if last else "there is no other one"),
+                *(path, why, f"the last good one is {previous}" if previous else "there is no other one"),
             )
             self._tell("checkpoint failed", {"step": snapshot.facts.get("step", 0), "path": str(path), "why": str(why)})
             return

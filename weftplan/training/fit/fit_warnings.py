@@ -84,13 +84,15 @@ class Watch:
 
     def batch(self, epoch: int, nbatch: int, labels: Sequence[NDArray], pairs: Sequence[tuple[str, float]]) -> None:
         """Check a batch: the metrics so far, its labels and its outputs."""
-        where = place(epoch, nbatch)
+        position = place(epoch, nbatch)
         for name, value in pairs:
             if not math.isfinite(value):
-                self._tell("loss", f"{where}: {name} is {value}, so the weights are of no use from here on. {_ADVICE}")
+                self._tell(
+                    "loss", f"{position}: {name} is {value}, so the weights are of no use from here on. {_ADVICE}"
+                )
         if epoch == 0 or nbatch == 0:
-            self._labels(where, labels)
-            self._outputs(where)
+            self._labels(position, labels)
+            self._outputs(position)
 
     def _tell(self, kind: str, text: str) -> None:
         if kind not in self._told:

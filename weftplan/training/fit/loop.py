@@ -222,8 +222,8 @@ class Fitting(ResumableRun):
         window, events, self._window = self._window, self._events, Window()
         self._watch.time(window.seconds, window.steps)
         if events is not None:
-            told = events.step(self.step, self.epoch, number, pairs, window, self.module)
-            self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
+            event = events.step(self.step, self.epoch, number, pairs, window, self.module)
+            self._watch.gradients(place(self.epoch, number), event.get("gradient_norm"))
 
     def _update(self, batch: DataBatch, since: float) -> float:
         """Run a step: forward and backward of every piece of the batch, then an update; returns the time at its end."""
