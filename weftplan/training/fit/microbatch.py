@@ -63,8 +63,8 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
         piece_shapes = [tuple(desc.shape) for desc in pieces[0]]
         if bound != piece_shapes or module.bound_grad_req() != "add":
             raise BindError(
-                f"fit: micro_batches={micro_batches} needs the module bound for {piece_shapes} with grad_req 'add', but "
-                f"it is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
+                f"fit: micro_batches={micro_batches} needs the module bound for {piece_shapes} with grad_req 'add', "
+                f"but it is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
             )
     module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
 
