@@ -55,7 +55,7 @@ def test_killed_and_resumed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "weftplan", "train", *arguments, *checkpoints], stdout=subprocess.DEVNULL
     )
-    while not Checkpoints(prefix).found():
+    while not Checkpoints(prefix).files():
         assert process.poll() is None
         time.sleep(0.005)  # polls the condition above
     os.kill(process.pid, signal.SIGKILL)

@@ -158,7 +158,7 @@ def kill_points(seed: int, count: int, kinds: tuple[str, ...] = KINDS) -> list[s
                 if digest[0] != whole[0] or digest[2] != whole[2] or digest[1] not in (None, whole[1]):
                     wrong.append(f"{kind}, killed after {moments} s: {digest} instead of {whole}")
             left = [path.name for path in Path(folder).glob(".*")]
-            if len(Checkpoints(prefix, keep=2).found()) > 2 or left:
+            if len(Checkpoints(prefix, keep=2).files()) > 2 or left:
                 wrong.append(f"{kind}, killed after {moments} s: files are left: {left}")
             runs += 1
     print(f"seed {seed}: {killed} processes killed in {runs} runs, {len(wrong)} of which ended differently")

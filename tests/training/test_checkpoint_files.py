@@ -21,18 +21,18 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 def test_how_many_stay(tmp_path):
     """The newest ``keep`` checkpoints remain; ``keep=None`` removes none."""
     run(tmp_path / "few", every=2, keep=2)
-    assert [path.name for path in Checkpoints(tmp_path / "few").found()] == [
+    assert [path.name for path in Checkpoints(tmp_path / "few").files()] == [
         "few-step00000014.safetensors",
         "few-step00000015.safetensors",
     ]
     run(tmp_path / "all", every=5, keep=None)
-    assert len(Checkpoints(tmp_path / "all").found()) == EPOCHS
+    assert len(Checkpoints(tmp_path / "all").files()) == EPOCHS
 
 
 def test_parameters_alone_are_read_from_a_checkpoint(tmp_path):
     """load_safetensors, Module.load_params and the safetensors library read the parameters of a checkpoint."""
     expected = run(tmp_path / "run")[0]
-    path = Checkpoints(tmp_path / "run").found()[-1]
+    path = Checkpoints(tmp_path / "run").files()[-1]
     args, aux = load_safetensors(path)
     assert {*args, *aux} == set(expected)
     assert set(aux) == {"bn_moving_mean", "bn_moving_var"}
@@ -82,7 +82,7 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     )
     for name, value in module.get_params()[0].items():
         np.testing.assert_array_equal(value.asnumpy(), ended[0][name])
-    actual = Checkpoints(tmp_path / "run").found()
+    actual = Checkpoints(tmp_path / "run").files()
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in actual]
     assert read_snapshot(actual[-1]).facts["step"] == 4
     text = caplog.text
@@ -102,13 +102,13 @@ def test_killed_while_it_writes(tmp_path, monkeypatch):
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
     """If the newest file fails its checksum, resuming uses the previous file; without a valid file it raises."""
     assert run(tmp_path / "run", stop=7, every=2) is None
-    newest = Checkpoints(tmp_path / "run").found()[-1]
+    newest = Checkpoints(tmp_path / "run").files()[-1]
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
     assert_same_run(run(tmp_path / "run", resume=True, every=2), run())
     assert "do not fit their checksum; the one before it is tried" in caplog.text
-    for path in Checkpoints(tmp_path / "run").found():
+    for path in Checkpoints(tmp_path / "run").files():
         path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FormatError, match=r"no checkpoint under .* can be read"):
         run(tmp_path / "run", resume=True)
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
 def test_another_version(tmp_path):
     """A newest checkpoint of another format version raises; resuming does not fall back on older files."""
     run(tmp_path / "run", every=5)
-    path = Checkpoints(tmp_path / "run").found()[-1]
+    path = Checkpoints(tmp_path / "run").files()[-1]
     arrays, metadata = file_format.read(path)
     metadata["weftplan.run"] = json.dumps({**json.loads(metadata["weftplan.run"]), "version": 7})
     file_format.write(path, arrays, metadata)
@@ -163,7 +163,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     mx.random.seed(3)
     module = mx.mod.Module(network())
     module.fit(data(), num_epoch=1, batch_end_callback=after, checkpoint=tmp_path / "run", every=2)
-    assert [read_snapshot(path).facts["step"] for path in Checkpoints(tmp_path / "run").found()] == [2, 4, 5]
+    assert [read_snapshot(path).facts["step"] for path in Checkpoints(tmp_path / "run").files()] == [2, 4, 5]
     assert not [thread for thread in threading.enumerate() if thread.name == "weftplan checkpoint"]
 
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_is_of_its_moment(tmp_path):
     """A checkpoint has the weights of its step: a run that continues and a run killed there save equal weights."""
     run(tmp_path / "run", every=1, keep=None, num_epoch=1)
     run(tmp_path / "short", every=3, keep=None, stop=3)
-    early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]
-    (late,) = (read_snapshot(path) for path in Checkpoints(tmp_path / "short").found())
+    early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").files()}["3.safetensors"]
+    (late,) = (read_snapshot(path) for path in Checkpoints(tmp_path / "short").files())
     for name, value in early.args.items():
         np.testing.assert_array_equal(value.asnumpy(), late.args[name].asnumpy())

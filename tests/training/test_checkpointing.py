@@ -16,7 +16,7 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 def test_resumed_is_not_stopped(tmp_path, stop, every):
     """A run stopped at any point of an epoch and resumed ends with the bits of an uninterrupted run."""
     assert run(tmp_path / "run", stop=stop, every=every) is None
-    seed = 99 if Checkpoints(tmp_path / "run").found() else 3  # a run without a checkpoint begins as the first run did
+    seed = 99 if Checkpoints(tmp_path / "run").files() else 3  # a run without a checkpoint begins as the first run did
     assert_same_run(run(tmp_path / "run", resume=True, every=every, seed=seed), run())
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_between_batches_leaves_a_checkpoint_of_that_moment(tmp_path):
             kvstore="device",
             checkpoint=tmp_path / "run",
         )
-    assert read_snapshot(Checkpoints(tmp_path / "run").found()[-1]).facts["step"] == 8
+    assert read_snapshot(Checkpoints(tmp_path / "run").files()[-1]).facts["step"] == 8
     resumed = run(tmp_path / "run", resume=True)
     for name, value in run()[0].items():
         np.testing.assert_array_equal(value, resumed[0][name])

@@ -164,7 +164,7 @@ def test_the_scale_is_part_of_a_checkpoint(tmp_path):
 
     with pytest.raises(Stopped):
         fit(batch_end_callback=stop, checkpoint=tmp_path / "run", every=2)
-    facts = read_snapshot(Checkpoints(tmp_path / "run").found()[-1]).facts
+    facts = read_snapshot(Checkpoints(tmp_path / "run").files()[-1]).facts
     assert facts["scaling"]["good"] == facts["step"] - facts["scaling"]["skipped"] == 8
     resumed, whole = fit(checkpoint=tmp_path / "run", every=2, resume=True), fit()
     for name, value in weights(whole).items():

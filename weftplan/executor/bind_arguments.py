@@ -104,7 +104,7 @@ def collect_gradients(
     if isinstance(args_grad, Mapping):
         _warn_unknown("args_grad", args_grad, names)
     items = _in_order({} if args_grad is None else args_grad, names, "args_grad")
-    wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), items, strict=True)}
+    grad_reqs = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), items, strict=True)}
     grads: list[NDArray | None] = []
     dtypes: dict[str, DType] = {}
     for name, array, grad in zip(names, args, items, strict=True):
@@ -118,10 +118,10 @@ def collect_gradients(
             )
         if tuple(grad.shape) != tuple(array.shape):
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
-        if grad.dtype != array.dtype and wanted[name] != "null":
+        if grad.dtype != array.dtype and grad_reqs[name] != "null":
             dtypes[name] = grad.dtype
         grads.append(grad)
-    return grads, wanted, dtypes
+    return grads, grad_reqs, dtypes
 
 
 def collect_shapes(shapes: Mapping[str, object], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, object]:
@@ -153,9 +153,9 @@ def check_context(verb: str, ctx: object) -> None:
 
 def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str]) -> None:
     """Warn about names that are not arguments. MXNet ignores them, but a misspelt name would disable training."""
-    known = frozenset(names)
+    legal_names = frozenset(names)
     for name in values:
-        if name not in known:
+        if name not in legal_names:
             hint = did_you_mean(name, names)
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
@@ -181,7 +181,7 @@ def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]
         DTypeError: a value is not a dtype.
         ParameterError: ``names`` lacks a name.
     """
-    known: dict[str, DType] = {}
+    dtypes: dict[str, DType] = {}
     every = frozenset(names)
     for name, dtype in type_dict.items():
         if dtype is None:
@@ -190,13 +190,13 @@ def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]
             hint = did_you_mean(name, names)
             raise ParameterError(f"type_dict: no variable is called {name!r}; {hint}variables: {listed(names)}")
         try:
-            known[name] = dtype_of(dtype)
+            dtypes[name] = dtype_of(dtype)
         except TypeError as error:
             why = f" ({error})" if dtype == "bfloat16" else ""
             raise DTypeError(
                 f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}{why}"
             ) from None
-    return known
+    return dtypes
 
 
 def either(verb: str, name: str, value: T | None, older: str, older_value: T | None) -> T | None:

@@ -78,7 +78,7 @@ class Binding:
                 options limit memory.
             order: the depth-first order of the symbol; None: it is computed.
         """
-        places = contexts if self.group2ctx else {}
+        group_contexts = contexts if self.group2ctx else {}
 
         def plan(order: Order) -> PlannedGraph:
             sized = planner.size_symbol(
@@ -89,7 +89,7 @@ class Binding:
                 grad_dtypes=self.grad_dtypes,
                 context=self.ctx,
                 group2ctx=self.group2ctx,
-                variable_contexts=places or None,
+                variable_contexts=group_contexts or None,
                 options=self.options,
                 order=order,
             )
@@ -101,7 +101,7 @@ class Binding:
             "gradients": self.reqs,
             "dtypes of gradients": {name: np.dtype(dtype) for name, dtype in self.grad_dtypes.items()},
             "groups": self.group2ctx or {},
-            "contexts": places,
+            "contexts": group_contexts,
         }
         planned = planned_once(self.symbol, self.options, facts, (self.ctx, budget), plan, order=order)
         if any(context.device_type == "file" for context in planned.memory.contexts):
@@ -227,10 +227,10 @@ def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) ->
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
     """Return (device, target, bytes per second, latency in seconds) for each offload target with a known link speed."""
     links = []
-    for place in places(ctx, options):
-        known = speed(ctx, place.context)
-        if known is not None:
-            links.append((str(ctx), str(place.context), known.bandwidth, known.latency))
+    for target in places(ctx, options):
+        link_speed = speed(ctx, target.context)
+        if link_speed is not None:
+            links.append((str(ctx), str(target.context), link_speed.bandwidth, link_speed.latency))
     return tuple(links)
 
 
@@ -351,31 +351,37 @@ def simple_bind(
     shapes = collect_shapes(shapes, names, aux_names)
     shared: dict[str, Mapping[str, Any]] = {}
     if shared_exec is not None:
-        known_names = frozenset(names)
-        shared.update((name, shared_exec.arg_dict) for name in shared_arg_names or () if name in known_names)
+        names_with_shapes = frozenset(names)
+        shared.update((name, shared_exec.arg_dict) for name in shared_arg_names or () if name in names_with_shapes)
         shared.update((name, shared_exec.aux_dict) for name in aux_names if name in shared_exec.aux_dict)
     groups = variable_contexts(symbol, ctx, group2ctx)
-    places = {name: groups.get(name, ctx) for name in every}
-    there = {name: table[name].context for name, table in shared.items() if name in table}
+    variable_places = {name: groups.get(name, ctx) for name in every}
+    shared_contexts = {name: table[name].context for name, table in shared.items() if name in table}
     try:
         reqs = normalize_grad_req(grad_req, names)
-        known = {name: as_shape(name, shape) for name, shape in shapes.items()}
+        input_shapes = {name: as_shape(name, shape) for name, shape in shapes.items()}
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
-        most = bytes_of(limit, ctx) if isinstance(limit, (int, str)) else None
-        types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
-        planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most, order=order)
+        byte_limit = bytes_of(limit, ctx) if isinstance(limit, (int, str)) else None
+        types = {**(dict.fromkeys(input_shapes, dtype) if dtype is not None else {}), **(type_dict or {})}
+        planned = binding.plan(
+            input_shapes,
+            given_dtypes(types, every),
+            {**variable_places, **shared_contexts},
+            budget=byte_limit,
+            order=order,
+        )
     except (BudgetError, PlanError):
         raise
     except MXNetError as error:
         lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
         raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from own(error)
-    wanted = {name: (*fact, places[name]) for name, fact in planned.variables().items()}
+    facts = {name: (*fact, variable_places[name]) for name, fact in planned.variables().items()}
     args, grads, aux = arrays_like(
-        wanted, names, aux_names, reqs, shared=shared, shared_exec=shared_exec, shared_buffer=shared_buffer
+        facts, names, aux_names, reqs, shared=shared, shared_exec=shared_exec, shared_buffer=shared_buffer
     )
-    if most is not None:
+    if byte_limit is not None:
         binding = replace(binding, options=planned.memory.options)  # reshape then uses the options that met the budget
     executor = binding.executor(planned, args, grads, aux, shared_exec)
     if shared_exec is None and shared_buffer is None:
-        executor._inferred = frozenset(every).difference(known)
+        executor._inferred = frozenset(every).difference(input_shapes)
     return executor

@@ -85,40 +85,40 @@ class Collector:
         for is_train in (True, False):
             segments = (*forward, *backward) if is_train else forward
             users: dict[int, int] = defaultdict(int)
-            last: dict[int, tuple[int, Step]] = {}
-            known: dict[int, DynamicChunk] = {}
+            last_use: dict[int, tuple[int, Step]] = {}
+            chunk_by_id: dict[int, DynamicChunk] = {}
             for number, segment in enumerate(segments):
                 for step in segment.steps:
                     for chunk in chunks_of(step):
-                        known[id(chunk)] = chunk
+                        chunk_by_id[id(chunk)] = chunk
                         users[id(chunk)] |= 1 << number
-                        last[id(chunk)] = number, step
+                        last_use[id(chunk)] = number, step
             predecessors = _predecessors(segments)
-            chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
+            chosen = {id(chunk) for chunk in self._chosen(list(chunk_by_id.values()))}
             freed_inside: dict[int, list[DynamicChunk]] = defaultdict(list)
             ends: dict[int, list[DynamicChunk]] = defaultdict(list)
-            for key, (number, step) in last.items():
+            for key, (number, step) in last_use.items():
                 if key not in chosen:
                     continue
-                alone = not users[key] & ~(predecessors[number] | 1 << number)
+                unused_later = not users[key] & ~(predecessors[number] | 1 << number)
                 # A step on a stream cannot free host memory: host threads that allocate it do not wait for its event.
-                can_free = inside and (step.context == known[key].context or not step.context.has_streams)
-                if can_free and self.threshold == 0 and alone and step.bind is not None:
-                    freed_inside[step.nid].append(known[key])
+                can_free = inside and (step.context == chunk_by_id[key].context or not step.context.has_streams)
+                if can_free and self.threshold == 0 and unused_later and step.bind is not None:
+                    freed_inside[step.nid].append(chunk_by_id[key])
                 else:
-                    ends[number].append(known[key])
+                    ends[number].append(chunk_by_id[key])
             local[is_train], self._ends[is_train] = dict(freed_inside), dict(ends)
-            self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
+            self._kept[is_train] = [chunk for key, chunk in chunk_by_id.items() if key not in chosen]
         return local
 
     def _chosen(self, chunks: list[DynamicChunk]) -> list[DynamicChunk]:
         """Return the chunks that are freed within a run, largest first."""
         if self.threshold < 0:
             return []
-        most = self.fraction * sum(chunk.nbytes for chunk in chunks)
+        byte_limit = self.fraction * sum(chunk.nbytes for chunk in chunks)
         largest, nbytes = [], 0
         for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
-            if nbytes >= most:
+            if nbytes >= byte_limit:
                 break
             largest.append(chunk)
             nbytes += chunk.nbytes
@@ -216,11 +216,11 @@ class DynamicMemory(PlannedMemory):
     ) -> None:
         """Run the call of node ``nid``, cached or new, on ``raws``, the allocated bytes of ``chunks``."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
-        known = self._calls.get(key)
-        if known is None:
-            known = self._made(key, raws, make(), run)
-        call = known[0] or known[1](run)
-        del raws, known
+        entry = self._calls.get(key)
+        if entry is None:
+            entry = self._made(key, raws, make(), run)
+        call = entry[0] or entry[1](run)
+        del raws, entry
         call()
 
     def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
@@ -278,11 +278,11 @@ class DynamicExecutor(Executor):
             super()._push(segments, steps)
             return
         calls, run = self._prepare_once(), self._run
-        first = 0 if segments is calls.forward_segments else len(calls.forward_segments)
-        for number, segment in enumerate(segments, first):
+        first_number = 0 if segments is calls.forward_segments else len(calls.forward_segments)
+        for number, segment in enumerate(segments, first_number):
             segment.push(run)
             give_back(self._collector.passed(run.is_train, number), fast=self._collector.fast)
-        if not run.is_train or first or not calls.backward_segments:
+        if not run.is_train or first_number or not calls.backward_segments:
             give_back(self._collector.ended(run.is_train), fast=self._collector.fast)
 
     def _check_repeatable(self, calls: PreparedRun) -> None:

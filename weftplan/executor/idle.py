@@ -73,8 +73,8 @@ class _Probe:
         self.value = object()
 
 
-def _references(thing: object) -> int:
-    """Return the number of references to ``thing``, including the caller's variable and the argument of this call."""
+def _references(target: object) -> int:
+    """Return the number of references to ``target``, including the caller's variable and the argument of this call."""
     # Only a reference count shows that no view of a block is left:
     # - NumPy, CuPy, DLPack or an extension can make a view without a call of this package.
     # - A view of a view has the same base. So a weak reference to an exported array dies before its views, and a weak
@@ -82,7 +82,7 @@ def _references(thing: object) -> int:
     # - The buffer protocol refuses a resize while views exist, but only for bytearrays.
     # A copy for each export would need no count, but `asnumpy` of outputs and DLPack would no longer share memory.
     # The count may be too high, as in a debugger: then the block stays. If it may be too low, `_EXACT` is False.
-    return getrefcount(thing)
+    return getrefcount(target)
 
 
 def _measured() -> tuple[int, int]:
@@ -162,8 +162,8 @@ class Idleness:
     def _prepared_with_retry(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
         """Implement :meth:`prepared` for the case that blocks may be offloaded."""
         me = threading.get_ident()
-        for left in reversed(range(_MAX_ATTEMPTS)):
-            may_retry = left and not _thread.runs and not engine.get().in_operation and spilling.active()
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
+            may_retry = attempts_left and not _thread.runs and not engine.get().in_operation and spilling.active()
             if may_retry:
                 self._let_pending_end(arrays)
                 waits.preparing.add(me)
@@ -290,12 +290,12 @@ class Idleness:
         chunks = (chunk for member in pool._placements() for chunk in member.chunks.values())
         return [pool.var, *(chunk.var for chunk in chunks if chunk.context == ctx)]
 
-    def leave(self, ctx: Context, where: tuple[Any, ...]) -> int:
+    def leave(self, ctx: Context, targets: tuple[Any, ...]) -> int:
         """Offload the block on ``ctx``; return its bytes, 0 if there is no block or it is in use.
 
         Args:
             ctx: the device.
-            where: offload targets, in the order of preference.
+            targets: offload targets, in the order of preference.
 
         Raises:
             OutOfMemoryError: no offload target has room. The block stays.
@@ -324,17 +324,17 @@ class Idleness:
             raws = [chunk.withhold() for chunk in chunks]
             offloaded = None
             try:
-                alone = _references(block) == len(chunks) + _BLOCK and all(
+                unreferenced = _references(block) == len(chunks) + _BLOCK and all(
                     _references(chunk._release) == _ATTRIBUTE for chunk in chunks
                 )
                 if not pool.idle([pool.var, *(chunk.var for chunk in chunks)]):
                     _thread.pending.append(self)
-                elif alone:
+                elif unreferenced:
                     for chunk in chunks:
                         chunk.forget_views()
                     # A thread that reads an array after waiting for it is not an operation. It is seen by its view.
                     if all(_references(raw) == _BLOCK for raw in raws):
-                        offloaded = offload.offload(block.raw, ctx, where, "planned")
+                        offloaded = offload.offload(block.raw, ctx, targets, "planned")
             finally:
                 if offloaded is None:
                     for chunk, raw in zip(chunks, raws, strict=True):
@@ -385,10 +385,10 @@ def _offload_idle(context: Context, nbytes: int) -> bool:
     """
     if not spilling.active() or not _pools or not _EXACT:
         return False
-    place = device.get(context)
-    if place.asynchronous:
+    offloading_device = device.get(context)
+    if offloading_device.asynchronous:
         with no_stream():
-            place.synchronize()
+            offloading_device.synchronize()
     freed = 0
     _thread.in_runs, _thread.pending, _thread.viewed = [], [], []
     for pool in members(_pools):
@@ -430,10 +430,10 @@ def _await_users(context: Context, in_operation: bool) -> bool:
         while True:
             with waits.looking:
                 waits.postpone_if_wanted(me)
-                if not pending and not any(one.moving for one in runs):
-                    waits.waiting[me] = [user for one in runs for user in one.users]
+                if not pending and not any(run.moving for run in runs):
+                    waits.waiting[me] = [user for run in runs for user in run.users]
                 if not (
-                    all(one.pushed_on(context) for one in runs) and all(one.pending_on(context) for one in pending)
+                    all(run.pushed_on(context) for run in runs) and all(run.pending_on(context) for run in pending)
                 ):
                     waits.waiting.pop(me, None)
                     return True
@@ -455,7 +455,7 @@ def _await_views(context: Context, blocks: list[Idleness]) -> bool:
     end = time.monotonic() + LOOKING_S
     while blocks and time.monotonic() < end:
         try:
-            if any(one.leave(context, spilling.listed()) for one in blocks) or _thread.in_runs or _thread.pending:
+            if any(block.leave(context, spilling.listed()) for block in blocks) or _thread.in_runs or _thread.pending:
                 return True
         except OutOfMemoryError as error:
             relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")

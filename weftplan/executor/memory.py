@@ -115,8 +115,8 @@ class PlannedMemory:
         self.placement = place(planned)
         self.allocated_bytes = self.pool.join(self.placement)
         self._planned = planned
-        wanted = config.get("MXNET_ENABLE_CUDA_GRAPHS")
-        self.graphs: str | None = None if wanted else "MXNET_ENABLE_CUDA_GRAPHS is off"
+        setting = config.get("MXNET_ENABLE_CUDA_GRAPHS")
+        self.graphs: str | None = None if setting else "MXNET_ENABLE_CUDA_GRAPHS is off"
 
     @property
     def chunks(self) -> Mapping[int, Chunk]:

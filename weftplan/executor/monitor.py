@@ -164,7 +164,7 @@ def debug_str(planned: PlannedGraph) -> str:
         chosen = planned.kernels.get(nid)
         if chosen is not None and chosen.several:
             lines.append(f"Kernel: {chosen.text}")
-    lines += [f"Pass: {one.text}" for one in planned.memory.passes]
+    lines += [f"Pass: {note.text}" for note in planned.memory.passes]
     lines.append(f"Total {planned.memory.peak >> 20} MB allocated")
     lines.append("Total 11 TempSpace resource requested")
     return "\n".join(lines) + "\n"

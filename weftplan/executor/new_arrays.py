@@ -44,18 +44,18 @@ def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[s
     """Return the contexts of the variables with a ``ctx_group``; raise BindError if ``group2ctx`` lacks a group."""
     if not group2ctx:
         return {}
-    places = {}
+    contexts = {}
     for name, attrs in symbol.attr_dict().items():
         group = attrs.get("__ctx_group__") or attrs.get("ctx_group")
         if group is not None:
             if group not in group2ctx:
                 raise BindError(f"{name!r} is in ctx_group {group!r}, which group2ctx {dict(group2ctx)} does not name")
-            places[name] = group2ctx[group]
-    return places
+            contexts[name] = group2ctx[group]
+    return contexts
 
 
 def arrays_like(
-    wanted: Mapping[str, ArrayFacts],
+    facts: Mapping[str, ArrayFacts],
     names: Sequence[str],
     aux_names: Sequence[str],
     reqs: Mapping[str, str],
@@ -67,7 +67,7 @@ def arrays_like(
     """Return the arrays of arguments, gradients and auxiliary states; new arrays are filled with zeros.
 
     Args:
-        wanted: shape, dtype and context of each variable.
+        facts: shape, dtype and context of each variable.
         names, aux_names: the arguments and the states, in order.
         reqs: the grad_req of each argument.
         shared: for each variable whose array is shared, the arrays of ``shared_exec`` by name.
@@ -82,39 +82,39 @@ def arrays_like(
     contiguous: dict[str, NDArray] = {}
     small: dict[str, NDArray] = {}
     if not shares:
-        contiguous = contiguous_gradients({name: wanted[name] for name in names if reqs[name] != "null"})
-        small = _contiguous_small({name: wanted[name] for name in (*names, *aux_names)})
+        contiguous = contiguous_gradients({name: facts[name] for name in names if reqs[name] != "null"})
+        small = _contiguous_small({name: facts[name] for name in (*names, *aux_names)})
     unfilled += contiguous.values()
 
-    def zero(shape: tuple[int, ...], place: Context, dtype: DType) -> NDArray:
-        unfilled.append(_new(shape, place, dtype))
+    def zero(shape: tuple[int, ...], context: Context, dtype: DType) -> NDArray:
+        unfilled.append(_new(shape, context, dtype))
         return unfilled[-1]
 
-    def buffered(name: str, shape: tuple[int, ...], place: Context, dtype: DType) -> NDArray:
+    def buffered(name: str, shape: tuple[int, ...], context: Context, dtype: DType) -> NDArray:
         if shared_buffer is None:
-            return zero(shape, place, dtype)
-        return buffered_array(shared_buffer, name, shape, dtype, place)
+            return zero(shape, context, dtype)
+        return buffered_array(shared_buffer, name, shape, dtype, context)
 
     for name in names:
-        shape, dtype, place = wanted[name]
+        shape, dtype, context = facts[name]
         grad = contiguous.get(name)
         if name in shared:
             args.append(shared_array(shared[name], name, shape, dtype))
             if reqs[name] != "null":
                 grad = None if shared_exec is None else shared_exec.grad_dict.get(name)
-                grad = zero(shape, place, dtype) if grad is None else grad
+                grad = zero(shape, context, dtype) if grad is None else grad
         else:
-            args.append(small[name] if name in small else buffered(name, shape, place, dtype))
+            args.append(small[name] if name in small else buffered(name, shape, context, dtype))
             if reqs[name] != "null" and grad is None:
-                grad = buffered(f"grad of {name}", shape, place, dtype)
+                grad = buffered(f"grad of {name}", shape, context, dtype)
         grads.append(grad)
     aux = []
     for name in aux_names:
         if name in small:
             aux.append(small[name])
             continue
-        shape, dtype, place = wanted[name]
-        aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else zero(shape, place, dtype))
+        shape, dtype, context = facts[name]
+        aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else zero(shape, context, dtype))
     _fill(unfilled)
     return args, grads, aux
 
@@ -232,60 +232,60 @@ def _push_fill(group: list[Chunk]) -> None:
     push(fill, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
 
 
-def contiguous_gradients(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
+def contiguous_gradients(facts: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return uninitialized arrays for gradients, contiguous for each context and dtype, the last gradient first.
 
     Backward completes the gradients of the last arguments first. A store exchanges gradients in this order and in
     batches, and a batch of contiguous gradients needs no copy. Each array has its own var. The result omits arrays that
     are not on a CPU, arrays whose memory may move, and an array if no other has its context and dtype.
     """
-    return _contiguous(dict(reversed(wanted.items())))[1]
+    return _contiguous(dict(reversed(facts.items())))[1]
 
 
-def _contiguous_small(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
+def _contiguous_small(facts: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return contiguous arrays of zeros for the arrays of at most ``_INLINE_BYTES``.
 
     A network has hundreds of gammas, biases and means, most of them smaller than a page; one allocation per context and
     dtype serves all of them. The result omits arrays by the same rules as :func:`contiguous_gradients`.
     """
-    few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _INLINE_BYTES}
+    few = {name: fact for name, fact in facts.items() if math.prod(fact[0]) * fact[1].itemsize <= _INLINE_BYTES}
     wholes, arrays = _contiguous(few)
-    for whole in wholes:
-        whole.raw.fill(0)  # without the engine: no other thread has the arrays yet
+    for chunk_of_all in wholes:
+        chunk_of_all.raw.fill(0)  # without the engine: no other thread has the arrays yet
     return arrays
 
 
-def _contiguous(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
+def _contiguous(facts: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
     """Return one chunk for each context and dtype, and the arrays that these chunks are cut into, by name.
 
-    The arrays of a chunk have the order of ``wanted``. The result omits arrays by the same rules as
+    The arrays of a chunk have the order of ``facts``. The result omits arrays by the same rules as
     :func:`contiguous_gradients`.
     """
     groups: dict[tuple[Context, DType], list[str]] = {}
-    last, group = None, []
-    for name, (_, dtype, place) in wanted.items():
-        if place.device_type == "cpu":
-            if last is None or last[0] is not place or last[1] is not dtype:  # most are alike
-                last = place, dtype
-                group = groups.setdefault((place, np.dtype(dtype)), [])
+    last_kind, group = None, []
+    for name, (_, dtype, context) in facts.items():
+        if context.device_type == "cpu":
+            if last_kind is None or last_kind[0] is not context or last_kind[1] is not dtype:  # most are alike
+                last_kind = context, dtype
+                group = groups.setdefault((context, np.dtype(dtype)), [])
             group.append(name)
     wholes: list[Chunk] = []
     arrays: dict[str, NDArray] = {}
-    for (place, dtype), names in groups.items():
-        sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
-        if len(names) < 2 or not sum(sizes) or not _has_plain_chunks(place):
+    for (context, dtype), names in groups.items():
+        sizes = [math.prod(facts[name][0]) * dtype.itemsize for name in names]
+        if len(names) < 2 or not sum(sizes) or not _has_plain_chunks(context):
             continue
-        whole = Chunk(place, sum(sizes))
-        wholes.append(whole)
-        for name, part in zip(names, whole.cut(sizes), strict=True):
-            arrays[name] = NDArray.over(part, wanted[name][0], dtype)
+        chunk_of_all = Chunk(context, sum(sizes))
+        wholes.append(chunk_of_all)
+        for name, part in zip(names, chunk_of_all.cut(sizes), strict=True):
+            arrays[name] = NDArray.over(part, facts[name][0], dtype)
     return wholes, arrays
 
 
-def _has_plain_chunks(place: Context) -> bool:
-    """Return whether arrays on ``place`` have plain chunks, whose memory never moves."""
+def _has_plain_chunks(context: Context) -> bool:
+    """Return whether arrays on ``context`` have plain chunks, whose memory never moves."""
     # The chunk factory may choose a class by context, so a chunk of one byte is made to see it.
-    return ARRAY_CHUNK.value is Chunk or type(ARRAY_CHUNK.get()(place, 1)) is Chunk
+    return ARRAY_CHUNK.value is Chunk or type(ARRAY_CHUNK.get()(context, 1)) is Chunk
 
 
 def writes_of_zeros(array: NDArray) -> int:

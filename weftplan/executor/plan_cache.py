@@ -108,15 +108,17 @@ def planned_once(
     replaced = implementations.replaced()
     key = options, question, replaced
     plans: list[tuple[Hashable, PlannedGraph]] = cached.plans
-    result = next((planned for known, planned in plans if known == key), None)
+    result = next((planned for cached_key, planned in plans if cached_key == key), None)
     if result is None:
         file = PlanFile(symbol, order, options, question, replaced)
         result = file.load()
         if result is None:
             result = plan(order)
             file.keep(result)
-    others = [pair for pair in cached.plans if pair[1] is not result]  # read again: other threads may have added plans
-    cached.plans = [*others[-MOST + 1 :], (key, result)]
+    other_plans = [
+        pair for pair in cached.plans if pair[1] is not result
+    ]  # read again: other threads may have added plans
+    cached.plans = [*other_plans[-MOST + 1 :], (key, result)]
     return result
 
 

@@ -70,8 +70,8 @@ class Placement:
         if not storages:
             return []
         columns = [column[storages].tolist() for column in self._storages]
-        places = [(*self._slabs[slab], offset, size) for slab, offset, size in zip(*columns, strict=True)]
-        return [(ctx, start + offset, size) for ctx, start, offset, size in places]
+        locations = [(*self._slabs[slab], offset, size) for slab, offset, size in zip(*columns, strict=True)]
+        return [(ctx, start + offset, size) for ctx, start, offset, size in locations]
 
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
         """Move the chunks to new blocks. The first call makes the eager chunks, and needs the blocks of all devices."""
@@ -85,10 +85,10 @@ class Placement:
 
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of ``storages``, given the blocks of all devices."""
-        places = [*zip(storages, self._where(storages), strict=True)]
+        locations = [*zip(storages, self._where(storages), strict=True)]
         chunks_by_storage = dict(self.chunks)  # a new table, as other threads may iterate over the old table
         for ctx, block in blocks.items():
-            mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
+            mine = [(k, at, size) for k, (context, at, size) in locations if context is ctx or context == ctx]
             parts = block.cut([(at, size) for _, at, size in mine])
             chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
             chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
@@ -147,8 +147,8 @@ class SlabPool:
         # 2. executor B, which shares A's memory, runs, and overwrites that output;
         # 3. the copy starts, and reads B's values.
         # The copy does not read the pool's var, because users' operations do not know the pool.
-        before, self._owner = self._owner, placement
-        return [] if before is None else list(before.chunks.values())
+        previous_owner, self._owner = self._owner, placement
+        return [] if previous_owner is None else list(previous_owner.chunks.values())
 
     def join(self, placement: Placement) -> int:
         """Make room for ``placement`` and make its eager chunks; return by how many bytes the pool has grown.
@@ -170,24 +170,24 @@ class SlabPool:
     def _join(self, placement: Placement) -> int:
         """Do the work of :meth:`join`, with all blocks in memory."""
         self._members = [ref for ref in self._members if ref() is not None]
-        others = self._placements()
-        before = self.nbytes
+        other_placements = self._placements()
+        old_nbytes = self.nbytes
         # If another executor needs a block that is missing, it was lost when memory ran out. A new block serves both.
         short = {
-            ctx: max(nbytes, *(member.needs.get(ctx, 0) for member in others), 0)
+            ctx: max(nbytes, *(member.needs.get(ctx, 0) for member in other_placements), 0)
             for ctx, nbytes in placement.needs.items()
-            if nbytes > before.get(ctx, -1)
+            if nbytes > old_nbytes.get(ctx, -1)
         }
         for ctx, target in placement.targets.items():
             if self._room is None:
                 self._room = offload.Reservation()
                 weakref.finalize(self, self._room.free).atexit = False
             self._room.hold(ctx, target, placement.needs[ctx])
-        if not before.keys().isdisjoint(short):
+        if not old_nbytes.keys().isdisjoint(short):
             self._settle()
         for ctx, nbytes in short.items():
             self._grow(ctx, nbytes)
-        fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
+        fresh = sum(nbytes - old_nbytes.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
         self._set_bring_back(placement.chunks.values())
         self._members.append(weakref.ref(placement))
@@ -209,9 +209,9 @@ class SlabPool:
 
     def _set_bring_back(self, chunks: Iterable[MovableChunk]) -> None:
         """Let new chunks bring their block back if they are used while it is offloaded."""
-        back = weakref.WeakMethod(self.idleness.bring_back)
+        bring_back = weakref.WeakMethod(self.idleness.bring_back)
         for chunk in chunks:
-            chunk.returned_by(back)
+            chunk.returned_by(bring_back)
 
     def _placements(self) -> list[Placement]:
         """Return the placements of existing executors, and the owner."""
@@ -232,44 +232,44 @@ class SlabPool:
         if ctx not in self._blocks:
             self._install(ctx, PoolMemory(ctx, nbytes))
             return
-        before = self.nbytes[ctx]
-        kept = None
+        old_nbytes = self.nbytes[ctx]
+        saved_bytes = None
         if self._owner is not None:
             # Keep the results of the last run: a caller may read its outputs or run its backward part.
             try:
                 new = PoolMemory(ctx, nbytes)
             except OutOfMemoryError:
                 # No room for both blocks: copy the contents to the host meanwhile.
-                kept = np.empty(before, np.uint8)
-                copy_bytes(ctx, kept, self._blocks[ctx].raw)
+                saved_bytes = np.empty(old_nbytes, np.uint8)
+                copy_bytes(ctx, saved_bytes, self._blocks[ctx].raw)
             else:
-                copy_bytes(ctx, new.raw[:before], self._blocks[ctx].raw)
+                copy_bytes(ctx, new.raw[:old_nbytes], self._blocks[ctx].raw)
                 self._give_back(ctx, lambda: self._install(ctx, new))
                 return
         old = self._give_back(ctx, lambda: self._vacate(ctx))
         try:
             new = PoolMemory(ctx, nbytes)
         except OutOfMemoryError:
-            self._restore(ctx, before, old, kept)
+            self._restore(ctx, old_nbytes, old, saved_bytes)
             raise
-        self._refill(ctx, new, kept)
+        self._refill(ctx, new, saved_bytes)
 
-    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], kept: RawArray | None) -> None:
+    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], saved_bytes: RawArray | None) -> None:
         """After a failed allocation, install the old block, if exported arrays keep it alive, or a block of its size.
 
         Raises:
             OutOfMemoryError: the pool now has no block on ``ctx``, and its values are lost.
         """
         try:
-            self._refill(ctx, old() or PoolMemory(ctx, nbytes), kept)
+            self._refill(ctx, old() or PoolMemory(ctx, nbytes), saved_bytes)
         except OutOfMemoryError:
             self._owner = None  # the next executor that joins allocates the block again
             raise
 
-    def _refill(self, ctx: Context, block: PoolMemory, kept: RawArray | None) -> None:
-        """Copy the contents ``kept`` (None: none) into ``block``, and install it."""
-        if kept is not None:
-            copy_bytes(ctx, block.raw[: kept.nbytes], kept)
+    def _refill(self, ctx: Context, block: PoolMemory, saved_bytes: RawArray | None) -> None:
+        """Copy the contents ``saved_bytes`` (None: none) into ``block``, and install it."""
+        if saved_bytes is not None:
+            copy_bytes(ctx, block.raw[: saved_bytes.nbytes], saved_bytes)
         self._install(ctx, block)
 
     def _install(self, ctx: Context, block: PoolMemory) -> None:

@@ -58,25 +58,25 @@ def settle(vars_: Iterable[Var]) -> None:
     Raises:
         WaitInWorkerError: called inside an engine operation.
     """
-    done = Chunk(cpu(0), 0, name="settled")
+    marker = Chunk(cpu(0), 0, name="settled")
     # Like a delete, this operation runs even if a var has failed, and leaves the failure on the var.
-    push(nothing, (), [done.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
-    done.engine.wait_for_var(done.var)
+    push(nothing, (), [marker.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
+    marker.engine.wait_for_var(marker.var)
 
 
 def finish_deletes(ctx: Context) -> None:
     """Wait until the engine has deleted the vars of dead chunks, which refer to blocks on ``ctx``."""
     drain(everything=True)
-    done = Chunk(cpu(0), 0, name="drained")
-    push(nothing, (), (done.var,), ctx, name="drain")
-    done.engine.wait_for_var(done.var)
+    marker = Chunk(cpu(0), 0, name="drained")
+    push(nothing, (), (marker.var,), ctx, name="drain")
+    marker.engine.wait_for_var(marker.var)
 
 
 def copy_bytes(ctx: Context, target: RawArray, source: RawArray) -> None:
     """Copy bytes within the memory of ``ctx``, or between it and the host, and wait for the copy."""
-    done = Chunk(cpu(0), 0, name="moved")
-    engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move memory")
-    done.engine.wait_for_var(done.var)
+    marker = Chunk(cpu(0), 0, name="moved")
+    engine.get().push(partial(device.get(ctx).copy, target, source), (), (marker.var,), ctx, name="move memory")
+    marker.engine.wait_for_var(marker.var)
 
 
 def growable(ctx: Context, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
@@ -94,8 +94,8 @@ def grow(chunk: MovableChunk, nbytes: int) -> None:
         OutOfMemoryError: no room for a second allocation; the chunk is unchanged.
         WaitInWorkerError: called inside an engine operation.
     """
-    block, before = PoolMemory(chunk.context, nbytes), chunk.nbytes
+    block, old_nbytes = PoolMemory(chunk.context, nbytes), chunk.nbytes
     settle([chunk.var])
-    copy_bytes(chunk.context, block.raw[:before], chunk.raw)
+    copy_bytes(chunk.context, block.raw[:old_nbytes], chunk.raw)
     chunk.move(block.raw, block)
-    NDArray(chunk, (nbytes - before,), "uint8", before)[:] = 0
+    NDArray(chunk, (nbytes - old_nbytes,), "uint8", old_nbytes)[:] = 0

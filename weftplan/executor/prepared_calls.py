@@ -137,7 +137,7 @@ class StepBuilder:
         """
         planned, nid, node, op = self._planned, step.nid, step.node, step.node.op
         assert op is not None
-        chosen, place = planned.kernels.get(nid), device.get(step.context)
+        chosen, compute_device = planned.kernels.get(nid), device.get(step.context)
         raw_out: list[Any] = [None if array is None else array.raw() for array in step.outputs]
         scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
         added: list[tuple[Any, Any]] = []
@@ -156,7 +156,7 @@ class StepBuilder:
             op,
             op.forward if chosen is None else chosen.implementation.kernel,
             node.params,
-            place.xp,
+            compute_device.xp,
             [None if array is None else array.raw() for array in step.inputs],
             raw_out,
             workspace=scratch,
@@ -182,20 +182,24 @@ class StepBuilder:
         """Return the seconds that a step takes by the planner's model; 0 without work and for cross-device copies."""
         if step.bind is None or step.copies is not None:
             return 0.0
-        modelled, place = seconds_of(self._planned, step.nid), device.get(step.context)
-        return place.cost.kernel(modelled) if isinstance(place, SimDevice) else modelled + ACCELERATOR.call
+        modelled, compute_device = seconds_of(self._planned, step.nid), device.get(step.context)
+        return (
+            compute_device.cost.kernel(modelled)
+            if isinstance(compute_device, SimDevice)
+            else modelled + ACCELERATOR.call
+        )
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
         """Return the device's function that launches a node's call; None if the device runs calls directly.
 
         A simulated device also gets the modelled duration of the call.
         """
-        place = device.get(self._planned.devices[nid])
-        if not place.asynchronous:
+        compute_device = device.get(self._planned.devices[nid])
+        if not compute_device.asynchronous:
             return None
-        if isinstance(place, SimDevice):
-            return partial(place.launch, modelled=seconds_of(self._planned, nid))
-        return place.launch
+        if isinstance(compute_device, SimDevice):
+            return partial(compute_device.launch, modelled=seconds_of(self._planned, nid))
+        return compute_device.launch
 
     def _reused(self, storage: int) -> list[Var]:
         """Return the vars that the first writer of ``storage`` must write; empty for later writers."""
@@ -209,9 +213,9 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
     """Return whether a node is an identity whose output shares its input's memory and dtype, so that nothing runs."""
     if len(out_ids) != 1 or planned.requests[out_ids[0]] != Req.INPLACE:
         return False
-    taken = int(planned.memory.entry_inplace[out_ids[0]])
-    return any(p.identity and p.output == 0 and p.input == taken for p in op.inplace_pairs(node.params)) and (
-        planned.dtypes[in_ids[taken]] == planned.dtypes[out_ids[0]]
+    overwritten = int(planned.memory.entry_inplace[out_ids[0]])
+    return any(p.identity and p.output == 0 and p.input == overwritten for p in op.inplace_pairs(node.params)) and (
+        planned.dtypes[in_ids[overwritten]] == planned.dtypes[out_ids[0]]
     )
 
 

@@ -169,11 +169,12 @@ def parameter_values(
                 f"copy_params_from: {listed(unknown)} {'is' if len(unknown) == 1 else 'are'} no {what} of the symbol: "
                 f"{len(values) - len(unknown)} of {len(values)} names match; {hint}it has {listed(table)}"
             )
-        known = [(name, value, table[name]) for name, value in values.items() if name in table]
+        matched = [(name, value, table[name]) for name, value in values.items() if name in table]
         check_shapes(
-            ((name, target.shape, getattr(value, "shape", None)) for name, value, target in known), "copy_params_from: "
+            ((name, target.shape, getattr(value, "shape", None)) for name, value, target in matched),
+            "copy_params_from: ",
         )
-        pairs += [(as_array(value, target, f"copy_params_from: {name!r}"), target) for name, value, target in known]
+        pairs += [(as_array(value, target, f"copy_params_from: {name!r}"), target) for name, value, target in matched]
     return pairs
 
 
@@ -214,9 +215,9 @@ def needs_training(forward: Iterable[Step]) -> str:
 def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
     """Return whether the steps ``backward`` read results of forward; if not, they can run without a forward."""
     graph = planned.graph
-    own = {step.nid for step in backward}
+    backward_nodes = {step.nid for step in backward}
     return any(
-        array is not None and graph.nodes[node := graph.entry_node[e]].op is not None and node not in own
+        array is not None and graph.nodes[node := graph.entry_node[e]].op is not None and node not in backward_nodes
         for step in backward
         for e, array in zip(graph.inputs[step.nid], step.inputs, strict=True)
     )
@@ -230,14 +231,14 @@ def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
         backward: the steps of the backward part, in order.
     """
     plan, graph = planned.memory, planned.graph
-    own = {e for step in backward for e in range(graph.row[step.nid], graph.row[step.nid + 1])}
+    backward_entries = {e for step in backward for e in range(graph.row[step.nid], graph.row[step.nid + 1])}
     read: set[int] = set()
     written: set[int] = set()
     for step in backward:
         read.update(
             e
             for e, array in zip(graph.inputs[step.nid], step.inputs, strict=True)
-            if array is not None and e not in own
+            if array is not None and e not in backward_entries
         )
         if step.bind is None:
             continue  # an in-place identity writes nothing
@@ -255,14 +256,14 @@ def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
     return not _overlap(ranges({int(plan.entry_storage[e]) for e in read}), ranges(written))
 
 
-def _overlap(kept: Sequence[_Range], changed: Sequence[_Range]) -> bool:
+def _overlap(read: Sequence[_Range], written: Sequence[_Range]) -> bool:
     """Return whether a range of one list overlaps a range of the other."""
-    for slab in {r[0] for r in kept} & {r[0] for r in changed}:
-        mine = [r for r in kept if r[0] == slab]
+    for slab in {r[0] for r in read} & {r[0] for r in written}:
+        mine = [r for r in read if r[0] == slab]
         # Between two boundaries, count the ranges of each list that cover the bytes; both counts above 0 is an overlap.
-        points = np.unique([bound for r in (*mine, *(c for c in changed if c[0] == slab)) for bound in r[1:]])
+        points = np.unique([bound for r in (*mine, *(c for c in written if c[0] == slab)) for bound in r[1:]])
         cover = np.zeros((2, len(points)), dtype=np.int64)
-        for row, ranges in enumerate((mine, [c for c in changed if c[0] == slab])):
+        for row, ranges in enumerate((mine, [c for c in written if c[0] == slab])):
             np.add.at(cover[row], np.searchsorted(points, [r[1] for r in ranges]), 1)
             np.add.at(cover[row], np.searchsorted(points, [r[2] for r in ranges]), -1)
         if (np.cumsum(cover, axis=1) > 0).all(axis=0).any():

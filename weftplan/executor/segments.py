@@ -169,7 +169,7 @@ class Segment:
     def _work(self, run: RunState) -> Callable[[], None]:
         """Return a function that does all calls of ``run`` and measures their time."""
         calls = [bind(run) for bind in self._binds]
-        last = self._last  # a reference to the segment would be a cycle
+        last_run = self._last  # a reference to the segment would be a cycle
 
         def work() -> None:
             start = perf_counter_ns()
@@ -177,7 +177,7 @@ class Segment:
             with np.errstate(all="ignore"):
                 for call in calls:
                     call()
-            last.ns = perf_counter_ns() - start
+            last_run.ns = perf_counter_ns() - start
 
         return work
 
@@ -214,8 +214,10 @@ def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
     bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
     if not training:
         return bulk, steps + 1, steps + 1
-    most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
-    forward, backward = (config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most for way in ("FWD", "BWD"))
+    node_limit = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
+    forward, backward = (
+        config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{suffix}") or node_limit for suffix in ("FWD", "BWD")
+    )
     return bulk, int(forward), int(backward)
 
 
@@ -371,12 +373,12 @@ def _group(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequen
     for number, step in enumerate(steps):
         chain = None
         if step.copies is None:
-            for last in sorted(above[number], reverse=True):
-                candidate = ending.get(last)
-                if candidate is None or steps[last].context != step.context:
+            for last_step in sorted(above[number], reverse=True):
+                candidate = ending.get(last_step)
+                if candidate is None or steps[last_step].context != step.context:
                     continue
                 # The step waits only for the chain's last step and for steps that this last step waits for, too.
-                if not masks[number] & ~(masks[last] | 1 << last):
+                if not masks[number] & ~(masks[last_step] | 1 << last_step):
                     chain = candidate
                     break
         if chain is None:
@@ -393,11 +395,11 @@ def _group(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequen
 def _cut_chains(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
     """Return the chains, cut after each step that the first step of another chain directly waits for (rule 2)."""
     ends: set[int] = set()
-    for first, *_ in groups:
+    for first_step, *_ in groups:
         covered = 0
-        for number in above[first]:
+        for number in above[first_step]:
             covered |= masks[number]
-        ends |= {number for number in above[first] if not covered >> number & 1}
+        ends |= {number for number in above[first_step] if not covered >> number & 1}
     parts: list[list[int]] = []
     for group in groups:
         begin = 0
@@ -426,26 +428,30 @@ def _merge_short(
     chain_of = {number: index for index, group in enumerate(groups) for number in group}
     waiting: list[set[int]] = [set() for _ in groups]
     """For each chain, the first steps of other chains that wait for it."""
-    for first, *_ in groups:
-        for number in above[first]:
-            waiting[chain_of[number]].add(first)
+    for first_step, *_ in groups:
+        for number in above[first_step]:
+            waiting[chain_of[number]].add(first_step)
     merged: list[list[int]] = []
     lengths: list[float] = []
     users: list[set[int]] = []
     for group, waits in zip(groups, waiting, strict=True):
         length = sum(seconds(steps[number]) for number in group)
-        first, last, end = group[0], group[-1], merged[-1][-1] if merged else group[0]
-        copies = steps[end].copies is not None or steps[first].copies is not None
-        if merged and not copies and steps[end].context == steps[first].context:
-            others = users[-1] - {first}
-            stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
+        first_step, last_step, end = group[0], group[-1], merged[-1][-1] if merged else group[0]
+        copies = steps[end].copies is not None or steps[first_step].copies is not None
+        if merged and not copies and steps[end].context == steps[first_step].context:
+            other_users = users[-1] - {first_step}
+            stem = (
+                lengths[-1] < LEAST_S
+                and first_step in users[-1]
+                and all(masks[user] >> last_step & 1 for user in other_users)
+            )
             members = sum(1 << number for number in (*merged[-1], *group))
             covered = reduce(or_, [masks[number] for number in merged[-1]], members)
-            tail = length < LEAST_S and not masks[last] & ~covered
+            tail = length < LEAST_S and not masks[last_step] & ~covered
             if stem or tail:
                 merged[-1] += group
                 lengths[-1] += length
-                users[-1] = others | waits
+                users[-1] = other_users | waits
                 continue
         merged.append(list(group))
         lengths.append(length)

@@ -393,7 +393,7 @@ def _save(
     """Save after Ctrl-C the state that a continuation needs, otherwise the trained network."""
     module = task.module
     if interrupted and wishes.checkpoint is not None and alone:
-        newest = Checkpoints(wishes.checkpoint).found()[-1:]
+        newest = Checkpoints(wishes.checkpoint).files()[-1:]
         where = f"saved {newest[0]}" if newest else "no step had ended"
         console.print(f"interrupted: {where}; type the same command with --resume to go on")
     elif interrupted:

@@ -118,12 +118,12 @@ def decode_snapshot(content: bytes, path: Path) -> Saved:
         )
     if metadata.get(_CHECKSUM) != str(_checksum(arrays, text)):
         raise FormatError(f"{path}: damaged: its bytes do not fit their checksum")
-    others, aux = named_in(metadata, BESIDES, path), named_in(metadata, "aux", path)
+    other_arrays, aux = named_in(metadata, BESIDES, path), named_in(metadata, "aux", path)
     return Saved(
         path,
-        as_arrays(arrays, set(arrays) - others - aux),
+        as_arrays(arrays, set(arrays) - other_arrays - aux),
         as_arrays(arrays, aux),
-        {name: arrays[name] for name in others},
+        {name: arrays[name] for name in other_arrays},
         facts,
     )
 
@@ -132,6 +132,11 @@ class OtherVersion(FormatError):
     """Intact checkpoint of another version. It is an error; reading does not fall back to an older file."""
 
 
+# Guarantees: a file with a checkpoint's name is whole, whenever the process is killed. At most one write is pending,
+# so two snapshots are alive at most. A failed write changes no file, and training goes on. A file is pruned only after
+# a newer one is whole.
+# Fixed: the prefix, ``every`` and ``keep``. Changing: ``_thread``, of the training thread alone; ``failed`` and
+# ``_last_written``, written by the thread of a write, and read by the training thread after :meth:`wait`.
 class Checkpoints:
     """The checkpoints under one prefix.
 
@@ -139,7 +144,7 @@ class Checkpoints:
         prefix: path prefix of the files; the folder is created.
         every: updates between two checkpoints; None: a checkpoint at the end of each epoch.
         keep: number of newest checkpoints to keep; None: all.
-        told: called on the writing thread with the kind of event and its figures.
+        on_event: called on the writing thread with the kind of event and its figures.
 
     Raises:
         ParameterError: ``every`` or ``keep`` is no whole number above 0.
@@ -152,7 +157,7 @@ class Checkpoints:
         *,
         every: int | None = None,
         keep: int | None = 3,
-        told: Callable[[str, dict[str, object]], None] | None = None,
+        on_event: Callable[[str, dict[str, object]], None] | None = None,
     ) -> None:
         for name, value in (("every", every), ("keep", keep)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -162,11 +167,11 @@ class Checkpoints:
         self.keep = keep
         self.failed = 0
         """Number of failed writes."""
-        self.told = told
+        self.on_event = on_event
         self.writes = True
         """False if another process with equal weights writes the checkpoints; this process then only reads."""
         self._thread: threading.Thread | None = None
-        self._last: Path | None = None
+        self._last_written: Path | None = None
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(self.prefix.parent, os.W_OK):
             raise PermissionError(13, "the folder of the checkpoints is write-protected", str(self.prefix.parent))
@@ -180,7 +185,7 @@ class Checkpoints:
         """Return the path of the checkpoint after ``step`` updates."""
         return self.prefix.with_name(f"{self.prefix.name}-step{step:08d}.safetensors")
 
-    def found(self) -> list[Path]:
+    def files(self) -> list[Path]:
         """Return the existing checkpoint files, oldest first."""
         steps = {}
         for path in self.prefix.parent.glob(f"{_escaped(self.prefix.name)}-step*.safetensors"):
@@ -196,7 +201,7 @@ class Checkpoints:
             FormatError: there are checkpoints, but each is damaged, or the newest has another version.
         """
         damaged = []
-        for path in reversed(self.found()):
+        for path in reversed(self.files()):
             try:
                 return read_snapshot(path)
             except OtherVersion:
@@ -239,30 +244,30 @@ class Checkpoints:
             nbytes = write_snapshot(path, snapshot)
         except Exception as error:  # a disk error, or a failed operation, which also raises on the training thread
             self.failed += 1
-            last = self._last or next(iter(reversed(self.found())), None)
+            previous = self._last_written or next(iter(reversed(self.files())), None)
             why = getattr(error, "strerror", None) or error
             log.warning(
                 "the checkpoint %s was not written: %s; training goes on, and %s",
-                *(path, why, f"the last good one is {last}" if last else "there is no other one"),
+                *(path, why, f"the last good one is {previous}" if previous else "there is no other one"),
             )
             self._tell("checkpoint failed", {"step": snapshot.facts.get("step", 0), "path": str(path), "why": str(why)})
             return
         seconds = time.perf_counter() - start
         if path != self.best:
-            self._last = path
+            self._last_written = path
             self._prune()
         figures = {"path": str(path), "bytes": nbytes, "seconds": round(seconds, 4)}
         self._tell("checkpoint", {"step": snapshot.facts.get("step", 0), **figures})
 
     def _prune(self) -> None:
         if self.keep is not None:
-            for path in self.found()[: -self.keep]:
+            for path in self.files()[: -self.keep]:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def _tell(self, kind: str, figures: dict[str, object]) -> None:
-        if self.told is not None:
-            self.told(kind, figures)
+        if self.on_event is not None:
+            self.on_event(kind, figures)
 
 
 def _checksum(arrays: Mapping[str, RawArray], facts: str) -> int:
@@ -304,7 +309,7 @@ def make_checkpoints(
     checkpoints = Checkpoints(prefix, every=every, keep=keep)
     if joins:
         return checkpoints
-    old = checkpoints.found()
+    old = checkpoints.files()
     if old and not resume:
         raise ParameterError(
             f"fit: there are checkpoints of an earlier run, the newest {old[-1]}: pass resume=True to go on from it, "

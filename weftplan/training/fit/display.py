@@ -103,8 +103,8 @@ class Display:
         head = f"epoch {epoch + 1}/{self.epochs}"
         if self.batches:
             count = f" {done}/{self.batches}"
-            room = width - len(head) - len(count) - len(" []") - (2 + len(parts[0]) if parts else 0)
-            bar = min(BAR, room)
+            bar_width = width - len(head) - len(count) - len(" []") - (2 + len(parts[0]) if parts else 0)
+            bar = min(BAR, bar_width)
             filled = min(bar, bar * done // self.batches)
             head += (f" [{'#' * filled}{'.' * (bar - filled)}]" if bar >= LEAST_BAR else "") + count
         else:

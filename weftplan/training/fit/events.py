@@ -229,8 +229,8 @@ class Events:
     def _write(self, kind: str, facts: Mapping[str, object]) -> Event:
         assert self._file is not None
         event = {"event": kind, "time": round(time.time(), 3), **facts}
-        told = [self._told.popleft() for _ in range(len(self._told))]
-        lines = "".join(map(_line, (*told, event)))
+        events = [self._told.popleft() for _ in range(len(self._told))]
+        lines = "".join(map(_line, (*events, event)))
         if not self._full:
             try:
                 self._file.write(lines)

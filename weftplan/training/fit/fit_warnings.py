@@ -19,7 +19,7 @@ EXPLODED = 1000.0
 """Ratio of the gradient norm to the median of recent norms above which a warning is logged."""
 
 
-def place(epoch: int, batch: int) -> str:
+def position_of(epoch: int, batch: int) -> str:
     """Describe a position in training, counted from 1 like the progress display."""
     return f"epoch {epoch + 1}, batch {batch + 1}"
 
@@ -30,14 +30,14 @@ class Watch:
     The training thread calls it after the metric, which has already waited for the outputs.
 
     Args:
-        told: called with the text of each warning before it is logged.
+        on_warning: called with the text of each warning before it is logged.
     """
 
-    def __init__(self, module: FitModule, told: Callable[[str], None] | None = None) -> None:
+    def __init__(self, module: FitModule, on_warning: Callable[[str], None] | None = None) -> None:
         self._module = module
         self._logger = module.logger
-        self._also = told
-        self._told: set[str] = set()
+        self._on_warning = on_warning
+        self._reported: set[str] = set()
         self._seconds: dict[str, float] = {}
         self._steps = 0
         self._norms: deque[float] = deque(maxlen=50)
@@ -56,61 +56,63 @@ class Watch:
                 self._tell(phase, f"{100 * share:.0f} % of the last {self._steps} steps went by {advice}")
         self._seconds, self._steps = {}, 0
 
-    def overflow(self, where: str) -> None:
+    def overflow(self, position: str) -> None:
         """Warn about gradients in mixed precision that are not finite even with a loss scale of 1."""
-        self._tell("norm", f"{where}: gradients are not finite even with a loss scale of 1. {_ADVICE}")
+        self._tell("norm", f"{position}: gradients are not finite even with a loss scale of 1. {_ADVICE}")
 
-    def gradients(self, where: str, norm: float | None) -> None:
+    def gradients(self, position: str, norm: float | None) -> None:
         """Check the gradient norm of an update."""
         if norm is None:
             return
         if not math.isfinite(norm):
-            self._tell("norm", f"{where}: the norm of the gradients is {norm}. {_ADVICE}")
+            self._tell("norm", f"{position}: the norm of the gradients is {norm}. {_ADVICE}")
             return
         if norm == 0:
             self._tell(
                 "zero",
-                f"{where}: all gradients are zero, so nothing is learnt: look for a layer whose outputs are all "
+                f"{position}: all gradients are zero, so nothing is learnt: look for a layer whose outputs are all "
                 f"negative before a relu, for BlockGrad, and for labels that are all ignored",
             )
         usual = statistics.median(self._norms) if len(self._norms) >= 10 else math.inf
         if norm > EXPLODED * usual > 0:
             self._tell(
                 "jump",
-                f"{where}: the norm of the gradients is {norm:.3g}, {norm / usual:,.0f} times what it was before. "
+                f"{position}: the norm of the gradients is {norm:.3g}, {norm / usual:,.0f} times what it was before. "
                 f"{_ADVICE}",
             )
         self._norms.append(norm)
 
     def batch(self, epoch: int, nbatch: int, labels: Sequence[NDArray], pairs: Sequence[tuple[str, float]]) -> None:
         """Check a batch: the metrics so far, its labels and its outputs."""
-        where = place(epoch, nbatch)
+        position = position_of(epoch, nbatch)
         for name, value in pairs:
             if not math.isfinite(value):
-                self._tell("loss", f"{where}: {name} is {value}, so the weights are of no use from here on. {_ADVICE}")
+                self._tell(
+                    "loss", f"{position}: {name} is {value}, so the weights are of no use from here on. {_ADVICE}"
+                )
         if epoch == 0 or nbatch == 0:
-            self._labels(where, labels)
-            self._outputs(where)
+            self._labels(position, labels)
+            self._outputs(position)
 
     def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            if self._also is not None:
-                self._also(text)
+        if kind not in self._reported:
+            self._reported.add(kind)
+            if self._on_warning is not None:
+                self._on_warning(text)
             self._logger.warning(text)
 
-    def _outputs(self, where: str) -> None:
-        if "loss" in self._told:
+    def _outputs(self, position: str) -> None:
+        if "loss" in self._reported:
             return
         for name, output in zip(getattr(self._module, "output_names", ()), self._module.get_outputs(), strict=False):
             host = output.asnumpy()
             if host.dtype.kind == "f" and not np.isfinite(host).all():
-                self._tell("loss", f"{where}: output {name} holds NaN or infinity. {_ADVICE}")
+                self._tell("loss", f"{position}: output {name} holds NaN or infinity. {_ADVICE}")
 
-    def _labels(self, where: str, labels: Sequence[NDArray]) -> None:
+    def _labels(self, position: str, labels: Sequence[NDArray]) -> None:
         """Warn if a label of a softmax output is not a class index."""
         symbol = self._module.symbol
-        if "labels" in self._told or symbol is None or len(labels) != 1:
+        if "labels" in self._reported or symbol is None or len(labels) != 1:
             return
         node = symbol.entries[0].node
         if len(symbol.entries) != 1 or node.op is None or node.op.name != "SoftmaxOutput":
@@ -127,8 +129,8 @@ class Watch:
             wrong = low if low < 0 else high
             self._tell(
                 "labels",
-                f"{where}: a label is {wrong:g}, but the network has {classes} classes, which are numbered from 0 to "
-                f"{classes - 1}. Correct the labels, or give the last layer more outputs",
+                f"{position}: a label is {wrong:g}, but the network has {classes} classes, which are numbered from 0 "
+                f"to {classes - 1}. Correct the labels, or give the last layer more outputs",
             )
 
 

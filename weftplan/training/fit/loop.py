@@ -23,7 +23,7 @@ from weftplan.training.fit.display import Display
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.events import Events, StepEnd, Window
 from weftplan.training.fit.fit_module import FitModule
-from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, place
+from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, position_of
 from weftplan.training.fit.interruption import saving_first
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
 from weftplan.training.fit.monitor import Monitor
@@ -151,7 +151,7 @@ class Fitting(ResumableRun):
         if self._events is None:
             return
         if self._checkpoints is not None:
-            self._checkpoints.told = self._events.tell
+            self._checkpoints.on_event = self._events.tell
         facts = {
             "step": self.step,
             "epoch": self.epoch,
@@ -225,8 +225,8 @@ class Fitting(ResumableRun):
         window, events, self._window = self._window, self._events, Window()
         self._watch.time(window.seconds, window.steps)
         if events is not None:
-            told = events.step(self.step, self.epoch, number, pairs, window, self.module)
-            self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
+            event = events.step(self.step, self.epoch, number, pairs, window, self.module)
+            self._watch.gradients(position_of(self.epoch, number), event.get("gradient_norm"))
 
     def _update(self, batch: DataBatch, since: float) -> float:
         """Run a step: forward and backward of every piece of the batch, then an update; returns the time at its end."""
@@ -253,7 +253,7 @@ class Fitting(ResumableRun):
         if scaling is None:
             self.module.update()
         elif not scaling.update(self.module) and scaling.scale == 1.0:
-            self._watch.overflow(place(self.epoch, self.batches))
+            self._watch.overflow(position_of(self.epoch, self.batches))
 
     def _end_epoch(self, start: float) -> None:
         module, epoch = self.module, self.epoch

@@ -60,11 +60,11 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
     pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
     if module.binded and not rebind:
         bound = [tuple(desc.shape) for desc in module.data_shapes]
-        wanted = [tuple(desc.shape) for desc in pieces[0]]
-        if bound != wanted or module.bound_grad_req() != "add":
+        piece_shapes = [tuple(desc.shape) for desc in pieces[0]]
+        if bound != piece_shapes or module.bound_grad_req() != "add":
             raise BindError(
-                f"fit: micro_batches={micro_batches} needs the module bound for {wanted} with grad_req 'add', but it "
-                f"is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
+                f"fit: micro_batches={micro_batches} needs the module bound for {piece_shapes} with grad_req 'add', "
+                f"but it is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
             )
     module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
 

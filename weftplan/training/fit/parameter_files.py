@@ -116,8 +116,8 @@ def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Par
     """
     path = params_path(prefix, epoch)
     if not path.exists():
-        there = ", ".join(file.name for file in parameter_files(prefix))
-        hint = f"; beside it there are {there}" if there else "; there are no parameters with this prefix"
+        existing = ", ".join(file.name for file in parameter_files(prefix))
+        hint = f"; beside it there are {existing}" if existing else "; there are no parameters with this prefix"
         raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
     return read_params(path)
 
@@ -139,9 +139,9 @@ def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol,
     """
     path = Path(f"{os.fsdecode(prefix)}-symbol.json")
     if not path.exists():
-        there = sorted(file.name for file in path.parent.glob("*-symbol.json"))
+        existing = sorted(file.name for file in path.parent.glob("*-symbol.json"))
         base = Path(os.fsdecode(prefix))
-        hint = f"; beside it there are {listed(there)}" if there else "; there is no other -symbol.json beside it"
+        hint = f"; beside it there are {listed(existing)}" if existing else "; there is no other -symbol.json beside it"
         if base.is_file():
             start = re.sub(r"-symbol\.json$|-[0-9]+\.params$", "", base.name)
             hint = f"; {base.name} is a file, and a prefix is what its name begins with: {start}"
@@ -164,8 +164,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
     """
     raw, metadata = file_format.read(path)
     states = named_in(metadata, "aux", path)
-    others = named_in(metadata, BESIDES, path)
-    arrays = {name: nd.array(values, dtype=values.dtype) for name, values in raw.items() if name not in others}
+    other_arrays = named_in(metadata, BESIDES, path)
+    arrays = {name: nd.array(values, dtype=values.dtype) for name, values in raw.items() if name not in other_arrays}
     return (
         {name: value for name, value in arrays.items() if name not in states},
         {name: value for name, value in arrays.items() if name in states},

@@ -216,10 +216,10 @@ class LossScale:
 
 def _finite(owner: TrainedModule) -> bool:
     """Return whether the gradients of all contexts are finite."""
-    told = []
+    flags = []
     all_finite: Any = nd.multi_all_finite  # its annotations declare a single array
     for k in range(len(owner.contexts)):
         gradients = [grads[k] for grads in owner.group.grad_arrays if grads is not None]
         if gradients:
-            told.append(all_finite(*gradients, num_arrays=len(gradients)))
-    return all(bool(one.asnumpy().all()) for one in told)
+            flags.append(all_finite(*gradients, num_arrays=len(gradients)))
+    return all(bool(flag.asnumpy().all()) for flag in flags)

@@ -170,9 +170,9 @@ class ResumableRun:
 
     def _go_on(self, saved: Saved, now: Mapping[str, object]) -> None:
         facts, arrays = saved.facts, saved.arrays
-        place = unpacked(facts["iterator"], arrays)
-        if place is not None:
-            self.data.set_state(place)  # first, because it may raise
+        iterator_state = unpacked(facts["iterator"], arrays)
+        if iterator_state is not None:
+            self.data.set_state(iterator_state)  # first, because it may raise
         restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
         restore_metric(self.metric, facts["metric"], arrays)
         if self._stopping is not None and facts["stopping"] is not None:
@@ -182,14 +182,16 @@ class ResumableRun:
             restore(self._scaling, facts["scaling"], arrays)
             self.module.set_loss_scale(self._scaling.scale)
         self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
-        before = facts.get("random_before") or {"weftplan": facts["before_epoch"]}  # format of an earlier release
-        self._before_epoch = {name: unpacked(value, arrays) for name, value in before.items()}
+        random_before = facts.get("random_before") or {
+            "weftplan": facts["before_epoch"]
+        }  # format of an earlier release
+        self._before_epoch = {name: unpacked(value, arrays) for name, value in random_before.items()}
         self._reset, self._begun = facts.get("reset", True), facts.get("begun", True)
-        if place is not None:
+        if iterator_state is not None:
             restore_random(facts["random"], arrays)
         else:  # restart the epoch in its original order, and skip the batches already used
             if self._reset:  # else it is in its first epoch, in its initial order
-                restore_random(before, arrays)
+                restore_random(random_before, arrays)
                 self.data.reset()
             self._skip, self._random = self.batches, (facts["random"], arrays)
 
@@ -197,15 +199,15 @@ class ResumableRun:
         """Yield the remaining batches of this epoch. An iterator that the caller has exhausted is reset, once."""
         batches = iter(self.data)
         self._skip_seen(batches)
-        first = next(batches, None)
-        if first is None and not self._begun:
+        first_batch = next(batches, None)
+        if first_batch is None and not self._begun:
             self.start_over()
             batches = iter(self.data)
-            first = next(batches, None)
+            first_batch = next(batches, None)
         self._begun = True
-        if first is not None:
-            yield first
-            del first
+        if first_batch is not None:
+            yield first_batch
+            del first_batch
             yield from batches
 
     def _skip_seen(self, batches: Iterator[DataBatch]) -> None:

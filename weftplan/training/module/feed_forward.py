@@ -357,5 +357,5 @@ class FeedForward:
 
 def _joined(batches: list[list[Host]]) -> Any:
     """Concatenate the arrays of all batches; a single array is returned without a list."""
-    whole = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-    return whole[0] if len(whole) == 1 else whole
+    joined = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    return joined[0] if len(joined) == 1 else joined

@@ -130,14 +130,14 @@ class Module(BoundModule):
         self._monitors: list[Monitor] = []
 
     def __repr__(self) -> str:
-        places = ", ".join(map(str, self.contexts))
+        devices = ", ".join(map(str, self.contexts))
         if self._group is None:
-            return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: not bound>"
+            return f"<{type(self).__name__} {', '.join(self.output_names)} on {devices}: not bound>"
         store = None if self._kvstore is None else self._kvstore.type
         inputs = ", ".join(f"{desc.name} {desc.shape}" for desc in (*self.data_shapes, *self.label_shapes))
         update = f"; {self._optimizer!r}, kvstore {store}" if self.optimizer_initialized else ""
         values = "" if self.params_initialized else "; parameters without values"
-        return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: bound to {inputs}{values}{update}>"
+        return f"<{type(self).__name__} {', '.join(self.output_names)} on {devices}: bound to {inputs}{values}{update}>"
 
     # -- binding --------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,10 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
     """
     if not isinstance(getattr(batch, "data", None), (list, tuple)):
         raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
-    given_labels = getattr(batch, "label", None)  # a named tuple with only ``data`` is accepted as a batch
-    if labels and not (given_labels and group.label_shapes):
+    batch_labels = getattr(batch, "label", None)  # a named tuple with only ``data`` is accepted as a batch
+    if labels and not (batch_labels and group.label_shapes):
         missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
-        hint = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
+        hint = "" if group.label_shapes or not batch_labels else ", bind again (fit: force_rebind=True)"
         raise MXNetError(
             f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{hint}, or "
             f"pass is_train=False"
@@ -48,10 +48,10 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
         ("label", group.label_shapes, getattr(batch, "provide_label", None)),
     ):
         expected = [desc.name for desc in descs]
-        labels_given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
-        if labels_given != expected and sorted(labels_given) == sorted(expected):
+        batch_names = [name for name, *_ in provided or ()]  # pairs of a name and a shape
+        if batch_names != expected and sorted(batch_names) == sorted(expected):
             raise BindError(
-                f"forward: the batch has its {what} in the order {labels_given}, bound were {expected}: give both "
+                f"forward: the batch has its {what} in the order {batch_names}, bound were {expected}: give both "
                 f"iterators their arrays in one order"
             )
     return shapes
@@ -128,12 +128,12 @@ def _each(groups: Mapping[str, Context | Sequence[Context]], contexts: int) -> l
         BindError: a list of another length.
     """
     lists = {}
-    for group, where in groups.items():
-        one: list[Any] = list(where) if isinstance(where, (list, tuple)) else [where]
-        if len(one) not in (1, contexts):
-            raise BindError(f"group2ctxs: group {group!r} has {len(one)} contexts, the module has {contexts}")
-        lists[group] = one * contexts if len(one) == 1 else one
-    return [{group: one[i] for group, one in lists.items()} for i in range(contexts)]
+    for group, group_contexts in groups.items():
+        per_context: list[Any] = list(group_contexts) if isinstance(group_contexts, (list, tuple)) else [group_contexts]
+        if len(per_context) not in (1, contexts):
+            raise BindError(f"group2ctxs: group {group!r} has {len(per_context)} contexts, the module has {contexts}")
+        lists[group] = per_context * contexts if len(per_context) == 1 else per_context
+    return [{group: per_context[i] for group, per_context in lists.items()} for i in range(contexts)]
 
 
 class InputNames(NamedTuple):

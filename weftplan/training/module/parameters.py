@@ -150,8 +150,8 @@ def first_values(
         ShapeError: a given value has another shape.
         BindError: for training, ``rule`` would initialize a label.
     """
-    here = {} if given is None else {name: given[name] for name in likes if name in given}
-    check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in here.items()), "")
+    matched = {} if given is None else {name: given[name] for name in likes if name in given}
+    check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in matched.items()), "")
     values = {}
     for name, like in likes.items():
         as_label = name.endswith("label") and "__init__" not in attrs.get(name, {})
@@ -162,10 +162,14 @@ def first_values(
         elif as_label and not training:
             continue
         elif complete:
-            missing = [one for one in likes if one not in here and (training or not one.endswith("label"))]
+            missing = [
+                other_name
+                for other_name in likes
+                if other_name not in matched and (training or not other_name.endswith("label"))
+            ]
             which = f"parameter {name!r} is" if len(missing) == 1 else f"parameters {listed(missing)} are"
             raise MXNetError(
-                f"{which} missing from the given ones, of which {len(here)} of {len(given or ())} match; pass "
+                f"{which} missing from the given ones, of which {len(matched)} of {len(given or ())} match; pass "
                 f"allow_missing=True to init what is missing"
             )
         elif rule is None:

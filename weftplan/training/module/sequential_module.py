@@ -241,8 +241,8 @@ class SequentialModule(BaseModule):
     ) -> None:
         """Refuse given values whose names no module has."""
         open_ended = any(not hasattr(module, "param_names") for module in self._modules)
-        known = {name for _, name in self._names()}
-        unknown = sorted({*(arg_params or {}), *(aux_params or {})} - known)
+        all_names = {name for _, name in self._names()}
+        unknown = sorted({*(arg_params or {}), *(aux_params or {})} - all_names)
         if unknown and not allow_extra and not open_ended:
             raise ParameterError(f"no module of the chain has {unknown}; pass allow_extra=True to ignore them")
 
@@ -281,10 +281,10 @@ class SequentialModule(BaseModule):
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         self._need("forward", binded=True, params=True)
         batch = copy.copy(data_batch)
-        last = self._ends()[1]
+        last_module = self._ends()[1]
         for module in self._modules:
             module.forward(batch, is_train=is_train)
-            if module is not last:
+            if module is not last_module:
                 batch.data = module.get_outputs()
                 batch.provide_data = [DataDesc(name, shape) for name, shape in module.output_shapes]
 

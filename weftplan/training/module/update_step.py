@@ -30,10 +30,10 @@ class UpdateStep:
         buckets: Sequence[Sequence[str]] = [names]
         if store is not None and names:
             grads, weights = [trained[name][0] for name in names], [trained[name][1] for name in names]
-            first = [name for name in group.executors[0].gradient_order() if name in trained]
-            self._exchange = store.prepare(names, grads, weights if on_store else grads, first)
-            buckets = store.buckets(names, first)
-        self._buckets = [] if on_store else [self._bucket(some, trained) for some in buckets if some]
+            ready_order = [name for name in group.executors[0].gradient_order() if name in trained]
+            self._exchange = store.prepare(names, grads, weights if on_store else grads, ready_order)
+            buckets = store.buckets(names, ready_order)
+        self._buckets = [] if on_store else [self._bucket(bucket, trained) for bucket in buckets if bucket]
 
     def _bucket(
         self, names: Sequence[str], trained: Mapping[str, tuple[list[NDArray], list[NDArray]]]
