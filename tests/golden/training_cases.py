@@ -270,11 +270,91 @@ def shaped(mx):
     return result
 
 
+def orders(mx):
+    """Return what iterators, cells and initializers order or nest: inputs by name, states, biases of gates."""
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4, dtype=np.float32)
+    labels = {"type_label": y, "age_label": y + 10, "_label": y + 20}
+    batch = next(mx.io.NDArrayIter({"z": x, "a": x + 50}, labels, 2))
+    result = {f"label {k}": array.asnumpy() for k, array in enumerate(batch.label)}
+    result |= {f"data {k}": array.asnumpy() for k, array in enumerate(batch.data)}
+    many = next(mx.io.NDArrayIter([x + k for k in range(12)], None, 2))
+    result["eleven arrays and more"] = np.array([array.asnumpy()[0, 0] for array in many.data])
+    for mode in ("lstm", "gru", "rnn_relu"):
+        for both in (False, True):
+            cell = mx.rnn.FusedRNNCell(2, 2, mode, both, forget_bias=1.5, prefix="f_")
+            size = {"lstm": 4, "gru": 3}.get(mode, 1) * 2 * (3 + 2 + 2) * (1 + both)
+            size += {"lstm": 4, "gru": 3}.get(mode, 1) * 2 * (2 * (1 + both) + 2 + 2) * (1 + both)
+            array = mx.nd.zeros((size,))
+            rule = mx.init.FusedRNN(mx.init.Zero(), 2, 2, mode, both, 1.5)
+            rule(mx.init.InitDesc("f_parameters", {"__init__": rule.dumps()}), array)
+            for name, value in cell.unpack_weights({"f_parameters": array}).items():
+                if name.endswith("bias"):
+                    result[f"{mode} {both} {name}"] = value.asnumpy()
+
+    class Biases(mx.init.Zero):
+        def _init_bias(self, name, arr):
+            arr[:] = 7
+
+    rule = mx.init.FusedRNN(None, 2, 1, "lstm")
+    array = mx.nd.zeros((56,))
+    rule(mx.init.InitDesc("f_parameters", {"__init__": rule.dumps()}, Biases()), array)
+    result["biases of the network's initializer"] = array.asnumpy()[-16:]
+    return result
+
+
+def nests(mx):
+    """Return the nested structure of the states that ``unroll`` returns, as the lengths of its levels."""
+
+    def shape(states):
+        return [len(states)] + [len(s) if isinstance(s, list) else 0 for s in states]
+
+    def both(k):
+        return mx.rnn.BidirectionalCell(
+            mx.rnn.LSTMCell(2, prefix=f"l{k}_"), mx.rnn.GRUCell(2, prefix=f"r{k}_"), output_prefix=f"b{k}_"
+        )
+
+    stack = mx.rnn.SequentialRNNCell()
+    stack.add(mx.rnn.LSTMCell(2, prefix="first_"))
+    stack.add(both(1))
+    cells = {"pair": both(0), "stack": stack, "lstm": mx.rnn.LSTMCell(2)}
+    cells["residual"] = mx.rnn.ResidualCell(mx.rnn.GRUCell(2, prefix="residual_"))
+    cells["unfused"] = mx.rnn.FusedRNNCell(2, 2, "lstm", bidirectional=True, prefix="u_").unfuse()
+    inputs = [mx.sym.var(f"t{k}") for k in range(3)]
+    return {name: np.array(shape(cell.unroll(3, inputs)[1])) for name, cell in cells.items()}
+
+
+def late_rates(mx):
+    """Return rates after the end of schedules, with a warm-up that is longer than the schedule, too."""
+    schedules = {
+        "poly": mx.lr_scheduler.PolyScheduler(max_update=3, base_lr=1.0, warmup_steps=5),
+        "cosine": mx.lr_scheduler.CosineScheduler(max_update=3, base_lr=1.0, warmup_steps=5),
+        "poly ended": mx.lr_scheduler.PolyScheduler(max_update=6, base_lr=1.0, final_lr=0.25, warmup_steps=2),
+        "cosine ended": mx.lr_scheduler.CosineScheduler(max_update=6, base_lr=1.0, final_lr=0.25, warmup_steps=2),
+        "factor": mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=1.0, warmup_steps=5),
+        "multi": mx.lr_scheduler.MultiFactorScheduler(step=[2, 4], factor=0.5, base_lr=1.0, warmup_steps=6),
+    }
+    return {name: np.array([rate(k) for k in range(1, 12)]) for name, rate in schedules.items()}
+
+
+def scalars(mx):
+    """Return gradients of a split to scalars."""
+    result = {}
+    for op, count in (("SliceChannel", {"num_outputs": 3}), ("split_v2", {"indices_or_sections": 3})):
+        for req in ("write", "add"):
+            net = getattr(mx.sym, op)(mx.sym.var("x"), axis=0, squeeze_axis=True, **count)
+            grad = mx.nd.ones((3,))
+            executor = net.bind(mx.cpu(), {"x": mx.nd.array([1, 2, 3])}, {"x": grad}, req)
+            outputs = executor.forward(is_train=True)
+            executor.backward([mx.nd.array([k + 5.0]).reshape(out.shape) for k, out in enumerate(outputs)])
+            result[f"{op} {req}"] = grad.asnumpy()
+    return result
+
+
 def run(mx):
     """Return the results of all groups, by ``group/key``."""
     result = {}
     for name, how in RUNS.items():
         result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})
-    for group in (schedules, iterators, metrics, initializers, shaped, steps):
+    for group in (schedules, iterators, metrics, initializers, shaped, steps, orders, nests, late_rates, scalars):
         result.update({f"{group.__name__}/{key}": value for key, value in group(mx).items()})
     return result

@@ -68,21 +68,17 @@ class TestOperatorsInPython:
         return {name: row["Count"] for name, row in times.get("Custom Operator", {}).items()}
 
     def test_forward_and_backward(self, driver):
-        """Each operator call, and each stretch of Python between calls, is a span of the operator or of its backward.
-
-        The spans do not overlap.
-        """
+        """Each call of user code, and each operation that it pushes, is a span of the operator or of its backward."""
         executor = mx.sym.Custom(mx.sym.Variable("x"), op_type="add").simple_bind(mx.cpu(), x=(3,))
         profiler.set_state("run")
         executor.forward(is_train=True)
         executor.backward([mx.nd.ones((3,))])
+        engine.get().wait_for_all()
         profiler.set_state("stop")
         assert self.rows() == {
-            "add::pure_python": 3, "add::_plus_scalar": 1, "add::copy": 1,
-            "_backward_add::pure_python": 2, "_backward_add::copy": 1,
+            "add::pure_python": 1, "add::_plus_scalar": 1, "add::copy": 1,
+            "_backward_add::pure_python": 1, "_backward_add::copy": 1,
         }  # fmt: skip
-        spans = sorted((u.start_ns, u.end_ns) for u in recorder.user)
-        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
     def test_an_operator_that_calls_another(self, driver):
         """The calls of an inner operator are counted under its own name; for the outer operator it is one call."""
@@ -95,18 +91,16 @@ class TestOperatorsInPython:
         assert "add::broadcast_add" not in actual
 
     def test_nothing_without_a_profile(self, driver):
-        """Outside a recording nothing is recorded, and the thread's engine has no tracer."""
+        """Outside a recording nothing is recorded."""
         x = mx.nd.ones((2,))
         mx.nd.Custom(x, op_type="add").wait_to_read()
         profiler.set_state("run")
         profiler.set_state("stop")
         mx.nd.Custom(x, op_type="add").wait_to_read()
         assert self.rows() == {}
-        with engine.nested() as mine:
-            assert mine.tracer is None
 
     def test_a_failure_ends_the_record(self, driver):
-        """If user code raises an error, its tracer is removed, and its time until then is recorded."""
+        """If user code raises an error, its time until then is recorded, and later operations are the caller's."""
 
         class Failing(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
@@ -117,14 +111,11 @@ class TestOperatorsInPython:
                 return Failing()
 
         mx.operator.register("failing")(Property)
-        tracers = []
-
         class Looking(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
                 with pytest.raises(ValueError, match="broken"):
                     mx.nd.Custom(in_data[0] + 0, op_type="failing").wait_to_read()
-                with engine.nested() as mine:
-                    tracers.append(mine.tracer)
+                self.assign(out_data[0], req[0], in_data[0] * 2)
 
         class Outer(mx.operator.CustomOpProp):
             def create_operator(self, ctx, in_shapes, in_dtypes):
@@ -134,6 +125,5 @@ class TestOperatorsInPython:
         profiler.set_state("run")
         mx.nd.Custom(mx.nd.ones((2,)), op_type="looking").wait_to_read()
         profiler.set_state("stop")
-        assert len(tracers) == 1
-        assert tracers[0].__qualname__.startswith("recorded")
-        assert self.rows()["failing::pure_python"] >= 1
+        assert self.rows()["failing::pure_python"] == 1
+        assert self.rows()["looking::_mul_scalar"] == 1

@@ -1,7 +1,8 @@
 """Operators of custom nodes: the planner's view of a user's property, and the calls of user code.
 
-User code runs in an engine operation. It receives NDArrays over the operation's memory, on a NaiveEngine of the thread
-(:func:`weftplan.engine.nested`), so it may call ``mx.nd`` and read results immediately.
+User code runs in an engine operation. It receives NDArrays over the operation's memory, whose vars are new: it may push
+operations on them, and on any other array, and wait for them (:func:`weftplan.engine.user_code`). The engine operation
+ends when all that user code has pushed on its arrays is done, because their memory is then planned for other results.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weftplan import engine
+from weftplan import device, engine
 from weftplan.device.context import Context, cpu, gpu
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.memory.chunk import Chunk
+from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ops.core.params import p_str
 from weftplan.ops.core.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
@@ -121,6 +122,25 @@ def _raising_ours() -> Iterator[None]:
         raise raised.with_traceback(error.__traceback__) from error.__cause__
 
 
+@contextmanager
+def _running(kind: str, where: Context, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> Iterator[None]:
+    """Run user code on these arrays, then wait until it has written ``targets`` and no operation uses the arrays."""
+    place = device.get(where)
+    if place.asynchronous:
+        place.synchronize()  # the inputs are ordered before this thread's stream, user code runs on any
+    with engine.user_code() as current:
+        try:
+            with recorded(kind), _raising_ours():
+                yield
+                for target in targets:
+                    current.wait_for_var(target.var)
+        finally:
+            over = current.new_order()
+            held = [array.var for array in (*arrays, *targets)]
+            current.push(nothing, (), (*held, over), prop=engine.FnProperty.NO_SKIP, name="end of user code")
+            current.wait_for_var(over)
+
+
 def forward_op(declared: Declared, backward: Op) -> Op:
     """Return the forward operator of the node."""
     count = len(declared.arguments)
@@ -155,15 +175,14 @@ def forward_op(declared: Declared, backward: Op) -> Op:
         return known, [merge_dtype(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
-        with engine.nested() as mine, recorded(declared.kind, mine):
-            where = _place(ctx.xp)
-            arrays = [_wrap(where, raw) for raw in inputs]
+        where = _place(ctx.xp)
+        arrays = [_wrap(where, raw) for raw in inputs]
+        targets, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
+        with _running(declared.kind, where, arrays, targets):
             computing = declared.object(where, arrays[:count])
-            targets, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
-            with _raising_ours():
-                computing.forward(
-                    is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=targets, aux=arrays[count:]
-                )
+            computing.forward(
+                is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=targets, aux=arrays[count:]
+            )
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         grads, ins, outs = declared.needed
@@ -195,21 +214,20 @@ def backward_op(declared: Declared) -> Op:
     ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
-        with engine.nested() as mine, recorded(f"_backward_{declared.kind}", mine):
-            where = _place(ctx.xp)
-            arrays = [_wrap(where, raw) for raw in inputs]
-            out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
-            targets, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
+        where = _place(ctx.xp)
+        arrays = [_wrap(where, raw) for raw in inputs]
+        out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
+        targets, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
+        with _running(f"_backward_{declared.kind}", where, arrays, targets):
             computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else targets)
-            with _raising_ours():
-                computing.backward(
-                    req=reqs,
-                    out_grad=out_grad,
-                    in_data=in_data,
-                    out_data=arrays[ends[1] : ends[2]],
-                    in_grad=targets,
-                    aux=arrays[ends[2] :],
-                )
+            computing.backward(
+                req=reqs,
+                out_grad=out_grad,
+                in_data=in_data,
+                out_data=arrays[ends[1] : ends[2]],
+                in_grad=targets,
+                aux=arrays[ends[2] :],
+            )
 
     names = (
         *(f"ograd{k}" for k in grads),
@@ -236,7 +254,7 @@ def _place(xp: ModuleType) -> Context:
 
 
 def _wrap(ctx: Context, raw: RawArray) -> NDArray:
-    """Return the memory of ``raw`` as an array of the thread's engine."""
+    """Return the memory of ``raw`` as an array with a var of its own."""
     return NDArray(Chunk.wrap(ctx, raw.reshape(-1).view(np.uint8)), tuple(raw.shape), raw.dtype)
 
 

@@ -2,8 +2,9 @@
 
 A :class:`CustomOpProp` declares arguments, outputs and shapes; a :class:`CustomOp` computes. The planner places the
 results of a custom operator like all others. Forward and backward run inside engine operations, on arrays that are
-views of planned memory and are valid only during the call. They may use NumPy (``asnumpy``, ``array[:] = …``) or the
-operators of ``mx.nd``, which then run inline on the same thread. Arrays created outside must not be used inside.
+views of planned memory: after the call they show what the plan puts there. User code may use NumPy (``asnumpy``,
+``array[:] = …``), the operators of ``mx.nd``, executors and modules, and arrays made anywhere. It may wait for any array
+but those that its own operation holds: its executor's outputs, and arguments or gradients that it writes.
 
 Every node has its own operator object, created for the context, shapes and dtypes of its first run; values that forward
 stores in ``self`` are available in backward.

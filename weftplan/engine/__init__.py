@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from weftplan.engine import task_verbs
 from weftplan.engine.core import Engine, Tracer
-from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, using
+from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, user_code, using
 from weftplan.engine.inspection import QueueStatistics, Statistics
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
@@ -54,6 +54,7 @@ __all__ = [
     "submit",
     "task",
     "tiles",
+    "user_code",
     "using",
     "var_of",
     "wait",

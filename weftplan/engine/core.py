@@ -20,7 +20,7 @@ from weftplan.engine.bulk import BulkGuard, BulkMember, BulkRun
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.edges.forking import Fork
 from weftplan.engine.execution import Tracer as Tracer
-from weftplan.engine.execution import running
+from weftplan.engine.execution import running, traced_name
 from weftplan.engine.failure import Failure
 from weftplan.engine.inspection import QueueStatistics, Statistics, dump_dot, dump_text, snapshot
 from weftplan.engine.operation import (
@@ -272,7 +272,7 @@ class Engine(Waiting):
                 op.failure = None
                 region.requests.append(op)
             else:
-                traced = TracedBlock(fn, const_vars, mutable_vars, name, code, lasti)
+                traced = TracedBlock(fn, const_vars, mutable_vars, traced_name(fn, name), code, lasti)
                 traced.own = kind.own
                 traced.push_ns = time.perf_counter_ns()
                 region.requests.append(traced)

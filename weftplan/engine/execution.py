@@ -19,7 +19,7 @@ from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.failure import MOST_UNOBSERVED, Failure, Outcome, traceback_of
-from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
+from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room, label_of
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import StreamPool, synchronize_host
@@ -43,17 +43,33 @@ class _Running(threading.local):
 
     engines: tuple[Any, ...] = ()
     """Engines whose operations the thread is inside of, innermost last."""
-    seated = False
-    """Whether the thread stands in for a worker during a wait; operations must not see the state of the wait."""
+    seated: Any = None
+    """The queue of the worker for which the thread stands in during a wait; operations must not see the state of the
+    wait."""
     short: Execution | None = None
     """The engine whose inline short operations this thread is running."""
     worker: Any = None
     """A worker's queue and the objects it runs operations with."""
     nested = 0
     """Depth of operations that this thread runs inside another because an allocation failed."""
+    user_depth = 0
+    """Number of ``engines`` when the innermost :func:`~weftplan.engine.user_code` began."""
+
+    pusher = ""
+    """The name of the user code that pushes, which a traced push shows before its own."""
+
+    def in_user_code(self) -> bool:
+        """Return whether the thread runs user code that may wait inside an operation."""
+        return 0 < self.user_depth == len(self.engines)
 
 
 running = _Running()
+
+
+def traced_name(fn: object, name: str | None) -> str | None:
+    """Return the name of a push for the tracer: user code inside an operation stands before it, with ``::``."""
+    return f"{running.pusher}::{label_of(fn, name)}" if running.pusher else name
+
 
 live_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 """Engines that a fork stops and whose failures are reported at exit."""
@@ -161,6 +177,7 @@ class Execution(Driver):
         """Push an operation that the fast path does not handle."""
         if self._tracer is not None:
             op.push_ns = time.perf_counter_ns()
+            op.name = traced_name(op.fn, op.name)
         self._region.requests.append(op)
         self._admitted(op)
 

@@ -16,7 +16,7 @@ from typing import SupportsIndex, cast
 from weftplan import config
 from weftplan.engine.core import Engine
 from weftplan.engine.edges import forking
-from weftplan.engine.execution import Tracer, live_engines
+from weftplan.engine.execution import Tracer, live_engines, running
 from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
@@ -119,8 +119,23 @@ def get() -> Engine:
 
 
 @contextmanager
+def user_code() -> Iterator[Engine]:
+    """Inside an operation, let user code push to the engine and wait for vars as if it were outside.
+
+    While it waits, another worker takes the slot of its thread. ``wait_for_all`` stays forbidden, because the operation
+    itself is pending. User code must not wait for a var that the operation itself holds.
+    """
+    before = running.user_depth
+    running.user_depth = len(running.engines)
+    try:
+        yield get()
+    finally:
+        running.user_depth = before
+
+
+@contextmanager
 def nested() -> Iterator[Engine]:
-    """Inside an operation, use a NaiveEngine of this thread, for user code with arrays of its own.
+    """Use a NaiveEngine of this thread, beside a process-wide engine that only one thread may use.
 
     Its pushes run immediately. Arrays of the process-wide engine must be wrapped in new arrays.
     """

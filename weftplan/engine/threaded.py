@@ -260,7 +260,7 @@ class ThreadedBase(Engine):
     def _before_wait(self, var: Var | None = None) -> None:
         if self._no_thread is not None:
             self._look_after_workers()
-        if self._waiters_help == "0":
+        if self._waiters_help == "0" or running.in_user_code():
             return
         for help_out in slots.WAIT_HELPERS.get():
             help_out()

@@ -64,6 +64,8 @@ class Waiting(Execution):
         :meta private:
         """
         inside = running.engines
+        if inside and not self._inline and running.in_user_code():
+            inside = ()
         if inside:
             self._forbid_wait("wait_for_var")
         if self._bulking:
@@ -176,6 +178,23 @@ class Waiting(Execution):
 
     def _acquired(self, done: threading.Lock, timeout: float | None) -> bool:
         """Wait until ``done`` is released. Return False if ``timeout`` seconds were not enough.
+
+        A worker that waits in user code lends its slot meanwhile: the awaited operation may need it.
+        """
+        queue = running.seated or (running.worker and running.worker[0]) if running.in_user_code() else None
+        if queue is None or done.acquire(blocking=False):
+            return self._sleep_until(done, timeout) if queue is None else True
+        token = object()
+        self._starved.append(token)  # for a thread that lacks memory this one is not at work
+        queue.lend(self)
+        try:
+            return self._sleep_until(done, timeout)
+        finally:
+            queue.reclaim()
+            self._starved.remove(token)
+
+    def _sleep_until(self, done: threading.Lock, timeout: float | None) -> bool:
+        """Sleep until ``done`` is released. Return False if ``timeout`` seconds were not enough.
 
         The wait is split: Ctrl-C just before Python blocks in a lock does not wake it; the next piece notices it.
         """

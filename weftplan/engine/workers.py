@@ -75,6 +75,7 @@ class WorkerQueue:
         "helped",
         "idle",
         "items",
+        "lent",
         "looking",
         "name",
         "parked",
@@ -93,6 +94,9 @@ class WorkerQueue:
         self.context = context
         self.name = name
         self.threads = threads
+        """Number of threads that may run operations at a time. It grows while a worker waits in user code."""
+        self.lent = False
+        """Whether a slot has ever been lent, so that there may be more workers than ``threads``."""
         self.by_priority = by_priority
         self.heap_lock = Lock()
         """Innermost lock, for the heap. Without the GIL heap functions are not atomic before Python 3.14."""
@@ -130,8 +134,8 @@ class WorkerQueue:
 
     def wake(self, engine: Threads) -> None:
         """Wake one sleeping worker or start a new one. Do nothing if all are busy."""
-        if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
-            return  # all slots are busy; the seat holder wakes a worker when it leaves
+        if self.busy() >= self.threads:
+            return  # the seat holder wakes a worker when it leaves; a worker checks the queue before it sleeps
         # No signal can arrive between taking a worker and the release: a worker outside `idle` must be woken.
         try:
             for worker in self.parked:  # noqa: B007
@@ -186,9 +190,33 @@ class WorkerQueue:
         """Record the duration of an operation that began at ``start_ns`` and has ended."""
         self.quick = perf_counter_ns() - start_ns < QUICK_NS
 
-    def standing_in(self) -> bool:
-        """Return whether a seat holder occupies the slot of the worker that was just woken."""
-        return not self.seat and len(self.started) - len(self.idle) >= self.threads
+    def busy(self) -> int:
+        """Return the number of occupied slots: awake workers and the seat holder."""
+        return len(self.started) - len(self.idle) + (not self.seat)
+
+    def crowded(self) -> bool:
+        """Return whether an awake worker must sleep, because a seat holder or a returned worker has its slot."""
+        return self.busy() > self.threads
+
+    def lend(self, engine: Threads) -> None:
+        """Let another worker run while the calling one waits in user code. :meth:`reclaim` ends this.
+
+        The other worker, started if none sleeps, goes to sleep when it has no slot any more; a later loan wakes it.
+        """
+        with self.heap_lock:
+            self.lent = True
+            self.threads += 1
+            if not self.idle:
+                self.permits += ONE
+        if self.items and not self.waking:
+            self.wake(engine)
+
+    def reclaim(self) -> None:
+        """Return from :meth:`lend`."""
+        with self.heap_lock:
+            self.threads -= 1
+            with suppress(IndexError):  # the permit was used
+                del self.permits[0]
 
     def all_asleep(self) -> bool:
         """Return whether no worker is running or about to check the queue, except a woken one not started yet."""
@@ -235,14 +263,16 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     running.worker = queue, me, name, device
     execute = engine._execute
     queue.waking = False
-    stand_back = queue.standing_in()
+    stand_back = queue.crowded()
     woken = perf_counter_ns()
     while True:
         try:
             if not alone:
                 # Cleared before the check: an operation queued while it was set is seen by this check.
                 queue.looking = False
-            # A seat holder has taken this worker's slot: sleep without taking an operation.
+                if queue.lent:
+                    stand_back = queue.crowded()
+            # Another thread has this worker's slot: sleep without taking an operation.
             if stand_back:
                 raise IndexError
             op = take()
@@ -253,10 +283,10 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             # Publish as idle, then check again: a producer appends first and looks for idle workers second, so that one
             # of the two sees the other.
             idle.append(me)
-            if queue.stopping or (items and not (stand_back and not queue.seat)):
+            if queue.stopping or (items and queue.busy() < queue.threads):
                 with suppress(ValueError):  # a producer has taken it out and will wake this worker
                     idle.remove(me)
-                    stand_back = queue.standing_in()
+                    stand_back = queue.crowded()
                     if queue.stopping and not items:
                         break
                     continue
@@ -273,7 +303,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             del waker
             execute = engine._execute
             queue.waking = False
-            stand_back = queue.standing_in()
+            stand_back = queue.crowded()
             woken = perf_counter_ns()
             continue
         try:  # the operation completes and the worker survives, whatever is raised

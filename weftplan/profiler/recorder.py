@@ -41,6 +41,10 @@ class UserRecord(NamedTuple):
     """Extent of an instant's line: process, thread or global."""
 
 
+PYTHON_OPERATORS = "Custom Operator"
+"""Domain of the spans of Python operators."""
+
+
 class MemorySample(NamedTuple):
     """One reading of one memory counter; ``when_ns`` is ``time.perf_counter_ns``."""
 
@@ -65,6 +69,8 @@ class Recorder:
         """Live bytes of contexts, resident bytes of this process, and bytes of GPUs in use by all processes."""
         self.origin_ns = time.perf_counter_ns()
         self.active = False
+        self.python_operators: set[str] = set()
+        """Kinds of Python operators that have run; the names of the operations that they push begin with the kind."""
         self.memory_period_s = 0.002
         self._sampler: threading.Thread | None = None
         self._engine: engine.Engine | None = None
@@ -105,6 +111,10 @@ class Recorder:
 
     def _operation(self, *record: object) -> None:
         # An operation that was pushed before the start has no push time; the engine uses its start time instead.
+        if self.python_operators and str(record[0]).partition("::")[0] in self.python_operators:
+            name, _, _, thread, _, start, end, _ = OperationRecord._make(record)
+            self.user.append(UserRecord("span", PYTHON_OPERATORS, str(name), thread, start, end, 0.0))
+            return
         self.operations.append(record)
 
     def add_user(self, record: UserRecord) -> None:

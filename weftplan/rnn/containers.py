@@ -120,4 +120,4 @@ class BidirectionalCell(Container):
         pairs = zip(split_time(length, left, layout), reversed(split_time(length, right, layout)), strict=True)
         outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{k}") for k, (a, b) in enumerate(pairs)]
         joined = merge_time(outputs, layout, f"{self._output_prefix}out") if merge_outputs else outputs
-        return joined, [*left_states, *right_states]
+        return joined, [left_states, right_states]  # nested, as in MXNet

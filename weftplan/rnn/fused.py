@@ -172,7 +172,7 @@ class FusedRNNCell(BaseRNNCell):
 
 @register
 class FusedRNN(Initializer):
-    """Initializer of packed parameters: an initializer for each gate, a constant for the biases of forget gates.
+    """Initializer of packed parameters: an initializer for weights and biases of each gate, a constant for the forget biases.
 
     Args:
         init: initializer of the gates; None: the network's.
@@ -208,10 +208,8 @@ class FusedRNN(Initializer):
         cell._parameter = sym.Variable(str(desc))
         rule = self._init or getattr(desc, "global_init", None)
         for name, piece in cell._cut(arr, cell._columns(arr.size)):
-            if name.endswith("_f_bias") and "i2h" in name:
+            if name.endswith("_f_bias"):
                 piece[:] = self._forget_bias
-            elif name.endswith("_bias"):
-                piece[:] = 0
             elif rule is None:
                 raise ParameterError(f"FusedRNN: {desc!r} needs an initializer: give one to init_params")
             else:

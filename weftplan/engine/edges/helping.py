@@ -131,7 +131,7 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
     op: Any = None
     failure: Any = None
     mine = running.__dict__  # fetched once: each thread-local lookup costs as much as a call
-    engines, seated = mine.get("engines", ()), mine.get("seated", False)
+    engines, seated = mine.get("engines", ()), mine.get("seated")
     own_only = engine._waiters_help != "all"
     clock.since = start = perf_counter_ns()
     # No signal can arrive between taking an operation and the inner try, shielded or not.
@@ -144,7 +144,7 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
             queue.items.appendleft(op)
             return False
         try:
-            mine["engines"], mine["seated"] = (*engines, engine), True
+            mine["engines"], mine["seated"] = (*engines, engine), queue
             queue.looking = False
             if queue.threads > 1 and queue.items and queue.idle:
                 queue.wake(engine)

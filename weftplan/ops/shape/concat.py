@@ -263,7 +263,7 @@ def _slots(params: Params, whole: RawArray) -> list[RawArray]:
     axis = params["axis"] % whole.ndim
     count = params["num_outputs"]
     if params["squeeze_axis"]:
-        return [whole[(*(slice(None),) * axis, k)] for k in range(count)]
+        return [whole[(*(slice(None),) * axis, k, ...)] for k in range(count)]  # with ..., a scalar is a view, too
     return _pieces(whole, axis, [whole.shape[axis] // count] * count)
 
 

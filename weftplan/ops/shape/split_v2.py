@@ -63,7 +63,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
             raise ShapeError(f"_split_v2: squeeze_axis needs pieces of size 1 of {source}, axis {axis}, got {size}")
         middle = () if params["squeeze_axis"] else (size,)
         remaining = (*source[:axis], *middle, *source[axis + 1 :])
-        pieces.append(merge_shape(shape, remaining or (1,), f"output of _split_v2 of {source}"))
+        pieces.append(merge_shape(shape, remaining, f"output of _split_v2 of {source}"))
     return ins, pieces
 
 

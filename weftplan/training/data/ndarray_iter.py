@@ -210,7 +210,7 @@ def _named(source: object, default: str, *, empty_ok: bool) -> list[tuple[str, H
     if isinstance(source, (np.ndarray, NDArray)):
         source = [source]
     if isinstance(source, Mapping):
-        pairs = list(source.items())
+        pairs = sorted(source.items())  # by name, as in MXNet, and not in the order of the dictionary
     elif isinstance(source, (list, tuple)):
         names = [default] if len(source) == 1 else [f"_{i}_{default}" for i in range(len(source))]
         pairs = list(zip(names, source, strict=True))

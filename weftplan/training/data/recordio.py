@@ -7,8 +7,10 @@ multiple of 4, the record is split there and the word left out. All words are li
 
 from __future__ import annotations
 
+import atexit
 import os
 import struct
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -67,6 +69,8 @@ class MXRecordIO:
         """Open the file; opening for writing truncates it."""
         self._file = open(self.uri, "wb") if self.writable else open_to_read(self.uri)  # noqa: SIM115 - closed by close()
         self._pid = os.getpid()
+        if self.writable:
+            _writers.add(self)
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
@@ -189,6 +193,18 @@ class MXRecordIO:
                 place = end
         file.seek(0)
         return positions
+
+
+_writers: weakref.WeakSet[MXRecordIO] = weakref.WeakSet()
+"""Files opened for writing. A finalizer may run too late at exit to write an index."""
+
+
+@atexit.register
+def _close_writers() -> None:
+    """Close the files that the program has left open, except those of the process that forked this one."""
+    for writer in list(_writers):
+        if writer._pid == os.getpid():
+            writer.__del__()
 
 
 def _cut(buf: bytes) -> list[bytes]:

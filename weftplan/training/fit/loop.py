@@ -114,6 +114,8 @@ class Fitting(ResumableRun):
         self._events = events
         self._window = Window()
         self._ended: StepEnd | None = None
+        self._trained: list[tuple[str, float]] | None = None
+        """The metric after the last batch, before its callbacks; None: not read."""
         """Completion time of the last step on the devices."""
         self._watch = Watch(module, self._warned)
 
@@ -190,6 +192,8 @@ class Fitting(ResumableRun):
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
             param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
+            # Read before the callbacks, as in MXNet: Speedometer may reset the metric after the last batch.
+            self._trained = self.metric.get_global_name_value() if self._batch_end_callback is not None else None
             with saving_first(self._save):
                 call(self._batch_end_callback, param)
             if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
@@ -259,13 +263,16 @@ class Fitting(ResumableRun):
         module, epoch = self.module, self.epoch
         if self._events is not None and self._window.steps:
             self._line(self.batches - 1, self.metric.get_name_value())  # include the last steps
-        trained = self.metric.get_global_name_value()
+        trained = self._trained or self.metric.get_global_name_value()
+        self._trained = None
         for name, value in trained:
             module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
         module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
         module.synchronize()
+        args, aux = module.get_params()
+        for array in (*args.values(), *aux.values()):
+            array.wait_to_read()  # raises an error of backward or of the update
         if self._epoch_end_callback is not None:
-            args, aux = module.get_params()
             call(self._epoch_end_callback, epoch, module.symbol, args, aux)
         checked: list[tuple[str, float]] = []
         if self._validation is not None:

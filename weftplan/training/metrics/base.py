@@ -158,7 +158,9 @@ class EvalMetric(Constructed):
         return self.global_sum_metric / self.global_num_inst if self.global_num_inst else math.nan
 
     def get_global_name_value(self) -> list[tuple[str, float]]:
-        """[(name, value), …] since the last :meth:`reset`."""
+        """[(name, value), …] since the last :meth:`reset`; without global sums those of :meth:`get_name_value`."""
+        if not self._has_global_stats:
+            return self.get_name_value()
         return _as_pairs(*self.get_global())
 
     def get_name_value(self) -> list[tuple[str, float]]:

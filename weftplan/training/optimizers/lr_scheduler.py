@@ -136,11 +136,11 @@ class PolyScheduler(LRScheduler):
 
     @property
     def max_steps(self) -> int:
-        """Updates after the warm-up."""
-        return max(1, self.max_update - self.warmup_steps)
+        """Updates after the warm-up; 0 or less if the warm-up takes them all, so that the rate stays ``base_lr``."""
+        return self.max_update - self.warmup_steps
 
     def _share(self, num_update: int) -> float:
-        return min(1.0, (num_update - self.warmup_steps) / self.max_steps)
+        return min(1.0, (num_update - self.warmup_steps) / self.max_steps) if self.max_steps > 0 else 0.0
 
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:

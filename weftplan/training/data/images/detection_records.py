@@ -134,9 +134,9 @@ class ImageDetRecordIter(ThreadedImageIter):
             )
         return numbers
 
-    def _fetch(self, key: int) -> tuple[str, bytes, Host]:
+    def _fetch(self, key: int) -> tuple[str, bytes, Host, int]:
         header, content = recordio.unpack(self._records.read(key))
-        return f"{self._where}: record {key}", content, self._label(key, header)
+        return f"{self._where}: record {key}", content, self._label(key, header), header.id
 
     def _prepare(self, pixels: Host, label: Host, what: str, draw: np.random.Generator) -> tuple[Host, Host]:
         head, width = int(label[0]), int(label[1])

@@ -88,14 +88,14 @@ class ImageRecordIter(ThreadedImageIter):
             augmentation=augmentation,
         )
 
-    def _fetch(self, key: Hashable) -> tuple[str, bytes, ArrayLike]:
+    def _fetch(self, key: Hashable) -> tuple[str, bytes, ArrayLike, int]:
         what = f"{self._name}: record {key}"
         header, content = recordio.unpack(self._records.read(key))
         if self._labels is None:
-            return what, content, header.label
+            return what, content, header.label, header.id
         if header.id not in self._labels:
             raise FormatError(f"{what}: path_imglist has no label for its id {header.id}")
-        return what, content, self._labels[header.id][0]
+        return what, content, self._labels[header.id][0], header.id
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):

@@ -175,27 +175,27 @@ class ThreadedImageIter(HoldingIter):
         epoch = whole_in(self, "epoch", epoch, 1 << 40)
         self._begin(epoch, whole_in(self, "cursor", cursor, len(self._keys) + self.batch_size))
 
-    def _pixels(self, place: int, epoch: int) -> tuple[Host, Host, np.random.Generator]:
-        """Return (augmented pixels, label, generator) of a sample."""
+    def _pixels(self, place: int, epoch: int) -> tuple[Host, Host, np.random.Generator, int]:
+        """Return (augmented pixels, label, generator, id) of a sample."""
         draw = generator((self._seed_aug, epoch << 40 | place))
-        what, content, label = self._fetch(self._keys[place])
+        what, content, label, number = self._fetch(self._keys[place])
         pixels = decode(content, {1: 0, 3: 1, 4: -1}[self._shape[0]], what)
         if pixels.shape[2] != self._shape[0]:
             raise ShapeError(f"{what}: an image of {pixels.shape[2]} channels, data_shape is {self._shape}")
         try:
-            return *self._prepare(pixels, label, what, draw), draw
+            return *self._prepare(pixels, label, what, draw), draw, place if number is None else number
         except ShapeError as error:
             raise ShapeError(f"{what}: {str(error).removeprefix(f'{what}: ')}") from None
 
-    def _sample(self, place: int, epoch: int) -> tuple[Host, Host]:
-        """Return (data, label) of a sample, made by a thread of the pool."""
-        pixels, label, draw = self._pixels(place, epoch)
+    def _sample(self, place: int, epoch: int) -> tuple[Host, Host, int]:
+        """Return (data, label, id) of a sample, made by a thread of the pool."""
+        pixels, label, draw, number = self._pixels(place, epoch)
         dtype = np.dtype(self.provide_data[0].dtype)
         if dtype == np.int8:
-            return signed_bytes(pixels, self._augmentation, self._mean), label
+            return signed_bytes(pixels, self._augmentation, self._mean), label, number
         if dtype.kind in "iu":
-            return pixels, label
-        return self._values(pixels, draw), label
+            return pixels, label, number
+        return self._values(pixels, draw), label, number
 
     def _values(self, pixels: Host, draw: np.random.Generator) -> Host:
         """Return the normalized pixels."""
@@ -210,24 +210,24 @@ class ThreadedImageIter(HoldingIter):
             pad = max(0, stop - count)
             self._cursor = stop
             futures = [self._threads.submit(self._sample, int(place), self._epoch) for place in places]
-            self._coming.append((futures, pad, places))
+            self._coming.append((futures, pad))
 
     def iter_next(self) -> bool:
         self._ask()
         if not self._coming:
             return False
-        futures, pad, places = self._coming.popleft()
+        futures, pad = self._coming.popleft()
         rows = []
         while futures:  # a future that stayed in this frame would hold the frame by its error, and so the threads
             rows.append(futures.pop(0).result())
         desc = self.provide_data[0]
-        data = np.stack([pixels for pixels, _ in rows]).astype(desc.dtype, copy=False)
-        labels = np.stack([label for _, label in rows]).reshape(self.provide_label[0].shape)
+        data = np.stack([pixels for pixels, _, _ in rows]).astype(desc.dtype, copy=False)
+        labels = np.stack([label for _, label, _ in rows]).reshape(self.provide_label[0].shape)
         self.current_batch = DataBatch(
             [nd.array(data, dtype=data.dtype)],
             [nd.array(labels)],
             pad=pad,
-            index=places,
+            index=np.array([number for _, _, number in rows]),
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
