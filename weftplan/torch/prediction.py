@@ -1,7 +1,7 @@
 """Predict the peak of a training step by running the caller's own step function on fake tensors.
 
-Fake tensors have no memory. The function runs on copies of all objects that it reaches. So the prediction includes mixed
-precision, accumulation, clipping, hooks and checkpointing, and the caller's objects do not change.
+Fake tensors have no memory. The function runs on copies of all objects that it reaches. So the prediction includes
+mixed precision, accumulation, clipping, hooks and checkpointing, and the caller's objects do not change.
 """
 
 from __future__ import annotations
@@ -96,7 +96,14 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
 
 
 def record(
-    step: Callable[..., Any], args: Any, *, kernels: Kernels | None, functions: Any, warm: int = 1, repeats: int = 1
+    step: Callable[..., Any],
+    args: Any,
+    *,
+    kernels: Kernels | None,
+    functions: Any,
+    warm: int = 1,
+    repeats: int = 1,
+    prepare: Callable[[list[torch.optim.Optimizer]], None] | None = None,
 ) -> Trace:
     """Return the trace of some steps on fake tensors, the last of which are steady.
 
@@ -106,6 +113,7 @@ def record(
         functions: a mode in which the step runs.
         warm: the number of steps before :attr:`Trace.start`; more run until every optimizer has stepped.
         repeats: how often the optimizers step after that.
+        prepare: is called with the copied optimizers before the first step.
     """
     if not callable(step):
         raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
@@ -113,6 +121,8 @@ def record(
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)
     copies.check_devices()
+    if prepare is not None:
+        prepare(copies.optimizers)
     recorder = Recorder()
     trace, stepped = recorder.trace, dict.fromkeys(map(id, copies.optimizers), False)
     for optimizer in copies.optimizers:
@@ -195,8 +205,8 @@ def _plain_errors(what: str) -> Iterator[None]:
     except VALUES as error:
         raise PlanError(
             f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
-            f"leave that out of the step, such as loss.item(), or put it after the step; a layer that routes by values, "
-            f"as mixtures of experts do, needs a dense or capacity-bound form of its routing"
+            f"leave that out of the step, such as loss.item(), or put it after the step; a layer that routes by "
+            f"values, as mixtures of experts do, needs a dense or capacity-bound form of its routing"
         ) from error
     except Exception as error:
         raise PlanError(f"the step {what}{_line(error)}: {type(error).__name__}: {error}") from error
