@@ -20,6 +20,7 @@ from weftplan.errors import BudgetError, PlanError, did_you_mean
 from weftplan.torch.allocator import Allocator, Settings
 from weftplan.torch.card_rules import CONVOLUTIONS, PRODUCTS, CardFunctions, CardKernels, use_foreach
 from weftplan.torch.prediction import PARTS, record
+from weftplan.torch.reach import reached_tensors
 from weftplan.torch.trace import Trace
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -35,7 +36,7 @@ ARCHITECTURES = {
 kernels and libraries. Sources, read on 2026-11-29: 300 to 400 MiB with lazy loading, above 1,000 MiB without, before
 CUDA 11.7 (PyTorch issues 107667 and 109888); 426 MiB on an RTX 6000 Ada (unsloth-zoo pull request 1053, PyTorch 2.10);
 about 1,430 MiB on an A100 (records of GPUMemNet, fitted). Upper ends without a record are those of the next older one."""
-TRIES = 8
+TRIES = 6
 """Traces of other batches until the largest that was found to fit is the answer."""
 FEW_CALLS = 3000
 """Calls of a step up to which two steady steps are traced; longer steps are traced once."""
@@ -145,7 +146,7 @@ def fits(
     if verdict is not True and advise:
         room = memory - context[1]
         with suppress(PlanError):  # a step that holds its batch outside its arguments
-            batch = _largest_batch(whole, args, settings, cublas, room)
+            batch = _largest_batch(whole, args, settings, cublas, room, survives[1])
         if batch is not None:
             advice.append(f"the largest batch that fits: {batch}" if batch else "no batch fits: not even one sample")
         advice += _budget(step, args, optimizer, room)
@@ -231,7 +232,7 @@ def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool,
         trace: the calls and storages.
         settings: the allocator's settings.
         cublas: bytes of the workspace of a thread that multiplies matrices.
-        convolutions: whether convolutions take a workspace of the bytes of their operands.
+        convolutions: whether convolutions take a workspace of twice the bytes of their operands.
         limit: bytes that may be reserved; None: no limit.
 
     Raises:
@@ -268,7 +269,7 @@ def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool,
         for r in call.makes:
             if r in replaced:
                 blocks[r] = blocks.pop(replaced[r], None)
-        operands = sum(trace.nbytes[r] for r in {*call.reads, *call.makes}) if call.name in CONVOLUTIONS else 0
+        operands = 2 * sum(trace.nbytes[r] for r in {*call.reads, *call.makes}) if call.name in CONVOLUTIONS else 0
         allocator.free(allocator.allocate(call.scratch + (operands if convolutions else 0)))
     return allocator
 
@@ -313,12 +314,12 @@ def _with_batch(args: Any, batch: int) -> Iterator[Any]:
         yield t.new_empty((batch, *t.shape[1:]), requires_grad=t.requires_grad) if tensor else t
 
 
-def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, room: int) -> int | None:
+def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, room: int, known: int) -> int | None:
     """Return the largest batch whose step survives in ``room`` bytes; 0: none; None: the arguments have no batch."""
     batch = _batched(args)
     if batch is None:
         return None
-    needs: dict[int, int] = {}
+    needs: dict[int, int] = {0: 0, batch: known}
 
     def need(size: int) -> int:
         if size not in needs:
@@ -327,14 +328,16 @@ def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, ro
             needs[size] = _smallest(trace, settings, cublas, True, run)
         return needs[size]
 
+    if known <= room:
+        return batch
     low, high, tries = 0, batch, 0
     while high - low > 1 and tries < TRIES:
         tries += 1
         # Bytes are nearly linear in the batch: try where the line through two known sizes meets the room.
+        a, b = (low if low else max(n for n in needs if n < high), high)
         guess = (low + high) // 2
-        if len(needs) > 1 and min(needs) < max(needs):
-            (a, x), (b, y) = min(needs.items()), max(needs.items())
-            guess = a + int((room - x) * (b - a) / max(1, y - x))
+        if a:
+            guess = a + int((room - needs[a]) * (b - a) / max(1, needs[b] - needs[a]))
         guess = min(max(guess, low + 1), high - 1)
         low, high = (guess, high) if need(guess) <= room else (low, guess)
     return low
@@ -346,6 +349,8 @@ def _budget(step: Any, args: Any, optimizer: torch.optim.Optimizer | None, room:
         return []
     if optimizer is None:
         return ["pass the loss function and optimizer= to hear which budget makes this batch fit"]
+    if any(t.is_meta for t in reached_tensors(step, args)):
+        return ["build the model outside 'meta' to hear which budget makes this batch fit"]
     from weftplan.torch.trade_off import planned
 
     try:

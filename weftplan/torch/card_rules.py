@@ -38,7 +38,7 @@ ROWS: list[Row] = [
         "aten/src/ATen/cuda/CublasHandlePool.cpp, CUBLAS_WORKSPACE_CONFIG; pull requests 83461, 120925",
     ),
     Row(
-        "cuDNN: a convolution's workspace, from nothing to the bytes of its operands, as a range",
+        "cuDNN: a convolution's workspace, from nothing to twice the bytes of its operands, as a range",
         "torch.backends.cudnn.benchmark; aten/src/ATen/native/cudnn/Conv_v8.cpp takes the fastest plan that fits",
     ),
     Row(
@@ -180,9 +180,8 @@ UNCOUNTED = (
 
 @dataclass
 class CardKernels:
-    """The bytes of kernels on a card, by the rows; with ``convolutions`` those take the bytes of their operands."""
+    """The bytes of kernels on a card, by the rows."""
 
-    convolutions: bool = False
     unseen: dict[str, int] = field(default_factory=dict)
 
     def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
