@@ -40,7 +40,7 @@ from weftplan.errors import BudgetError
 from weftplan.torch import budget, estimate
 from weftplan.torch.compilers import INNER, eager
 from weftplan.torch.fit import Budgeted, Partition
-from weftplan.torch.private import aot_autograd
+from weftplan.torch.private_compile import aot_autograd
 from weftplan.torch.probe import peak_of
 from weftplan.torch.trade_off import planned
 

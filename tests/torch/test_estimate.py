@@ -27,7 +27,7 @@ def test_measuring_scratch_is_silent(capfd: pytest.CaptureFixture[str], monkeypa
     """PyTorch's profiler writes lines to standard error; a measurement writes none, and leaves the error stream."""
     monkeypatch.setattr(user_cache, "load", lambda *_: None)
     x = torch.ones(4, 4)
-    assert Probes().scratch(torch.ops.aten.mm.default, (x, x), {}) >= 0
+    assert Probes().kernel(torch.ops.aten.mm.default, (x, x), {}).scratch >= 0
     os.write(2, b"after")
     assert capfd.readouterr().err == "after"
 

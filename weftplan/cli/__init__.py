@@ -30,6 +30,7 @@ from weftplan.support.progress import width_of
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
     "plan": "Plan the memory of a network without running it.",
+    "fits": "Say whether a PyTorch training step fits a card.",
     "inspect": "Look into a model file: layers, parameters, sizes, what is missing.",
     "run": "Run a model on arrays or an image.",
     "convert": "Convert models to and from ONNX, and parameters to safetensors.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -15,12 +16,26 @@ from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.optimizers import check_update, state_bytes
-from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classify_nodes, default_partition, is_compiled
+from weftplan.torch.optimizers import check_update, update_of
+from weftplan.torch.private import is_compiled, storage_key
+from weftplan.torch.private_compile import (
+    BackendCompilerFailed,
+    RecompileLimit,
+    TracingFailed,
+    break_reasons,
+    classify_nodes,
+    default_partition,
+    free_attributes,
+    skipped_frames,
+    tracing_options,
+)
 from weftplan.torch.probe import Probes
+from weftplan.torch.reach import reached_tensors
 from weftplan.torch.split import saved_results, split
 from weftplan.torch.step_program import Joint
 
+SHAPES = 32
+"""Sets of shapes that a budgeted function plans by default."""
 WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "breaks": ("refuse", "sum")}
 """Valid values of the options that are words."""
 
@@ -44,6 +59,8 @@ class Partition:
     """``"measure"`` runs each unknown operator once to see its scratch; ``"cached"`` reports it as unseen."""
     breaks: str = "refuse"
     """Graphs of a step: ``"refuse"`` allows only one; ``"sum"`` adds the saved bytes of earlier graphs to each peak."""
+    shapes: int = SHAPES
+    """The number of sets of shapes that are planned; a call with a further set is refused."""
     inner: str = "eager"
     """``"eager"`` runs PyTorch's own kernels node by node; ``"inductor"`` compiles fused kernels."""
     only_plan: bool = False
@@ -52,6 +69,12 @@ class Partition:
     """One plan per graph, in the order of compilation."""
     choices: list[Choices] = field(default_factory=list, init=False)
     """The choices of the graph of each plan."""
+    runs: int = field(default=0, init=False)
+    """Number of planned graphs that have run, forward parts only."""
+    reached: Callable[[], list[int]] | None = field(default=None, init=False, repr=False)
+    """Returns the bytes of each storage that the function and its arguments reach; None: unknown."""
+    _update: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict, init=False)
+    """Bytes of the optimizer's states and scratch, by the sizes of its groups."""
     _lowered: int | None = field(default=None, init=False)
     """The budget of the next plan, if the fused kernels of the last plan exceeded the real budget; otherwise None."""
 
@@ -62,11 +85,28 @@ class Partition:
         for size in (self.other or None, self.budget):
             if size is not None:
                 bytes_of(size)  # refuses text that is no size
+        if self.shapes < 1:
+            raise PlanError(f"shapes must be at least 1, got {self.shapes}")
+        self.update()
+
+    def update(self) -> tuple[int, int]:
+        """Return the bytes of the optimizer's states and of its scratch, measured outside any compilation."""
+        if self.optimizer is None:
+            return 0, 0
+        sizes = tuple(len(group["params"]) for group in self.optimizer.param_groups)
+        if sizes not in self._update:
+            self._update[sizes] = update_of(self.optimizer)
+        return self._update[sizes]
 
     def scratch(self) -> dict[str, int]:
         """Return the largest scratch in bytes of each operator of the last plan."""
         steps = sorted(self.choices[-1].joint.steps, key=lambda step: step.scratch)
         return {step.label: step.scratch for step in steps}
+
+    def budget_left(self) -> int:
+        """Return the bytes of the budget that the last plan leaves."""
+        plan = self.plans[-1]
+        return max(0, plan.budget - plan.peak) if plan.budget is not None else 1 << 60
 
     def fits(self, fused: int) -> bool:
         """Set the last plan's peak to resident bytes plus ``fused``, its fused kernels' peak; return whether it fits.
@@ -112,6 +152,7 @@ class Partition:
             BudgetError: no choice fits.
         """
         module.graph.eliminate_dead_code()
+        free_attributes(module)
         static = static_lifetime_input_indices or []
         info = classify_nodes(module, static, num_fwd_outputs)
         if not info.required_bw_nodes:
@@ -164,12 +205,12 @@ class Partition:
             )
         fresh = sum(joint.results.nbytes[r] for r in joint.outputs[1])
         resident = Resident(
-            inputs=choices.inputs,
-            optimizer=state_bytes(self.optimizer),
+            inputs=self._resident(joint),
+            optimizer=self.update()[0],
             gradients=fresh if self.keep_gradients else 0,
             other=(bytes_of(self.other) if self.other else 0) + sum(plan.saved for plan in earlier),
         )
-        check_update(self.optimizer, budget=budget, resident=resident, gradients=fresh)
+        check_update(self.optimizer, self.update()[1], budget=budget, resident=resident, gradients=fresh)
         most = budget if self._lowered is None else self._lowered
         point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
         repeated = choices.steps(point)
@@ -194,6 +235,14 @@ class Partition:
             seconds=choices.seconds,
             notes=notes,
         )
+
+    def _resident(self, joint: Joint) -> int:
+        """Return the bytes of the graph's inputs, and of all other storages that the function reaches."""
+        read = {r for node in joint.inputs for r in joint.results.of(node)}
+        sizes = Counter(joint.results.nbytes[r] for r in read)
+        # A storage of the graph that has the bytes of a reached storage is taken for it.
+        unread = Counter(self.reached() if self.reached else ()) - sizes
+        return sum(size * count for sizes in (sizes, unread) for size, count in sizes.items())
 
 
 class Planned(Exception):
@@ -229,16 +278,43 @@ def backend(budget: int | str | None, *, partition: Partition | None = None, **o
     return INNER[chosen.inner](chosen)
 
 
-class Budgeted:
-    """A callable that runs a function or module so that forward and backward pass stay within a budget."""
+class Budgeted(torch.nn.Module):  # type: ignore[misc]
+    """A callable that runs a function or module so that forward and backward pass stay within a budget.
+
+    For a module, it has the module's parameters, buffers, submodules and modes under their own names.
+    """
 
     def __init__(self, function: Callable[..., Any], partition: Partition, *, fullgraph: bool) -> None:
-        self._partition = partition
-        self.function = function
-        self._compiled = torch.compile(
+        super().__init__()
+        facts = {"function": function, "_partition": partition, "_fullgraph": fullgraph}
+        facts["_compiled"] = torch.compile(
             function, backend=backend(None, partition=partition), dynamic=False, fullgraph=fullgraph
         )
-        functools.update_wrapper(self, function if not isinstance(function, torch.nn.Module) else function.forward)
+        vars(self).update(facts)
+        is_module = isinstance(function, torch.nn.Module)
+        if is_module:
+            shared = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+            vars(self).update({name: vars(function)[name] for name in shared}, training=function.training)
+        functools.update_wrapper(self, function.forward if is_module else function)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "function":
+                raise
+            return getattr(self.function, name)
+
+    def __reduce__(self) -> Any:
+        options = {f.name: getattr(self._partition, f.name) for f in fields(Partition) if f.init}
+        return _budgeted, (self.function, options)
+
+    def train(self, mode: bool = True) -> Budgeted:
+        """Set the training mode of the module."""
+        if isinstance(self.function, torch.nn.Module):
+            self.function.train(mode)
+        self.training = mode
+        return self
 
     @property
     def plans(self) -> list[Plan]:
@@ -246,13 +322,44 @@ class Budgeted:
         return self._partition.plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function within the budget; a call with new shapes is planned and compiled first."""
-        with plain_errors():
-            return self._compiled(*args, **kwargs)
+        """Call the function within the budget; a call with new shapes is planned and compiled first.
+
+        Raises:
+            PlanError: the function cannot be traced, a part of it runs outside every plan, or the call has more sets of
+                shapes than the option ``shapes``.
+            BudgetError: no plan fits.
+        """
+        part = self._partition
+        part.update()
+        runs, skipped = part.runs, skipped_frames()
+        part.reached = lambda: _storages(reached_tensors(self.function, (args, kwargs)))
+        try:
+            with plain_errors(part.shapes), tracing_options(part.shapes):
+                out = self._compiled(*args, **kwargs)
+        finally:
+            part.reached = None  # it refers to the arguments
+        if part.runs == runs or skipped_frames() > skipped:
+            reasons = "; ".join(dict.fromkeys(break_reasons()[-3:])) or "compilation is off in this context"
+            raise PlanError(
+                f"a part of the step ran outside every plan, so no budget held: PyTorch did not trace a function with a "
+                f"break inside a loop or a branch ({reasons}). Move reads of values and other breaks out of the loop"
+            )
+        return out
+
+
+def _storages(tensors: list[torch.Tensor]) -> list[int]:
+    """Return the bytes of each storage of tensors with memory."""
+    reached = {storage_key(t): t for t in tensors if not t.is_meta and t.layout is torch.strided}
+    return [t.untyped_storage().nbytes() for t in reached.values()]
+
+
+def _budgeted(function: Any, options: dict[str, Any]) -> Budgeted:
+    part = Partition(**options)
+    return Budgeted(function, part, fullgraph=part.breaks == "refuse")
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(shapes: int = SHAPES) -> Iterator[None]:
     """Raise errors of planning without PyTorch's wrapper, and PlanError if a step cannot be traced as one graph."""
     try:
         yield
@@ -260,7 +367,15 @@ def plain_errors() -> Iterator[None]:
         inner = error.inner_exception
         if isinstance(inner, (PlanError, Planned)):
             raise inner from None
-        raise
+        raise PlanError(
+            f"the step cannot be planned: {type(inner).__name__}: {inner}. Sparse gradients and subclasses of tensors "
+            f"have no plan: use dense ones, or leave that part out of the function"
+        ) from error
+    except RecompileLimit as error:
+        raise PlanError(
+            f"the step was called with more than {shapes} sets of shapes, and each has a plan of its own: pad the inputs "
+            f"to a few lengths, or pass shapes= with a larger number"
+        ) from error
     except TracingFailed as error:
         raise PlanError(
             f"the step cannot be traced as one graph: {error}\nFollow the hint above. If control flow depends on data, "
@@ -279,7 +394,7 @@ def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> B
         function: a module or a function of tensors; its result, preferably the loss, is differentiated.
         budget: maximum bytes on the device, as a number or as text such as ``"16GB"`` or ``"80%"``.
         options: fields of :class:`Partition`: ``optimizer``, ``keep_gradients``, ``other``, ``seconds``,
-            ``workspaces``, ``breaks``, ``inner``.
+            ``workspaces``, ``breaks``, ``shapes``, ``inner``.
 
     Raises:
         PlanError: an argument is wrong, the function is compiled already, or (when called) it cannot be traced.
@@ -289,5 +404,4 @@ def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> B
         raise PlanError(f"{function!r} is compiled already: pass the module or function itself")
     if not callable(function):
         raise PlanError(f"expected a module or a function, got {type(function).__name__}")
-    part = Partition(budget, **options)
-    return Budgeted(function, part, fullgraph=part.breaks == "refuse")
+    return _budgeted(function, {"budget": budget, **options})

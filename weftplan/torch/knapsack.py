@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weftplan.torch.choice import Choices
-from weftplan.torch.private import CustomKnapsackSolver
+from weftplan.torch.private_compile import CustomKnapsackSolver
 from weftplan.torch.probe import Probes
 from weftplan.torch.step_program import Joint
 

@@ -1,15 +1,15 @@
 """Predict the peak of a training step by running the caller's own step function on fake tensors.
 
-Fake tensors have no memory. The function runs on copies of all modules, optimizers and tensors that it reaches through
-arguments, closure, defaults and globals. So the prediction includes mixed precision, accumulation, clipping and
-checkpointing, and the caller's objects do not change.
+Fake tensors have no memory. The function runs on copies of all objects that it reaches. So the prediction includes
+mixed precision, accumulation, clipping, hooks and checkpointing, and the caller's objects do not change.
 """
 
 from __future__ import annotations
 
-import copy
-import types
+import random
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from torch.overrides import TorchFunctionMode
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
-from weftplan.torch.private import OPERATORS, VALUES, FakeCopyMode, FakeTensorMode, is_compiled, tree_leaves
+from weftplan.torch.private import VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes
-from weftplan.torch.trace import Recorder, Trace
+from weftplan.torch.reach import Copies
+from weftplan.torch.trace import Kernels, Recorder, Trace
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions that run other kernels on a CPU than on the fake tensors of a trace."""
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations")
+PARTS = ("parameters", "buffers", "gradients", "optimizer", "communication", "inputs", "activations")
+LONGEST, LATE = 8, 1000
+"""Most calls until an optimizer is expected to step, and steps by which its counts are advanced."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Estimate:
         return "\n".join(lines)
 
 
-class _Names(TorchFunctionMode):  # type: ignore[misc]
+class Names(TorchFunctionMode):  # type: ignore[misc]
     """Records the names of recurrent functions that are called; a dispatch mode sees only their parts."""
 
     def __init__(self) -> None:
@@ -69,25 +72,17 @@ class _Names(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-class _FakeCopies(FakeCopyMode):  # type: ignore[misc]
-    """Copies tensors as fake tensors. Host scalars keep their value, because optimizers read their step counts."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fake = super().__torch_function__(func, types, args, kwargs)
-        if func is torch.Tensor.__deepcopy__ and args[0].dim() == 0 and args[0].is_cpu and not args[0].requires_grad:
-            fake.constant = args[0].clone()
-        return fake
-
-
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
     Args:
-        step: a training step: any of forward pass, backward pass, update, accumulation and clipping.
+        step: a training step: any of forward pass, backward pass, update, accumulation and clipping. If an optimizer
+            steps only in every n-th call, the peak is that of n calls.
         args: its arguments; neither they nor other objects that the function reaches change.
         workspaces: ``"measure"`` runs every unknown operator once on made-up tensors, to see its scratch;
             ``"cached"`` uses existing measurements and lists the other operators as unseen.
-        warm: the number of steps before the predicted step, so that an optimizer has its states.
+        warm: the number of steps before the predicted step, so that an optimizer has its states. Its step counts are
+            then advanced, since some optimizers change their formula after a few steps.
 
     Raises:
         PlanError: the step fails on fake tensors, reads values of tensors, is compiled, or reaches an object that
@@ -95,29 +90,126 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-    probes, names = Probes(run=workspaces == "measure"), _Names()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with _FakeCopies(mode):
-        run, inputs, memo = _copy_step(step, args)
-    recorder = Recorder(probes)
+    names = Names()
+    probes = Probes(run=workspaces == "measure")
+    return report(record(step, args, kernels=probes, functions=names, warm=warm), probes, names.seen)
+
+
+def record(
+    step: Callable[..., Any],
+    args: Any,
+    *,
+    kernels: Kernels | None,
+    functions: Any,
+    warm: int = 1,
+    repeats: int = 1,
+    prepare: Callable[[list[torch.optim.Optimizer]], None] | None = None,
+) -> Trace:
+    """Return the trace of some steps on fake tensors, the last of which are steady.
+
+    Args:
+        step, args: as for :func:`estimate`.
+        kernels: the bytes of kernels.
+        functions: a mode in which the step runs.
+        warm: the number of steps before :attr:`Trace.start`; more run until every optimizer has stepped.
+        repeats: how often the optimizers step after that.
+        prepare: is called with the copied optimizers before the first step.
+    """
+    if not callable(step):
+        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+    copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
+    with _plain_errors("cannot be copied"):
+        run, inputs = copies.copy(step), copies.copy(args)
+    copies.check_devices()
+    if prepare is not None:
+        prepare(copies.optimizers)
+    recorder = Recorder()
+    trace, stepped = recorder.trace, dict.fromkeys(map(id, copies.optimizers), False)
+    for optimizer in copies.optimizers:
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(lambda own, *_: stepped.update({id(own): True}))
+    for parameter in _register(recorder, copies):
+        parameter.register_post_accumulate_grad_hook(lambda p: _name_gradient(recorder, p))
+    copies.forget()
+
+    def call() -> None:
+        trace.starts.append(len(trace.calls))
+        with recorder:
+            run(*inputs)
+
+    with _plain_errors("fails on fake tensors"), _preserved_random_states(), copies.mode, functions:
+        calls, period, listed = 0, 1, -1
+        while calls < warm or (warm and calls < LONGEST and not (all(stepped.values()) and listed == _listed(copies))):
+            listed, before = _listed(copies), all(stepped.values())
+            call()
+            calls += 1
+            period = calls if not before and all(stepped.values()) else period
+        _register(recorder, copies)
+        _advance(copies.optimizers)
+        trace.start, recorder.kernels = len(trace.calls), kernels
+        for _ in range(period * repeats):
+            call()
+    return trace
+
+
+def _register(recorder: Recorder, copies: Copies) -> list[torch.Tensor]:
+    """Record the purposes of all copied tensors that are alive; return the parameters that get gradients."""
+    for tensor, purpose in _purposes(copies):
+        recorder.storage(tensor, -1, purpose=purpose)
+    trained = {id(p): p for m in copies.modules for p in m.parameters(recurse=False) if p.requires_grad and p.is_leaf}
+    return list(trained.values())
+
+
+def _name_gradient(recorder: Recorder, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.layout is torch.strided:
+        recorder.storage(parameter.grad, -1, purpose="gradients")
+
+
+def _listed(copies: Copies) -> int:
+    """Return the number of tensors in lists of optimizer states, which grow for several steps, as in LBFGS."""
+    states = [s for o in copies.optimizers for s in o.state.values() if isinstance(s, dict)]
+    return sum(len(v) for s in states for v in s.values() if isinstance(v, list))
+
+
+def _advance(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Advance the step counts of optimizers that have states, because some change their formula after a few steps."""
+    for values in (state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)):
+        count = values.get("step")
+        if isinstance(count, int):
+            values["step"] = count + LATE
+        elif getattr(count, "constant", None) is not None:
+            count.constant.add_(LATE)
+
+
+@contextmanager
+def _preserved_random_states() -> Iterator[None]:
+    """Restore the states of Python's, NumPy's and PyTorch's global random generators at the end."""
+    numpy = sys.modules.get("numpy")
+    state, other = random.getstate(), numpy.random.get_state() if numpy is not None else None
     try:
-        with mode, names:
-            for _ in range(warm):
-                with Recorder():
-                    run(*inputs)
-            # Parameters come first, because each is also among the copied tensors, which count as inputs.
-            for tensor, name in _purposes(list(memo.values())):
-                recorder.storage(tensor, -1, name)
-            with recorder:
-                run(*inputs)
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(other)
+
+
+@contextmanager
+def _plain_errors(what: str) -> Iterator[None]:
+    """Raise errors of a step as PlanError, with the line of the step; ``what`` says what it does."""
+    try:
+        yield
+    except PlanError:
+        raise
     except VALUES as error:
         raise PlanError(
             f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
-            f"leave that out of the step, such as loss.item(), or put it after the step"
+            f"leave that out of the step, such as loss.item(), or put it after the step; a layer that routes by "
+            f"values, as mixtures of experts do, needs a dense or capacity-bound form of its routing"
         ) from error
-    except RuntimeError as error:
-        raise PlanError(f"the step fails on fake tensors{_line(error)}: {error}") from error
-    return _report(recorder.trace, probes, names.seen)
+    except Exception as error:
+        raise PlanError(f"the step {what}{_line(error)}: {type(error).__name__}: {error}") from error
 
 
 def _line(error: BaseException) -> str:
@@ -131,137 +223,51 @@ def _line(error: BaseException) -> str:
     return last
 
 
-def _copy_step(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
-    """Return copies of the step and of its arguments, and the memo of all copies."""
-    memo: dict[int, Any] = {}
-    try:
-        _copy_patched(args, memo)
-        inputs = copy.deepcopy(args, memo)
-        return _copy_function(step, memo), inputs, memo
-    except (TypeError, RuntimeError, AttributeError) as error:
-        raise PlanError(
-            f"the step reaches something that cannot be copied ({error}): pass the module, the optimizer and tensors "
-            f"as arguments, and keep loaders, locks and files out of the step"
-        ) from error
-
-
-def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
-    """Copy the functions among the attributes of modules into ``memo``; a deep copy would share them."""
-    for value in tree_leaves(reached):
-        for module in value.modules() if isinstance(value, torch.nn.Module) else ():
-            for own in vars(module).values():
-                if isinstance(own, types.FunctionType) and _is_state(own):
-                    _copy_function(own, memo)
-
-
-def _copy_function(function: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a function, with copies of the closure, defaults and globals that it uses."""
-    if is_compiled(function):
-        raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
-    if not isinstance(function, types.FunctionType):
-        return copy.deepcopy(function, memo)
-    if id(function) in memo:
-        return memo[id(function)]
-    reached = {
-        name: value for name in _global_names(function.__code__) if _is_state(value := function.__globals__.get(name))
-    }
-    cells = tuple(types.CellType() for _ in function.__closure__ or ())
-    own = dict(function.__globals__)
-    copied = types.FunctionType(function.__code__, own, function.__name__, None, cells or None)
-    memo[id(function)] = copied
-    copied.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-    copied.__defaults__ = copy.deepcopy(function.__defaults__, memo)
-    _copy_patched([*reached.values(), *(c.cell_contents for c in function.__closure__ or () if _bound(c))], memo)
-    for name, value in reached.items():
-        own[name] = _copy(value, memo)
-    for cell, original in zip(cells, function.__closure__ or (), strict=True):
-        if _bound(original):
-            cell.cell_contents = _copy(original.cell_contents, memo)
-    return copied
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of an object that a function reaches; Python modules and PyTorch operators are not copied."""
-    if isinstance(value, types.ModuleType) or type(value).__module__.startswith(OPERATORS):
-        return value
-    own_function = isinstance(value, types.FunctionType) and _is_state(value)
-    return _copy_function(value, memo) if own_function else copy.deepcopy(value, memo)
-
-
-def _bound(cell: types.CellType) -> bool:
-    """Return whether a closure's variable has a value."""
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a global must be copied: an object that may contain tensors, or a function outside libraries."""
-    if isinstance(value, types.FunctionType):
-        file = value.__code__.co_filename
-        return "site-packages" not in file and "/lib/python" not in file
-    plain = (types.ModuleType, type, str, int, float, bytes, bool, types.BuiltinFunctionType, type(None))
-    return (
-        not isinstance(value, plain)
-        and (
-            isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, list, dict, tuple, set))
-            or hasattr(value, "__dict__")
-        )
-        and not callable(getattr(value, "__torch_dispatch__", None))
-    )
-
-
-def _purposes(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
-    """Yield each tensor among ``copies``, or in their modules and optimizers, with its purpose."""
-    modules = [m for m in copies if isinstance(m, torch.nn.Module)]
-    for module in modules:
-        for p in module.parameters():
+def _purposes(copies: Copies) -> Iterator[tuple[torch.Tensor, str]]:
+    """Yield each copied tensor that is alive, and each tensor of copied modules and optimizers, with its purpose."""
+    for module in copies.modules:
+        for p in module.parameters(recurse=False):
             yield p, "parameters"
             if p.grad is not None:
                 yield p.grad, "gradients"
-        for b in module.buffers():
+        for b in module.buffers(recurse=False):
             yield b, "buffers"
-    for optimizer in [o for o in copies if isinstance(o, torch.optim.Optimizer)]:
-        for values in optimizer.state.values():
-            for t in values.values():
-                if isinstance(t, torch.Tensor):
-                    yield t, "optimizer"
-    for t in copies:
-        if isinstance(t, torch.Tensor):
-            yield t, "inputs"
+        if "communication" in vars(module):
+            yield vars(module)["communication"], "communication"
+    for optimizer in copies.optimizers:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            yield p, "parameters"
+            if p.grad is not None:
+                yield p.grad, "gradients"
+        for t in (t for s in optimizer.state.values() if isinstance(s, dict) for t in s.values()):
+            if isinstance(t, torch.Tensor):
+                yield t, "optimizer"
+    for reference in copies.tensors:
+        if (tensor := reference()) is not None:
+            yield tensor, "inputs"
 
 
-def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
+def report(trace: Trace, kernels: Kernels, recurrent: set[str]) -> Estimate:
+    """Return the estimate of a trace, from its attribute ``start`` on."""
     live = trace.live()
-    at = max(range(len(live)), key=live.__getitem__) if live else 0
+    at = trace.start + (max(range(len(live)), key=live.__getitem__) if live else 0)
     parts = dict.fromkeys(PARTS, 0)
     alive: dict[str, int] = {}
     for r, (first, last) in enumerate(trace.spans()):
         if first <= at < last:
-            name = trace.names[r]
-            part = name if name in parts else "inputs" if trace.born[r] < 0 else "activations"
-            parts[part] += trace.nbytes[r]
-            if trace.born[r] >= 0:
-                alive[name] = alive.get(name, 0) + trace.nbytes[r]
-    if trace.calls and (inside := trace.calls[at].scratch):
+            before = trace.born[r] < trace.start
+            parts[trace.purposes[r] or ("inputs" if before else "activations")] += trace.nbytes[r]
+            if not before:
+                alive[trace.names[r]] = alive.get(trace.names[r], 0) + trace.nbytes[r]
+    if live and (inside := trace.calls[at].scratch):
         parts["inside the kernel"] = inside
-    unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
-    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in recurrent}
+    unseen = dict.fromkeys(kernels.unseen, "never measured on this machine")
+    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in sorted(recurrent)}
     return Estimate(
         peak=max(live, default=trace.before),
         before=trace.before,
         parts=parts,
-        at=trace.calls[at].name if trace.calls else "nothing",
+        at=trace.calls[at].name if live else "nothing",
         alive=sorted(alive.items(), key=lambda item: -item[1])[:10],
         unseen=unseen,
         trace=trace,

@@ -1,54 +1,50 @@
-"""All private names of PyTorch that this package uses; tests fail if they change.
+"""Private names of PyTorch that a forecast uses: fake tensors, dispatch modes and trees; tests fail if they change.
 
-PyTorch may change these names in any version. The first use of this package warns if the version is not in
-:data:`TESTED`.
+:mod:`weftplan.torch.private_compile` has those that only compiled steps use. PyTorch may change these names in any
+version. The first use of this package warns if the version is not in :data:`TESTED`.
 """
 
 from __future__ import annotations
 
+import functools
+import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._dynamo import exc as _errors
-from torch._dynamo.backends.common import aot_autograd as aot_autograd
-from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.eval_frame import OptimizedModule
-from torch._functorch import config as _functorch_config
-from torch._functorch import partitioners as _partitioners
-from torch._inductor import custom_graph_pass as _passes
 from torch._ops import OpOverload as OpOverload
-from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
-from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
 from torch._subclasses import fake_tensor as _fake
 from torch.utils import _python_dispatch, _pytree
 
-BackendCompilerFailed, TracingFailed = _errors.BackendCompilerFailed, _errors.TorchDynamoException
-CustomKnapsackSolver, CustomPartitionerFn = _passes.CustomKnapsackSolver, _passes.CustomPartitionerFn
-FakeCopyMode, FakeTensor, FakeTensorMode = _fake.FakeCopyMode, _fake.FakeTensor, _fake.FakeTensorMode
+FakeTensor, FakeTensorMode = _fake.FakeTensor, _fake.FakeTensorMode
 VALUES = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)
 """Errors that fake tensors raise in operators that need values of tensors."""
-OPERATORS = ("torch._ops", "torch._library")
+READ = torch.ops.aten._local_scalar_dense.default
+"""The operator that reads the value of a tensor."""
+OPERATORS = ("torch._ops", "torch._library", "torch._C")
 """Prefixes of the modules that define PyTorch's classes of operators."""
-autograd_config, eager = _functorch_config, boxed_nop
 TorchDispatchMode, without_modes = _python_dispatch.TorchDispatchMode, _python_dispatch._disable_current_modes
-classify_nodes, default_partition = _partitioners.classify_nodes, _partitioners.default_partition
-extract_modules, is_tangent = _partitioners._extract_fwd_bwd_modules, _partitioners._is_tangent
 is_view, profiler_enabled = torch.Tensor._is_view, torch.autograd._profiler_enabled
 backward_node = torch._C._current_autograd_node
 """Returns the node whose backward function runs in this thread; None outside such a function."""
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 
-TESTED = ("2.13",)
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """A dispatch mode that does not import dynamo, which takes seconds; nothing is compiled inside a mode."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+TESTED = ("2.13", "2.14", "2.15")
 """Tested versions of PyTorch, as ``major.minor``."""
 
 
+@functools.lru_cache(maxsize=1)
 def check_version(version: str = torch.__version__) -> None:
-    """Warn if ``version`` is not a tested version of PyTorch."""
+    """Warn, once in a process, if ``version`` is not a tested version of PyTorch."""
     if ".".join(version.split(".")[:2]) not in TESTED:
         tested = ", ".join(TESTED)
         warnings.warn(
@@ -69,38 +65,39 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def is_compiled(function: Any) -> bool:
-    """Return whether a module or function is a result of ``torch.compile``."""
-    return isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable")
+    """Return whether a module or function is a result of ``torch.compile``, or a module after ``compile()``."""
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__ == "OptimizedModule" or function._compiled_call_impl is not None
+    return (
+        isinstance(function, types.FunctionType)
+        and hasattr(function, "_torchdynamo_orig_callable")
+        and not getattr(function, "_torchdynamo_disable", False)
+    )
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """Return a tensor's hooks of its gradient, and those that run after the gradient is accumulated."""
+    return (
+        list((tensor._backward_hooks or {}).values()),
+        list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values()),
+    )
+
+
+def is_mutable(func: Any) -> bool:
+    """Return whether an operator writes to one of its inputs."""
+    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
+
+
+def is_seeded(func: Any) -> bool:
+    """Return whether an operator draws random numbers from a generator."""
+    return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
 
 
 def is_mutation(node: torch.fx.Node) -> bool:
     """Return whether a node of a graph writes to one of its inputs."""
-    return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
+    return is_mutable(node.target)
 
 
 def memory_events(prof: Any) -> list[Any]:
     """Return all events of a profile; allocations have the name ``[memory]``."""
     return list(prof.profiler.kineto_results.events())
-
-
-@contextmanager
-def fused_peaks(scratch: Callable[[], dict[str, int]]) -> Iterator[list[int]]:
-    """Yield a list that gets the bytes alive at each node that inductor schedules, with scratch, without parameters."""
-    memory, peaks = import_module("torch._inductor.memory"), list[int]()
-    reorder = memory.reorder_for_peak_memory
-
-    def watched(nodes: Any, buffers: Any, fused: Any, inputs: Any, outputs: Any) -> Any:
-        order, inside = reorder(nodes, buffers, fused, inputs, outputs), scratch()
-        alive = memory.estimate_peak_memory(order, memory.get_freeable_input_buf(order, inputs), outputs)[1]
-        for node, nbytes in zip(order, alive, strict=False):
-            origins = [origin for part in node.get_nodes() for origin in getattr(part.node, "origins", ())]
-            peaks.append(nbytes + max((inside.get(str(origin.target), 0) for origin in origins), default=0))
-        return order
-
-    with mock.patch.object(memory, "reorder_for_peak_memory", watched):
-        yield peaks
-
-
-def inductor() -> Any:
-    """Import and return the module with inductor's ``compile_fx``, ``compile_fx_inner`` and ``config``; slow."""
-    return import_module("torch._inductor.compile_fx")

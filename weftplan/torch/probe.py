@@ -18,6 +18,7 @@ from weftplan.support import user_cache
 from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
+from weftplan.torch.trace import Kernel
 
 OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that may crash on made-up values. These are not run, and their scratch is unseen."""
@@ -33,23 +34,23 @@ class Probes:
     """Whether calls without a stored measurement are run."""
     unseen: dict[str, int] = field(default_factory=dict)
     """Number of calls of each operator whose scratch is unknown."""
-    _known: dict[str, dict[str, float]] = field(default_factory=dict)
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
-        """Return the bytes that a call allocates in addition to its results; 0 if unknown."""
-        value = self._value(target, args, kwargs, "scratch", _scratch)
+    def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
+        """Return the measured bytes of a call: nothing if they are unknown."""
+        value = self._value(target, args, kwargs, "kernel", _kernel)
         if value is None:
             name = str(target)
             self.unseen[name] = self.unseen.get(name, 0) + 1
-        return int(value or 0)
+            return Kernel()
+        return Kernel(*value)
 
     def seconds(self, target: Any, args: Any, kwargs: Any) -> float | None:
         """Return the seconds of a call; None if unknown."""
-        return self._value(target, args, kwargs, "seconds", _seconds)
+        value: float | None = self._value(target, args, kwargs, "seconds", _seconds)
+        return value
 
-    def _value(
-        self, target: Any, args: Any, kwargs: Any, what: str, measure: Callable[[Any, Any, Any], float]
-    ) -> float | None:
+    def _value(self, target: Any, args: Any, kwargs: Any, what: str, measure: Callable[[Any, Any, Any], Any]) -> Any:
         name = _cache_key(target, args, kwargs)
         if name not in self._known:
             stored = user_cache.load(user_cache.folder("torch"), name)
@@ -70,7 +71,7 @@ class Probes:
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
     def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}"
+            return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}{value.is_conj() or ''}"
         return repr(value)
 
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
@@ -92,20 +93,23 @@ def _real_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
-            return value
+            # A real tensor is a constant of the caller, which an operator may write to.
+            return value.clone() if isinstance(value, torch.Tensor) else value
         out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        return out.fill_(0.5) if out.dtype.is_floating_point else out.zero_()
+        out = out.fill_(0.5) if out.dtype.is_floating_point or out.dtype.is_complex else out.zero_()
+        return out.conj() if value.is_conj() else out
 
     positional, keywords = tree_map(made, (args, kwargs))
     return positional, keywords
 
 
-def _scratch(target: Any, args: Any, kwargs: Any) -> float:
+def _kernel(target: Any, args: Any, kwargs: Any) -> Kernel:
     """Return the larger of two measurements, because the profiler sometimes loses an event."""
-    return max(_scratch_once(target, args, kwargs) for _ in range(2))
+    return max(kernel_once(target, args, kwargs) for _ in range(2))
 
 
-def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
+def kernel_once(target: Any, args: Any, kwargs: Any) -> Kernel:
+    """Return the measured bytes of a call on real tensors."""
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     before = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
     with torch.no_grad():
@@ -113,15 +117,17 @@ def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
             torch.cuda.reset_peak_memory_stats(device)
             start = torch.cuda.memory_allocated(device)
             out = target(*args, **kwargs)
-            most = torch.cuda.max_memory_allocated(device) - start
+            peak = torch.cuda.max_memory_allocated(device) - start
         else:
             profiling = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             with without_stderr(), profiling as prof, record_function("call"):  # PyTorch 2.13 writes lines there
                 out = target(*args, **kwargs)
-            most = peak_of(prof, "call")
+            peak = peak_of(prof, "call")
     buffers = [t.untyped_storage() for t in tensors_in(out)]
-    results = {buffer.data_ptr(): buffer.nbytes() for buffer in buffers if buffer.data_ptr() not in before}
-    return max(0, int(most - sum(results.values())))
+    # A kernel may return a small result in a larger buffer, as the CPU's losses do; the buffer lives with the result.
+    nbytes = [0 if buffer.data_ptr() in before else buffer.nbytes() for buffer in buffers]
+    results = {buffer.data_ptr(): n for buffer, n in zip(buffers, nbytes, strict=True)}
+    return Kernel(max(0, int(peak - sum(results.values()))), nbytes)
 
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run_and_save_rng_state, run_with_rng_state
+from weftplan.torch.private import is_mutation
+from weftplan.torch.private_compile import extract_modules, is_tangent, run_and_save_rng_state, run_with_rng_state
 from weftplan.torch.step_program import Joint, is_getitem, is_random
 
 

@@ -16,7 +16,8 @@ import torch
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.program import VARIABLE, Graph, Program, Work
-from weftplan.torch.private import OpOverload, is_mutation, is_tangent, storage_key, tensors_in
+from weftplan.torch.private import OpOverload, is_mutation, is_seeded, storage_key, tensors_in
+from weftplan.torch.private_compile import is_tangent
 from weftplan.torch.probe import Probes
 from weftplan.torch.seconds import modelled
 
@@ -31,7 +32,7 @@ def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
 
 def is_random(node: torch.fx.Node) -> bool:
     """Return whether a node draws random numbers from a generator."""
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_seeded(node.target)
 
 
 def values(node: torch.fx.Node) -> tuple[Any, Any]:
@@ -173,7 +174,11 @@ class Joint:
         args, kwargs = values(node)
         scratch, seconds = 0, 0.0
         if isinstance(node.target, OpOverload):
-            scratch = self._probes.scratch(node.target, args, kwargs)
+            kernel = self._probes.kernel(node.target, args, kwargs)
+            scratch = kernel.scratch
+            for t, nbytes in zip(tensors(node), kernel.results, strict=False):
+                if (r := self.results.number[storage_key(t)]) in fresh:
+                    self.results.nbytes[r] = max(self.results.nbytes[r], nbytes)
             timed = self._probes.seconds(node.target, args, kwargs) if self._measured else None
             seconds = modelled(node.target, args, kwargs, node.meta.get("val")) if timed is None else timed
         step = Step(node, str(node.target), reads, fresh, seconds=seconds, scratch=scratch, effect=is_mutation(node))

@@ -1,21 +1,56 @@
-"""Trace a step on fake tensors: its operator calls, and the bytes and lifetime of each storage.
+"""Trace steps on fake tensors: their operator calls, and the bytes and lifetime of each storage.
 
-PyTorch's own autograd engine runs the step, so storages die exactly when they do in eager execution. Two things that
-tracing does not show are added: the scratch of kernels, and the engine's in-place sums of gradients.
+PyTorch's own autograd engine runs a step, so storages die exactly when they do in eager execution. Two things that
+tracing does not show are added: the bytes inside kernels, and the engine's in-place sums of gradients.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from weftplan.errors import PlanError
-from weftplan.torch.private import FakeTensor, TorchDispatchMode, backward_node, is_view, storage_key, tensors_in
-from weftplan.torch.probe import Probes
+from weftplan.torch.private import (
+    READ,
+    VALUES,
+    DispatchMode,
+    FakeTensor,
+    backward_node,
+    is_mutable,
+    is_view,
+    storage_key,
+    tensors_in,
+)
+
+TORCH = str(Path(torch.__file__).parent)
+OURS = str(Path(__file__).parent)
+PASSING = (OURS, *(f"{TORCH}/{name}" for name in ("_tensor.py", "overrides.py", "_ops.py", "_compile.py", "_dynamo/")))
+"""Files whose functions stand between the code that reads a value and the operator that gives it."""
+
+
+class Kernel(NamedTuple):
+    """The bytes of a call that its fake result does not show."""
+
+    scratch: int = 0
+    """Bytes that are allocated and freed inside the kernel."""
+    results: Sequence[int] = ()
+    """Bytes of the storage of each tensor in the result; 0 for the storage of an argument. Empty: as in the trace."""
+
+
+class Kernels(Protocol):
+    """A source of the bytes of kernels."""
+
+    unseen: dict[str, int]
+    """Number of calls of each operator whose scratch is unknown."""
+
+    def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
+        """Return the bytes of a call."""
 
 
 @dataclass(slots=True)
@@ -27,20 +62,29 @@ class Call:
     makes: Sequence[int]
     scratch: int = 0
     sums_in_place: bool = False
+    backward: bool = False
 
 
 @dataclass
 class Trace:
-    """The calls of a step in order, and lists of facts by storage number."""
+    """The calls of several steps in order, and lists of facts by storage number."""
 
     calls: list[Call] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Number of the first call of each step."""
+    start: int = 0
+    """Number of the first call that a forecast is about; calls before it are those of steps that precede it."""
     nbytes: list[int] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
-    """Number of the call that makes the storage; -1: it exists before the step."""
+    """Number of the call that makes the storage; -1: it exists before the first step."""
     died: list[int | None] = field(default_factory=list)
     """Number of the first call after the storage was freed; None: alive at the end."""
     names: list[str] = field(default_factory=list)
-    """The purpose of the storage, or the operator that makes it."""
+    """The operator that makes the storage."""
+    purposes: list[str] = field(default_factory=list)
+    """What the storage holds: parameters, gradients, ...; empty: a result of the step."""
+    on_host: set[int] = field(default_factory=set)
+    """Storages of scalars that stay in host memory on a card, such as step counts."""
 
     def spans(self) -> list[tuple[int, int]]:
         """Return for each storage the range [first, last) of calls during which it is alive."""
@@ -55,7 +99,7 @@ class Trace:
         return spans
 
     def live(self) -> list[int]:
-        """Return the bytes alive during each call, including its scratch."""
+        """Return the bytes alive during each call from :attr:`start`, including its scratch."""
         change = [0] * (len(self.calls) + 1)
         for nbytes, (first, last) in zip(self.nbytes, self.spans(), strict=True):
             change[first] += nbytes
@@ -64,7 +108,7 @@ class Trace:
         for k, call in enumerate(self.calls):
             total += change[k]
             out.append(total + call.scratch)
-        return out
+        return out[self.start :]
 
     @property
     def peak(self) -> int:
@@ -73,33 +117,62 @@ class Trace:
 
     @property
     def before(self) -> int:
-        """Bytes that exist before the step."""
-        return sum(n for n, born in zip(self.nbytes, self.born, strict=True) if born < 0)
+        """Bytes that exist before the forecast's first call."""
+        facts = zip(self.nbytes, self.born, self.died, strict=True)
+        return sum(n for n, born, died in facts if born < self.start and (died is None or died > self.start))
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """A dispatch mode that records the calls of operators as a trace; with ``probes`` it adds their scratch."""
+def usual_value(dtype: torch.dtype, reads: int, comparison: tuple[Any, Any]) -> complex | None:
+    """Return the usual value of a tensor that PyTorch's own code reads; None if the caller's code reads it.
 
-    def __init__(self, probes: Probes | None = None) -> None:
+    PyTorch reads values to find rare cases: an infinite gradient, a negative variance, a loss that no longer falls.
+
+    Args:
+        dtype: the dtype of the tensor.
+        reads: the number of the read, for values that differ.
+        comparison: the last operator and its arguments.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PASSING):
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(TORCH):
+        return None
+    if dtype is torch.bool:
+        # LBFGS keeps a direction if its curvature is above a small positive number, which is the usual case.
+        return comparison[0] is torch.ops.aten.gt.Scalar and comparison[1][1] > 0
+    name = Path(frame.f_code.co_filename).name
+    number = {"grad_scaler.py": 0.0, "lbfgs.py": 1.0 / reads}.get(name, 1.0)
+    return number if dtype.is_floating_point else int(number > 0)
+
+
+class Recorder(DispatchMode):
+    """A dispatch mode that records the calls of operators as a trace; ``kernels`` adds the bytes inside them."""
+
+    def __init__(self, kernels: Kernels | None = None) -> None:
         super().__init__()
         self.trace = Trace()
+        self.kernels = kernels
         self._number: dict[int, int] = {}
         self._node: tuple[tuple[str, int], int] | None = None
         """Identity of the backward node that runs, and the number of its first call."""
-        self._probes = probes
+        self._reads, self._last = 0, (None, ())
 
-    def storage(self, tensor: torch.Tensor, born: int, name: str = "") -> int:
-        """Return the number of a tensor's storage. If it is new, record it with ``born`` and ``name``."""
+    def storage(self, tensor: torch.Tensor, born: int, *, name: str = "", purpose: str = "") -> int:
+        """Return the number of a tensor's storage. If it is new, record it; a ``purpose`` is recorded in any case."""
         store = tensor.untyped_storage()
-        key = storage_key(tensor)
+        key, trace = storage_key(tensor), self.trace
         if key not in self._number:
-            trace = self.trace
             self._number[key] = n = len(trace.nbytes)
             trace.nbytes.append(store.nbytes())
             trace.born.append(born)
             trace.died.append(None)
             trace.names.append(name)
+            trace.purposes.append(purpose)
+            if getattr(tensor, "constant", None) is not None:
+                trace.on_host.add(n)
             weakref.finalize(store, self._gone, key, n).atexit = False
+        if purpose and not trace.purposes[self._number[key]]:
+            trace.purposes[self._number[key]] = purpose
         return self._number[key]
 
     def _gone(self, key: int, n: int) -> None:
@@ -111,20 +184,35 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)  # these allocate nothing
-        self._check_copied(func, args, kwargs)
-        now, name = len(self.trace.calls), str(func)
-        reads = [self.storage(t, -1) for t in tensors_in((args, kwargs))]
-        scratch = self._probes.scratch(func, args, kwargs) if self._probes is not None else 0
-        out = func(*args, **kwargs)
-        count = len(self.trace.nbytes)
-        storages = [self.storage(t, now, name) for t in tensors_in(out)]
-        call = Call(name, reads, [m for m in dict.fromkeys(storages) if m >= count], scratch)
+        tensors = tensors_in((args, kwargs))
+        self._check_copied(func, tensors)
+        trace = self.trace
+        now, name = len(trace.calls), str(func)
+        reads = [self.storage(t, -1) for t in tensors]
+        kernel = self.kernels.kernel(func, args, kwargs) if self.kernels is not None else Kernel()
+        try:
+            out = func(*args, **kwargs)
+        except VALUES:
+            self._reads += 1
+            is_read = func is READ
+            value = usual_value(args[0].dtype, self._reads, self._last) if is_read else None
+            if value is None:
+                raise
+            return value
+        self._last = func, args if func is torch.ops.aten.gt.Scalar else ()
+        count, made = len(trace.nbytes), tensors_in(out)
+        storages = [self.storage(t, now, name=name) for t in made]
+        for n, nbytes in zip(storages, kernel.results, strict=len(kernel.results) == len(made)):
+            if n >= count:
+                trace.nbytes[n] = max(trace.nbytes[n], nbytes)
+        call = Call(name, reads, [m for m in dict.fromkeys(storages) if m >= count], kernel.scratch)
         began = self._node_began(now)
+        call.backward = began is not None
         if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
             # The engine adds a node's result to a sum from before the node; a sum inside the node has newer terms. A
             # view also refers to its base, so the engine does not add to it in place.
-            call.sums_in_place = self.trace.born[reads[0]] < began and not is_view(args[0])
-        self.trace.calls.append(call)
+            call.sums_in_place = trace.born[reads[0]] < began and not is_view(args[0])
+        trace.calls.append(call)
         return out
 
     def _node_began(self, now: int) -> int | None:
@@ -138,10 +226,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._node = (name, now)
         return self._node[1]
 
-    def _check_copied(self, func: Any, args: Any, kwargs: Any) -> None:
-        for t in tensors_in((args, kwargs)):
-            if t.requires_grad and not isinstance(t, FakeTensor):
+    def _check_copied(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
+        for t in tensors:
+            # A real operator would run on a tensor of the caller, and the copy of a parameter would get no gradient.
+            if not isinstance(t, FakeTensor) and (t.requires_grad or (is_mutable(func) and t is tensors[0])):
                 raise PlanError(
                     f"the step reaches a tensor of shape {tuple(t.shape)} in {func} that is in none of its arguments, "
-                    f"closures or globals: pass the module that owns it as an argument of the step"
+                    f"closures or globals: pass the object that owns it as an argument of the step"
                 )

@@ -18,6 +18,7 @@ from weftplan import models
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.file_errors import cause
+from weftplan.cli.fits import command as fits
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
@@ -186,7 +187,9 @@ def command(
     """
     if torch_step:
         if card is not None:
-            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
+            _refuse_others(frozenset({"model", "torch_step", "card", "as_json"}), "--torch and --card")
+            fits.callback(model=model, card=card, conf=None, as_json=as_json)  # type: ignore[misc]
+            return
         _refuse_others(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
         laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json, tables=tables)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from weftplan.planner import MemoryPlan
 from weftplan.planner.strategies import plan_graph
 
 if TYPE_CHECKING:
+    from weftplan.torch.card_forecast import Forecast
     from weftplan.torch.choice import Choices, Plan
 
 
@@ -23,12 +26,10 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
     ``name`` is ``package.module:function``; the function takes no arguments and returns ``(loss, arguments)`` or
     ``(loss, arguments, optimizer)``, where ``loss(*arguments)`` is differentiated. Nothing of the step is run.
     """
-    function, args, optimizer = _made(name)
-    try:
+    function, args, optimizer = make_step(name)
+    with _needs_torch():
         from weftplan.torch import trade_off
         from weftplan.torch.private import check_version
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}: --torch needs PyTorch, pip install 'weftplan[torch]'") from error
     check_version()
     choices, plan = trade_off.planned(function, args, budget=budget, optimizer=optimizer)
     rows = [(p.peak + plan.resident.total, p.seconds / (choices.tape.step_seconds or 1.0)) for p in choices.points]
@@ -50,6 +51,22 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
     return laid_out(choices, plan), ["\n".join(curve)] if curve else []
 
 
+def forecast(made: tuple[Any, tuple[Any, ...], Any], card: str, conf: str | None) -> Forecast:
+    """Return the forecast for a card of a step that :func:`make_step` returned."""
+    with _needs_torch():
+        from weftplan.torch import fits
+    function, args, optimizer = made
+    return fits(function, *args, card=card, optimizer=optimizer, conf=conf)
+
+
+@contextmanager
+def _needs_torch() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error}: a step of PyTorch needs it, pip install 'weftplan[torch]'") from error
+
+
 def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
     """Return the chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
     from weftplan.torch.choice import OPTIONS
@@ -66,7 +83,7 @@ def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
     return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
 
 
-def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
+def make_step(name: str) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the function, its arguments and the optimizer or None, created by the named function."""
     if not is_python_name(name):
         raise click.BadParameter(
