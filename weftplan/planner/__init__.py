@@ -10,7 +10,7 @@ from __future__ import annotations
 from weftplan.planner.drafts import plan_program, plan_within
 from weftplan.planner.memory_plan import Bar, MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing import Packing, pack
+from weftplan.planner.packing import Packing, PackingProblem, pack, pack_problem
 from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.symbolic.estimate import plan
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
@@ -24,10 +24,12 @@ __all__ = [
     "Kind",
     "MemoryPlan",
     "Packing",
+    "PackingProblem",
     "PlanOptions",
     "PlannedGraph",
     "SizedGraph",
     "pack",
+    "pack_problem",
     "plan",
     "plan_program",
     "plan_symbol",

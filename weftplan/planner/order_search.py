@@ -111,6 +111,8 @@ class PartModel:
         last = {r: max(position[nid] for nid in touchers[r]) for r in alive}
         self.live = sum(program.nbytes[r] for r in alive if r in forever or last[r] >= start)
         """Live bytes before the part begins."""
+        self.peak = max(peaks(self, range(len(part))))
+        """Peak of the part in its order."""
 
     def search(self, most_work: int) -> FoundOrder:
         """Return the best order of a part that a search of at most about ``most_work`` touched groups finds.
