@@ -68,7 +68,9 @@ def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
         for start, end in parts:
             best = _greedy(program, graph, (start, end), best, options=options)
         return best
-    models = [PartModel(program, program.order[start:end], graph.before, options=options) for start, end in parts]
+    models = [
+        PartModel(program, program.order[start:end], before=graph.before, options=options) for start, end in parts
+    ]
     # The part with the higher peak first: if that is proved, the other part cannot matter.
     for rank in sorted(range(len(parts)), key=lambda k: -models[k].peak):
         start, end = parts[rank]
@@ -76,7 +78,7 @@ def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
         best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
         if not found.proved:
             best = _greedy(program, graph, (start, end), best, options=options)
-            model = PartModel(program, best.nodes[start:end], graph.before, options=options)
+            model = PartModel(program, best.nodes[start:end], before=graph.before, options=options)
             found = model.search(MOST_WORK)
             best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
         # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.

@@ -50,7 +50,9 @@ class PartModel:
         is_exact: whether the lower bound of an order is never below the model's peak of that order.
     """
 
-    def __init__(self, program: Program, part: Sequence[int], before: Sequence[Sequence[int]], *, options: PlanOptions):
+    def __init__(
+        self, program: Program, part: Sequence[int], *, before: Sequence[Sequence[int]], options: PlanOptions
+    ) -> None:
         """Collect the groups that the nodes ``part`` touch; ``before`` has the dependencies of every node."""
         graph, row = program.graph, program.graph.row
         self.part = part

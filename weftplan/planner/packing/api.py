@@ -170,11 +170,11 @@ def pack_problem(problem: PackingProblem, *, effort: Effort | None = None, time_
     """
     deadline, effort = _limits(time_limit, effort)
 
-    def plain(lower: Int64, upper: Int64, size: Int64) -> Packing:
+    def _plain(lower: Int64, upper: Int64, size: Int64) -> Packing:
         left = None if deadline.moment is None else max(deadline.left(), 1e-9)
         return pack(lower, upper, size, alignment=problem.alignment, effort=effort, time_limit=left)
 
-    return constrained.solve(problem, plain, effort=effort, deadline=deadline)
+    return constrained.solve(problem, _plain, effort=effort, deadline=deadline)
 
 
 def _in_parts(
