@@ -23,8 +23,8 @@ def test_late_consumers_are_pulled_forward() -> None:
     tops = [sym.max(z, axis=0, keepdims=True) for z in order_only]
     sums = [sym.max(big, axis=0, keepdims=True, name=f"m{k}") for k, big in enumerate(bigs)]
     net = sym.Concat(*tops, *sums, dim=0)
-    inputs = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False))
-    chosen = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False, reorder=True))
+    inputs = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False, reorder=False))
+    chosen = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False))
     validate(chosen)
     assert chosen.memory.peak < inputs.memory.peak / 2
     assert any("another order" in note for note in chosen.memory.notes)

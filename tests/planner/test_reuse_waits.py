@@ -15,8 +15,8 @@ from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, pack, plan_s
 from weftplan.planner import buffers as buffers_module
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
-ARENA = PlanOptions(strategy="arena", kernels="numpy")
-"""One arena, with NumPy's kernels, because the scratch memory of compiled kernels depends on the installation."""
+ARENA = PlanOptions(strategy="arena", kernels="numpy", reorder=False)
+"""One arena, the order given, and NumPy's kernels: the scratch of compiled kernels depends on the installation."""
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:

@@ -39,7 +39,7 @@ from weftplan.support.atomic_files import write_text
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write rows of id,offset into this file.",
+    help="Write rows of id,lower,upper,size,offset, the format of MiniMalloc, into this file.",
 )
 def command(
     file: Path,
@@ -53,9 +53,9 @@ def command(
 ) -> None:
     """Place the buffers of FILE at offsets in one slab that is as small as possible.
 
-    FILE has the columns id,lower,upper,size. Lifetimes are half-open and sizes are in bytes. The result is checked by
-    code that the packer does not share. The exit code is 1 when FILE is malformed or the packing does not fit
-    --capacity.
+    FILE has the columns id,lower,upper,size, as the files of MiniMalloc. Lifetimes are half-open and sizes are in
+    bytes. The result is checked by code that the packer does not share. The exit code is 1 when FILE is malformed or
+    the packing does not fit --capacity.
     """
     try:
         names, lower, upper, size = read_csv(file)
@@ -89,6 +89,8 @@ def command(
         if capacity is not None:
             click.echo(f"capacity    {capacity}   {'fits' if fits else f'exceeded by {packing.peak - capacity} bytes'}")
     if output is not None:
-        write_text(output, "id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
+        columns = names, lower.tolist(), upper.tolist(), size.tolist(), offsets
+        rows = "".join(",".join(map(str, row)) + "\n" for row in zip(*columns, strict=True))
+        write_text(output, "id,lower,upper,size,offset\n" + rows)
     if not fits:
         raise click.exceptions.Exit(1)

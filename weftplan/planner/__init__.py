@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weftplan.planner.drafts import plan_program, plan_within
 from weftplan.planner.memory_plan import Bar, MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing import Packing, pack
+from weftplan.planner.packing import Packing, PackingProblem, pack, pack_problem
 from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.validation import validate
 from weftplan.support.lazy_import import late_import
@@ -28,10 +28,12 @@ __all__ = [
     "Kind",
     "MemoryPlan",
     "Packing",
+    "PackingProblem",
     "PlanOptions",
     "PlannedGraph",
     "SizedGraph",
     "pack",
+    "pack_problem",
     "plan",
     "plan_program",
     "plan_symbol",

@@ -32,6 +32,10 @@ _REQUESTS = [_NOT_WRITTEN.get(kind, Req.WRITE) for kind in Kind]
 """Write mode of an output, indexed by :class:`Kind`."""
 
 
+WORTH_WAITS = 0.995
+"""Maximum peak, relative to that of the given order, of an order that adds waits."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedSteps:
     """A graph in execution order with its memory plan, as :func:`weftplan.planner.validate` checks it."""
@@ -154,12 +158,21 @@ class Drafts:
             if asked.reorder and asked.compat == "none" and peak > 0:
                 chosen = choose_order(program, asked)
                 moved = plan_graph(program.in_order(chosen.nodes), asked) if chosen.nodes != program.order else draft
-                note = ", which no order can lower" if chosen.proved else ""
-                if moved.memory.peak < peak:
-                    note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes{note}"
+                if _is_better(moved.memory, draft.memory):
+                    proof = ", and no order has a lower bound" if chosen.proved else ""
+                    note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes{proof}"
                     draft = replace(moved, notes=(note,))
             self._plain[asked] = draft
         return draft
+
+
+def _is_better(moved: MemoryPlan, given: MemoryPlan) -> bool:
+    """Return whether a plan in another order is better than the plan in the front end's order.
+
+    It has a lower peak. A gain of less than 0.5 % must not add waits, which would cost more time than it is worth.
+    """
+    more_waits = (moved.num_added_waits or 0) > (given.num_added_waits or 0)
+    return moved.peak < (WORTH_WAITS * given.peak if more_waits else given.peak)
 
 
 Planned = TypeVar("Planned", bound=PlannedSteps)

@@ -64,23 +64,38 @@ def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
     cuts = program.num_forward, len(program.order)
     parts = [(start, end) for start, end in ((0, cuts[0]), cuts) if start < end]
     alone = len({program.device[nid] for nid in program.order}) == 1
-    peaks: list[tuple[int, bool]] = []  # of the searched parts: peak in the model, whether it is proved
-    for start, end in parts:
-        head, part, tail = best.nodes[:start], best.nodes[start:end], best.nodes[end:]
-        found = PartModel(program, part, graph.before, options=options).search(QUICK_WORK) if alone else None
-        if found is not None:
-            best = _lower(program, [*head, *found.nodes, *tail], best, options=options)
-        if found is None or not found.proved:
-            for candidate in (_deepest_first, _greedy_forwards, _greedy_backwards):
-                best = _lower(program, [*head, *candidate(graph, part), *tail], best, options=options)
-            if alone:
-                model = PartModel(program, best.nodes[start:end], graph.before, options=options)
-                found = model.search(MOST_WORK)
-                best = _lower(program, [*head, *found.nodes, *tail], best, options=options)
-        if found is not None:
-            peaks.append((found.peak, found.proved))
-    # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.
-    return replace(best, proved=(best.bound, True) in peaks)
+    if not alone:
+        for start, end in parts:
+            best = _greedy(program, graph, (start, end), best, options=options)
+        return best
+    models = [
+        PartModel(program, program.order[start:end], before=graph.before, options=options) for start, end in parts
+    ]
+    # The part with the higher peak first: if that is proved, the other part cannot matter.
+    for rank in sorted(range(len(parts)), key=lambda k: -models[k].peak):
+        start, end = parts[rank]
+        found = models[rank].search(QUICK_WORK)
+        best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
+        if not found.proved:
+            best = _greedy(program, graph, (start, end), best, options=options)
+            model = PartModel(program, best.nodes[start:end], before=graph.before, options=options)
+            found = model.search(MOST_WORK)
+            best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
+        # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.
+        if found.proved and found.peak == best.bound:
+            return replace(best, proved=True)
+    return best
+
+
+def _greedy(
+    program: Program, graph: _Dependencies, part: tuple[int, int], best: ChosenOrder, *, options: PlanOptions
+) -> ChosenOrder:
+    """Return the best of ``best`` and the depth-first and greedy orders of a part (its first step, its end)."""
+    start, end = part
+    for candidate in (_deepest_first, _greedy_forwards, _greedy_backwards):
+        order = [*best.nodes[:start], *candidate(graph, program.order[start:end]), *best.nodes[end:]]
+        best = _lower(program, order, best, options=options)
+    return best
 
 
 def _lower(program: Program, order: list[int], best: ChosenOrder, *, options: PlanOptions) -> ChosenOrder:

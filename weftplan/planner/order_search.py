@@ -50,7 +50,9 @@ class PartModel:
         is_exact: whether the lower bound of an order is never below the model's peak of that order.
     """
 
-    def __init__(self, program: Program, part: Sequence[int], before: Sequence[Sequence[int]], *, options: PlanOptions):
+    def __init__(
+        self, program: Program, part: Sequence[int], *, before: Sequence[Sequence[int]], options: PlanOptions
+    ) -> None:
         """Collect the groups that the nodes ``part`` touch; ``before`` has the dependencies of every node."""
         graph, row = program.graph, program.graph.row
         self.part = part
@@ -111,6 +113,8 @@ class PartModel:
         last = {r: max(position[nid] for nid in touchers[r]) for r in alive}
         self.live = sum(program.nbytes[r] for r in alive if r in forever or last[r] >= start)
         """Live bytes before the part begins."""
+        self.peak = max(peaks(self, range(len(part))))
+        """Peak of the part in its order."""
 
     def search(self, most_work: int) -> FoundOrder:
         """Return the best order of a part that a search of at most about ``most_work`` touched groups finds.

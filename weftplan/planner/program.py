@@ -103,7 +103,7 @@ class Graph:
         counts, heads = counts or [1] * len(self.works), list(heads)
         self.origin = self.origin or range(len(self.works))
         if self.base is None:
-            check_graph(self, counts, heads)
+            check_graph(self, counts=counts, heads=heads)
         self.num_nodes = len(self.works)
         self.row = [0, *accumulate(counts)]
         self.num_entries = self.row[-1]

@@ -19,7 +19,7 @@ MAX_TOTAL = 1 << 62
 """Exclusive maximum of the bytes of all entries and scratch, so that no sum overflows 64 bits."""
 
 
-def check_graph(graph: Graph, counts: Sequence[int], heads: Sequence[int]) -> None:
+def check_graph(graph: Graph, *, counts: Sequence[int], heads: Sequence[int]) -> None:
     """Check the lengths of a graph's lists and that all numbers refer to its nodes and entries.
 
     Raises:

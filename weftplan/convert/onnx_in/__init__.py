@@ -201,5 +201,5 @@ def _attribute(onnx: ModuleType, attribute: Any, where: str) -> Any:
 def _fold(call: Call) -> RawArray | None:
     """Return the value of a node with constant inputs, or None."""
     fold = FOLDS.get(call.op)
-    ready = call.op == "Shape" or call.is_constant()  # a shape is known before the values
+    ready = call.op in ("Shape", "Size") or call.is_constant()  # a shape is known before the values
     return fold(call, call.inputs) if fold is not None and ready else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -60,14 +61,26 @@ def _joined(call: Call, inputs: Constants) -> RawArray:
     return np.concatenate(parts, axis=call.get("axis", 0))
 
 
-def _of_two(compute: Callable[[RawArray, RawArray], RawArray]) -> Fold:
-    """Return the fold of a binary operator with broadcasting."""
+def _elementwise(compute: Callable[..., RawArray]) -> Fold:
+    """Return the fold of an elementwise operator of any number of inputs, each of which may be a scalar."""
 
     def fold(call: Call, inputs: Constants) -> RawArray:
         call.spend(math.prod(np.broadcast_shapes(*map(np.shape, inputs))), np.result_type(*inputs))
-        return compute(*inputs)
+        return np.asarray(compute(*inputs))
 
     return fold
+
+
+def _clipped(call: Call, inputs: Constants) -> RawArray:
+    low, high = (call.inputs[k] if call.has(k) else call.get(key) for k, key in ((1, "min"), (2, "max")))
+    values = np.asarray(inputs[0])
+    call.spend(values.size, values.dtype)
+    return values if low is None and high is None else np.asarray(np.clip(values, low, high), values.dtype)
+
+
+def _reduced(compute: Callable[..., RawArray]) -> Fold:
+    """Return the fold of a reduction over the axes of an input or an attribute, by default over all."""
+    return lambda call, i: np.asarray(compute(i[0], axis=_axes(call), keepdims=bool(call.get("keepdims", 1))))
 
 
 def _constant(call: Call, inputs: Constants) -> RawArray:
@@ -78,6 +91,28 @@ def _constant(call: Call, inputs: Constants) -> RawArray:
     raise call.refuse("it has no value")
 
 
+ELEMENTWISE: dict[str, Callable[..., RawArray]] = {
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.round,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sqrt": np.sqrt,
+    "Not": np.logical_not,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Equal": np.equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Where": np.where,
+    "Max": lambda *values: reduce(np.maximum, values),
+    "Min": lambda *values: reduce(np.minimum, values),
+}
+"""Functions of NumPy that fold elementwise operators."""
+
+FOLDS.update((name, _elementwise(compute)) for name, compute in ELEMENTWISE.items())
 FOLDS.update(
     {
         "Constant": _constant,
@@ -92,14 +127,19 @@ FOLDS.update(
         "Reshape": lambda call, i: np.reshape(i[0], [int(d) for d in np.reshape(i[1], -1)]),
         "Transpose": lambda call, i: np.transpose(i[0], call.get("perm")),
         "Cast": lambda call, i: np.asarray(i[0]).astype(onnx_module().helper.tensor_dtype_to_np_dtype(call.get("to"))),
-        "Add": _of_two(np.add),
-        "Sub": _of_two(np.subtract),
-        "Mul": _of_two(np.multiply),
-        "Div": _of_two(lambda a, b: a // b if np.asarray(a).dtype.kind in "iu" else a / b),
-        "Mod": lambda call, i: _of_two(np.fmod if call.get("fmod", 0) else np.mod)(call, i),
+        "Add": _elementwise(np.add),
+        "Sub": _elementwise(np.subtract),
+        "Mul": _elementwise(np.multiply),
+        "Div": _elementwise(lambda a, b: a // b if np.asarray(a).dtype.kind in "iu" else a / b),
+        "Mod": lambda call, i: _elementwise(np.fmod if call.get("fmod", 0) else np.mod)(call, i),
         "Expand": _expanded,
-        "Floor": lambda call, i: np.floor(i[0]),
-        "Ceil": lambda call, i: np.ceil(i[0]),
+        "Clip": _clipped,
+        "Relu": _elementwise(lambda a: np.maximum(a, np.zeros((), np.asarray(a).dtype))),
+        "Size": lambda call, i: np.array(math.prod(call.shape()), np.int64),
+        "ReduceProd": _reduced(np.prod),
+        "ReduceSum": _reduced(np.sum),
+        "ReduceMax": _reduced(np.max),
+        "ReduceMin": _reduced(np.min),
         "Identity": lambda call, i: i[0],
     }
 )

@@ -46,9 +46,21 @@ def _padded(call: Call, data: Symbol, pads: list[int], value: float) -> tuple[Sy
 
 def pad_all(call: Call, data: Symbol, before: Sequence[int], behind: Sequence[int], mode: str, value: float) -> Symbol:
     rank = len(before)
-    if mode not in ("constant", "edge", "reflect") or rank > 5 or any(n < 0 for n in (*before, *behind)):
+    crops = any(n < 0 for n in (*before, *behind))
+    if mode not in ("constant", "edge", "reflect") or rank > 5 or (crops and mode != "constant"):
         raise call.refuse(f"padding {list(before)} and {list(behind)}, mode {mode}, is not read")
     shape = call.model.shape(data)
+    if crops:  # negative padding removes elements
+        for axis, (low, high) in enumerate(zip(before, behind, strict=True)):
+            begin, end = max(0, -low), shape[axis] - max(0, -high)
+            if begin >= end:
+                raise call.refuse(f"padding {list(before)} and {list(behind)} removes all of axis {axis} of {shape}")
+            if end - begin < shape[axis]:
+                data = call.make("slice_axis", data, axis=axis, begin=begin, end=end)
+        before, behind = [max(0, n) for n in before], [max(0, n) for n in behind]
+        if not any((*before, *behind)):
+            return data
+        shape = call.model.shape(data)
     inner = 2 if rank >= 3 else 0
     if any((*before[:inner], *behind[:inner])):
         raise call.refuse("padding of the first two axes is not read")

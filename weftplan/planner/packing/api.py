@@ -7,6 +7,7 @@ only on NumPy, so other programs may use it alone.
 
 from __future__ import annotations
 
+import numbers
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +15,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from weftplan.planner.packing import constrained
 from weftplan.planner.packing.by_birth import pack_by_birth
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
 from weftplan.planner.packing.hard.search import MOST_CELLS, Allowance, improve, portfolio, table_cells
+from weftplan.planner.packing.packing_problem import PackingProblem
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,
@@ -115,18 +118,12 @@ def pack(
     >>> packing.offsets.tolist()
     [20, 0, 20]
     """
-    began = time.perf_counter()
+    deadline, effort = _limits(time_limit, effort)
     lo, up, sz = check_input(lower, upper, size, alignment)
-    if time_limit is not None and not time_limit > 0:
-        raise PackingError(f"time_limit: expected a positive number of seconds or None, got {time_limit!r}")
-    effort = "normal" if effort is None else effort
-    if effort not in EFFORTS:
-        raise PackingError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
     units = -(-sz // alignment)
     scale = int(np.gcd.reduce(units)) if len(units) else 1
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
-    deadline = Deadline(None if time_limit is None else began + time_limit)
     offsets = _in_parts(problem, bound, spending=EFFORTS[effort], deadline=deadline, order=order)
     if order is not None and room > bound * scale * alignment:
         offsets = _spread(problem, offsets, room=room // (scale * alignment), order=order, deadline=deadline)
@@ -135,6 +132,49 @@ def pack(
     offsets *= scale
     offsets.flags.writeable = False
     return Packing(offsets, peak * scale, bound * scale)
+
+
+def _limits(time_limit: float | None, effort: Effort | None) -> tuple[Deadline, Effort]:
+    """Return the checked limits of one call.
+
+    Raises:
+        PackingError: a limit is invalid.
+    """
+    effort = "normal" if effort is None else effort
+    if effort not in EFFORTS:
+        raise PackingError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
+    if time_limit is None:
+        return Deadline(), effort
+    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not float(time_limit) > 0:
+        raise PackingError(f"time_limit: expected a positive number of seconds or None, got {time_limit!r}")
+    return Deadline(time.perf_counter() + float(time_limit)), effort
+
+
+def pack_problem(problem: PackingProblem, *, effort: Effort | None = None, time_limit: float | None = None) -> Packing:
+    """Assign a bank and an offset to each buffer of a problem with pins, banks and other constraints.
+
+    The sum of the banks' peaks is minimized. A buffer with an open bank goes to the first bank with room for it. Equal
+    problems get equal packings, unless a time limit ends the search.
+
+    Args:
+        problem: the buffers and their constraints.
+        effort: as for :func:`pack`.
+        time_limit: seconds after which the best packing so far is returned.
+
+    Raises:
+        PackingError: an option is invalid, or no packing was found within the capacities of the banks.
+
+    >>> problem = PackingProblem(lower=[0, 0, 2], upper=[2, 4, 4], size=[8, 8, 8], pins={1: 0}, apart=[(0, 2)])
+    >>> pack_problem(problem).offsets.tolist()
+    [16, 0, 8]
+    """
+    deadline, effort = _limits(time_limit, effort)
+
+    def _plain(lower: Int64, upper: Int64, size: Int64) -> Packing:
+        left = None if deadline.moment is None else max(deadline.left(), 1e-9)
+        return pack(lower, upper, size, alignment=problem.alignment, effort=effort, time_limit=left)
+
+    return constrained.solve(problem, _plain, effort=effort, deadline=deadline)
 
 
 def _in_parts(
@@ -265,7 +305,7 @@ class Incumbent:
         if not self.is_small:
             self.hurry()
             self._fallen_back = True
-        if self.peak > self.enough and len(part) <= MOST_FOR_FIRST_FIT:
+        if self.is_small or (self.peak > self.enough and len(part) <= MOST_FOR_FIRST_FIT):
             tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
             self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
         if self.peak > self.enough and len(part) <= spending.largest and table_cells(part) <= MOST_CELLS:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from weftplan.errors import PlanError
+
+if TYPE_CHECKING:
+    from weftplan.planner.packing.packing_problem import PackingProblem
+    from weftplan.planner.packing.problem import Packing
 
 
 def check_packing(
@@ -64,6 +68,50 @@ def check_packing(
         starts.insert(at, place[i])
         live.insert(at, i)
     return max((place[i] + nbytes[i] for i in range(len(place))), default=0)
+
+
+def check_problem(problem: PackingProblem, packing: Packing) -> None:
+    """Check a packing against every constraint of its problem, bank by bank, and its peaks.
+
+    Raises:
+        PlanError: a constraint is violated; names the buffers.
+    """
+    first, last = _ints(problem.lower), _ints(problem.upper)  # the problem's columns are arrays by now
+    nbytes, place = _ints(problem.size), _ints(packing.offsets)
+    bank = [0] * len(place) if packing.bank is None else _ints(packing.bank)
+    ends = [start + extent for start, extent in zip(place, nbytes, strict=True)]
+    fixed = _ints(problem.bank if problem.bank is not None else [-1] * len(place))
+    for i, number in enumerate(bank):
+        if not 0 <= number < len(problem.banks) or fixed[i] not in (-1, number):
+            raise PlanError(f"buffer {i} is in bank {number}; its problem has it in {fixed[i]} (-1: any)")
+        capacity = problem.banks[number]
+        if capacity is not None and ends[i] > capacity:
+            raise PlanError(f"buffer {i} ends at byte {ends[i]} of bank {number}, which has {capacity} bytes")
+        for reserved, low, high in problem.reserved:
+            if reserved == number and place[i] < high and low < ends[i]:
+                raise PlanError(f"buffer {i} uses bytes {place[i]}..{ends[i]}, but {low}..{high} is reserved")
+    for i, offset in problem.pins.items():
+        if place[i] != offset:
+            raise PlanError(f"buffer {i} is pinned at {offset}, but lies at {place[i]}")
+    for i, k in problem.apart:
+        if bank[i] == bank[k] and place[i] < ends[k] and place[k] < ends[i]:
+            raise PlanError(f"buffers {i} and {k} must be kept apart, but both use byte {max(place[i], place[k])}")
+    peaks = []
+    for number in range(len(problem.banks)):
+        rows: list[tuple[int, int, int, int]] = []
+        for i in range(len(place)):
+            if bank[i] == number:
+                begin = first[i]
+                for pause, resume in problem.holes.get(i, ()):
+                    rows.append((begin, pause, nbytes[i], place[i]))
+                    begin = resume
+                rows.append((begin, last[i], nbytes[i], place[i]))
+        columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
+        check_packing(*columns, alignment=problem.alignment)
+        peaks.append(max((row[2] + row[3] for row in rows), default=0))
+    rounded = [-(-peak // problem.alignment) * problem.alignment for peak in peaks]
+    if sum(rounded) != packing.peak:
+        raise PlanError(f"the packing reports a peak of {packing.peak} bytes, but its banks end at {rounded}")
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:

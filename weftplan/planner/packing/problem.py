@@ -34,11 +34,20 @@ class Packing:
         offsets: read-only int64 array: the offset of each buffer in bytes, a multiple of the alignment.
         peak: bytes of the slab: the maximum end of a buffer, with sizes rounded up to the alignment.
         lower_bound: maximum of live bytes, with sizes rounded up to the alignment; no packing needs less.
+        bank: read-only int64 array: the bank of each buffer; None if the problem has no banks.
+        bank_peaks: the peak of each bank; `peak` is their sum. Empty without banks.
     """
 
     offsets: Int64
     peak: int
     lower_bound: int
+    bank: Int64 | None = None
+    bank_peaks: tuple[int, ...] = ()
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the peak equals the lower bound, so that no packing is lower; False: unknown."""
+        return self.peak == self.lower_bound
 
     @property
     def ratio(self) -> float:
@@ -52,6 +61,12 @@ class Packing:
             self.peak == other.peak
             and self.lower_bound == other.lower_bound
             and np.array_equal(self.offsets, other.offsets)
+            and self.bank_peaks == other.bank_peaks
+            and (
+                self.bank is None
+                if other.bank is None
+                else self.bank is not None and np.array_equal(self.bank, other.bank)
+            )
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -224,7 +239,8 @@ def integers(name: str, values: npt.ArrayLike) -> Int64:
         return np.zeros(0, np.int64)
     if array.dtype.kind not in "iu":
         raise PackingError(
-            f"{name}: expected integers that fit 64 bits, got dtype {array.dtype}; convert with astype('int64')"
+            f"{name}: expected integers that fit 64 bits, got dtype {array.dtype}"
+            + ("" if array.dtype.kind == "O" else "; convert with astype('int64')")
         )
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         at = int(np.argmax(array))
