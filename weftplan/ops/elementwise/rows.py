@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,7 @@ def _check(
     name: str, kernel: FormulaKernel, examples: Sequence[Params], infer_dtype: DTypeRule, inputs: tuple[str, ...]
 ) -> None:
     """Trace and lower a kernel for a few dtypes, and raise FormulaError, with the row's name, if that is impossible."""
-    for values, dtype in product(examples, _CHECKED):
+    for values, dtype in [(one, dtype) for one in examples for dtype in _CHECKED]:
         try:
             _, (expected,) = infer_dtype(values, [dtype], [None])
         except DTypeError:
