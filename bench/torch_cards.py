@@ -10,6 +10,7 @@ one constant, the bytes outside the allocator, is the median difference of the f
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import statistics
 import sys
@@ -51,7 +52,7 @@ def perceptron(name: str) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
     sizes = widths(first, last, depth, re.findall(r"arch:([a-z]+)", name)[0])
     layers: list[nn.Module] = []
     with torch.device("meta"):
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), nn.ReLU()]
         model = nn.Sequential(*layers, nn.Linear(sizes[-1], last), nn.Softmax(dim=1))
         x, y = torch.empty(batch, first), torch.empty(batch, dtype=torch.long)
@@ -62,7 +63,8 @@ def network(row: dict[str, str]) -> tuple[Callable[..., Any], tuple[Any, ...], A
     """Return loss, arguments and optimizer of a record's torchvision network."""
     from torchvision import models
 
-    name = {"MnasNet": "mnasnet1_0"}.get(row["network"], re.sub(r"(?<=t)(?=Tiny|Base)|(?<=3)(?=Large)", "_", row["network"]))
+    spelled = re.sub(r"(?<=t)(?=Tiny|Base)|(?<=3)(?=Large)", "_", row["network"])
+    name = {"MnasNet": "mnasnet1_0"}.get(row["network"], spelled)
     with torch.device("meta"):
         model = getattr(models, name.lower().replace("mobilenetv3", "mobilenet_v3"))(num_classes=10)
         x, y = torch.empty(int(row["batch"]), 3, 86, 86), torch.empty(int(row["batch"]), dtype=torch.long)
@@ -83,8 +85,8 @@ def bench_mlp() -> None:
     constant = statistics.median(real - ours for ours, real in pairs[:FITTED])
     errors = [100 * (ours + constant - real) / real for ours, real in pairs[FITTED:]]
     absolute = sorted(map(abs, errors))
-    print(f"{len(pairs)} perceptrons, constant {constant:.0f} MiB from {FITTED}: median error of the other {len(errors)} "
-          f"{statistics.median(absolute):.2f} %, worst {min(errors):+.2f} to {max(errors):+.2f} %")  # fmt: skip
+    print(f"{len(pairs)} perceptrons, constant {constant:.0f} MiB from {FITTED}: median error of the other "
+          f"{len(errors)} {statistics.median(absolute):.2f} %, worst {min(errors):+.2f} to {max(errors):+.2f} %")  # fmt: skip
 
 
 def bench_convolutional() -> None:

@@ -111,6 +111,7 @@ class TestOperatorsInPython:
                 return Failing()
 
         mx.operator.register("failing")(Property)
+
         class Looking(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
                 with pytest.raises(ValueError, match="broken"):

@@ -83,6 +83,7 @@ def test_every_section_has_an_example():
     assert {title for title, blocks in SECTIONS.items() if blocks} == {
         *PLUGINS,
         "Add an operator",
+        "Add an activation",
         "Add a fusion",
         "Add a metric",
     }
@@ -110,6 +111,45 @@ def test_metric_runs(tmp_path):
     """The guide's metric example runs without a warning."""
     (tmp_path / "example.py").write_text("\n".join(SECTIONS["Add a metric"]), encoding="utf-8")
     run("-W", "error", str(tmp_path / "example.py"), root=ROOT)
+
+
+ACTIVATION_CHECK = """
+from tests.contract.devices import place
+from tests.cuda_on_host import build
+from tests.cuda_on_host.kernels import on_host
+
+assert module.score(batches, "mse")[0][1] < 0.02
+curve = mx.sym.bent(mx.sym.bent(mx.sym.Variable("data")) * 2.0)
+
+
+def values(context):
+    executor = curve.simple_bind(context, grad_req="write", data=(5, 7))
+    executor.arg_dict["data"][:] = np.linspace(-2, 2, 35).reshape(5, 7)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.ones((5, 7), ctx=context)])
+    return [array.asnumpy() for array in (executor.outputs[0], executor.grad_dict["data"])]
+
+
+expected = values(mx.cpu())
+with place("standin", kind="NaiveEngine") as context:
+    for mine, theirs in zip(values(context(0)), expected, strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+if not build.missing():
+    with place("standin", kind="NaiveEngine") as context, on_host((0, 1)) as host:
+        for mine, theirs in zip(values(context(0)), expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+        assert any(kernel == "pointwise" for _, kernel in host.executed)
+"""
+"""Appended to the guide's activation: it has learned; a stand-in GPU and generated CUDA code give the CPU's values."""
+
+
+def test_activation_trains_everywhere(tmp_path):
+    """The guide's activation takes under ten lines from row to trained network, and runs on each kind of device."""
+    (example,) = SECTIONS["Add an activation"]
+    lines = [line for line in example.splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(lines) < 10
+    (tmp_path / "example.py").write_text(example + ACTIVATION_CHECK, encoding="utf-8")
+    run(str(tmp_path / "example.py"), root=ROOT)
 
 
 @pytest.mark.parametrize("title", PLUGINS)

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from weftplan.torch.prediction import estimate
     from weftplan.torch.trade_off import curve
 
-__all__ = ["backend", "budget", "curve", "estimate", "fits", "knapsack_solver", "on_card", "partition", "scratch_on_card"]
+__all__ = [
+    "backend",
+    "budget",
+    "curve",
+    "estimate",
+    "fits",
+    "knapsack_solver",
+    "on_card",
+    "partition",
+    "scratch_on_card",
+]
 
 _OWNERS = {"backend": "fit", "budget": "fit", "partition": "fit"}
 _OWNERS |= {"curve": "trade_off", "estimate": "prediction", "knapsack_solver": "knapsack"}

@@ -13,6 +13,7 @@ import numpy as np
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import Call, rule
+from weftplan.ops.elementwise.unary import ONNX
 from weftplan.symbol import Symbol
 
 _BINARY = {"Add": ("add", "_plus_scalar", "_plus_scalar"), "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),
@@ -41,10 +42,7 @@ def _several(call: Call) -> Symbol:
     return result / len(parts) if call.op == "Mean" else result
 
 
-_UNARY = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
-          "Abs": "abs", "Neg": "negative", "Floor": "floor", "Ceil": "ceil", "Sin": "sin", "Cos": "cos", "Tan": "tan",
-          "Erf": "erf", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh",
-          "Reciprocal": "reciprocal", "Softsign": "softsign", "Sign": "sign", "Identity": "identity"}  # fmt: skip
+_UNARY = {**{theirs: ours for ours, theirs in ONNX.items()}, "Identity": "identity"}
 
 
 @rule(*_UNARY)

@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_out.writing import RULES, Call, rule
+from weftplan.ops.elementwise.unary import ONNX
 
 
 def _plain(names: Mapping[str, str]) -> None:
@@ -22,10 +23,7 @@ def _plain(names: Mapping[str, str]) -> None:
 
 _plain(
     {
-        "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs",
-        "negative": "Neg", "floor": "Floor", "ceil": "Ceil", "sin": "Sin", "cos": "Cos", "tan": "Tan", "erf": "Erf",
-        "arcsin": "Asin", "arccos": "Acos", "arctan": "Atan", "sinh": "Sinh", "cosh": "Cosh",
-        "reciprocal": "Reciprocal", "softsign": "Softsign", "sign": "Sign", "_copy": "Identity",
+        **ONNX, "_copy": "Identity",
         "BlockGrad": "Identity", "MakeLoss": "Identity",
         "make_loss": "Identity", "add_n": "Sum", "elemwise_add": "Add", "elemwise_sub": "Sub", "elemwise_mul": "Mul",
         "elemwise_div": "Div", "broadcast_add": "Add", "broadcast_sub": "Sub", "broadcast_mul": "Mul",

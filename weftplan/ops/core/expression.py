@@ -259,7 +259,7 @@ def where(mask: Expr, value: Any, otherwise: Expr) -> Expr:
 
 def quotient(a: Any, b: Any) -> Expr:
     """Return the quotients of integers, rounded towards zero; a division by 0 gives 0."""
-    return f.floor_divide(a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
+    return Expr("floor_divide", a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
 
 
 def apply(function: Callable[..., object], *args: Any, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:

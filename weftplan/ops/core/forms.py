@@ -10,8 +10,8 @@ unwanted) and its scratch arrays, each as one argument, and can always be prepar
 :func:`workspace_kernel` is for kernels whose helper functions take scratch themselves: its function gets a
 :class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for kernels that
 depend on the run, through random numbers or the training flag: its function gets the whole
-:class:`~weftplan.ops.core.schema.OpContext`, and cannot be prepared. Elementwise formulas of several steps are a
-:class:`~weftplan.ops.core.kernels.BlockKernel`, which cuts large arrays into blocks.
+:class:`~weftplan.ops.core.schema.OpContext`, and cannot be prepared. Elementwise formulas are a
+:class:`~weftplan.ops.core.formula_kernel.FormulaKernel`, which cuts large arrays into blocks.
 
 Each form satisfies the protocol :data:`~weftplan.ops.core.schema.Kernel`. Kernels keep no state between calls, so any
 number of threads may share them.

@@ -15,13 +15,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Literal
 
 import numpy as np
 
 from weftplan.ops.core import tiling
-from weftplan.ops.core.floats import is_float, is_half
-from weftplan.ops.core.forms import ArrayKernel, Call, WorkspaceKernel, with_views
+from weftplan.ops.core.floats import is_half
+from weftplan.ops.core.forms import ArrayKernel, Call, WorkspaceKernel
 from weftplan.ops.core.schema import (
     Arrays,
     DType,
@@ -29,7 +28,6 @@ from weftplan.ops.core.schema import (
     Shape,
     TensorSpec,
     Workspace,
-    WorkspaceRule,
     aligned,
 )
 from weftplan.support.array_types import ArrayModule, RawArray, Scalar
@@ -130,35 +128,6 @@ def block_bytes(size: int, scratch: Sequence[DType]) -> int:
     return sum(aligned(min(size, limit) * dtype.itemsize) for dtype in scratch)
 
 
-Kind = DType | Literal["float"] | None
-"""Dtype of a scratch block. None: the dtype of the array; "float": a dtype to compute in (:func:`scratch_dtype`)."""
-
-
-def scratch_dtype(kind: Kind, dtype: DType) -> DType:
-    """Return a scratch block's dtype for arrays of ``dtype``.
-
-    "float" gives float32 for float16 and bfloat16, float64 for integers, and any other float dtype itself.
-
-    >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
-    (dtype('float64'), dtype('float32'))
-    """
-    if kind is None:
-        return dtype
-    if kind == "float":
-        return accumulator(dtype) if is_float(dtype) else np.dtype(np.float64)
-    return np.dtype(kind)
-
-
-def block_workspace(*scratch: Kind) -> WorkspaceRule:
-    """Return the ``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0, with this scratch."""
-
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        shape, dtype = inputs[0]
-        return block_bytes(math.prod(shape), [scratch_dtype(kind, dtype) for kind in scratch])
-
-    return workspace
-
-
 def reduce_to(xp: ArrayModule, source: RawArray, target: RawArray) -> None:
     """Sum ``source`` over the axes along which ``target`` broadcasts to its shape; write the sum to ``target``."""
     shape = source.shape
@@ -251,59 +220,6 @@ def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArr
 MOST_PREPARED = 64
 """Maximum blocks of a prepared call. More blocks would need many views, and gain little: calls are cheap compared with
 the work on large arrays."""
-
-
-ScratchRule = Callable[[Params, DType], Sequence[DType]]
-
-
-class BlockKernel:
-    """A kernel that computes a formula block by block on its inputs and its output; it can be prepared.
-
-    Args:
-        step: ``step(xp, params, *inputs, out, *scratch)``, which computes the formula on one block.
-        scratch: returns the dtypes of the scratch blocks, from the parameters and the dtype of the output.
-    """
-
-    __slots__ = ("scratch", "step")
-    elementwise = True
-
-    def __init__(self, step: Callable[..., object], scratch: ScratchRule = lambda params, dtype: ()) -> None:
-        self.step = step
-        self.scratch = scratch
-
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        if outputs[0] is not None:  # None is possible if the operator has states, which then do not change either
-            for block in self._blocks(ctx, params, inputs, outputs):
-                self.step(ctx.xp, params, *block)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call of the step on every block's views, or of the kernel if :data:`MOST_PREPARED` is exceeded."""
-        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
-        if outputs[0] is None:
-            return whole
-        return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs)) or whole
-
-    def bare(
-        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-    ) -> Callable[..., object] | None:
-        """Return the step with NumPy and ``params`` bound if the arrays have one shape and fit one block; else None."""
-        shape, dtype = outputs[0]
-        size = math.prod(shape)
-        if size > tiling.block() or any(s.shape != shape for s in inputs):
-            return None
-        scratch = self.scratch(params, dtype)
-        step = partial(self.step, np, params)
-        return with_views(step, [(shape, np.dtype(kind)) for kind in scratch]) if scratch else step
-
-    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Return the scratch bytes of a call."""
-        shape, dtype = outputs[0]
-        return block_bytes(math.prod(shape), self.scratch(params, dtype))
-
-    def _blocks(
-        self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays
-    ) -> Iterator[tuple[RawArray, ...]]:
-        return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
 
 
 def replayed(step: Callable[..., object], made: Iterator[tuple[object, ...]]) -> Callable[[], object] | None:

@@ -7,7 +7,7 @@ values that the gradient keeps alive, membership in fused kernels, and the compi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ def row(
     gradient: GradientRule = zero_gradient,
     params: tuple[Param, ...] = (),
     choices: Choices | None = None,
+    examples: Sequence[Params] = ({},),
     compute: Kind = None,
     grad_compute: Kind = None,
     integer: Callable[..., Any] | None = None,
@@ -51,6 +52,7 @@ def row(
             The backward node keeps alive what the gradient reads.
         gradient: the gradient rule if there is no ``grad``.
         choices: see :data:`~weftplan.ops.core.formula_kernel.Choices`.
+        examples: parameters for which the formulas are checked, other than defaults.
         compute, grad_compute: kinds of the results that do not state their own.
         integer: the formula for integers, if it is another.
         integers: how the gradient treats integers.
@@ -67,11 +69,12 @@ def row(
     """
     kernel = FormulaKernel(_with_parameters(name, formula, 1, params), compute=compute, choices=choices,
                            integer=None if integer is None else _with_parameters(name, integer, 1, params))  # fmt: skip
-    _check(name, kernel, params, infer_dtype, ("x",))
+    values = [{**_defaults(params), **example} for example in examples]
+    _check(name, kernel, values, infer_dtype, ("x",))
     derived = None
     if grad is not None:
         derived = _with_parameters(name, grad, 3, params)
-        gradient = _register_gradient(name, derived, params, choices, grad_compute, integers, infer_dtype)
+        gradient = _register_gradient(name, derived, params, values, choices, grad_compute, integers, infer_dtype)
     if onnx:
         ONNX[name] = onnx
     return register(
@@ -112,14 +115,14 @@ def _register_gradient(
     name: str,
     formula: Formula,
     params: tuple[Param, ...],
+    values: Sequence[Params],
     choices: Choices | None,
     compute: Kind,
     integers: Integers,
     infer_dtype: DTypeRule,
 ) -> GradientRule:
     """Register the backward operator of a row; return the gradient rule."""
-    values = _defaults(params)
-    made = {} if choices is None else {key: choose(values) for key, choose in choices.items()}
+    made = {} if choices is None else {key: choose(values[0]) for key, choose in choices.items()}
     try:
         used = leaves([formula(Parameters(made), *(Expr("input", one) for one in "gxy"))])
     except FormulaError as error:
@@ -131,7 +134,7 @@ def _register_gradient(
         return formula(p, g, given.get("x"), given.get("y"))
 
     kernel = FormulaKernel(of_kept, 1 + len(kept), compute=compute, choices=choices, integers=integers)
-    _check(name, kernel, params, infer_dtype, ("g", *kept))
+    _check(name, kernel, values, infer_dtype, ("g", *kept))
     backward(
         name,
         kernel,
@@ -142,17 +145,16 @@ def _register_gradient(
     return grad(f"_backward_{name.lstrip('_')}", "g0", *(_KEPT[one][0] for one in kept))
 
 
-def _defaults(params: tuple[Param, ...]) -> Params:
+def _defaults(params: tuple[Param, ...]) -> dict[str, Any]:
     """Return default values of parameters; 1.0 for a parameter that has none."""
     return {one.name: 1.0 if one.default is REQUIRED else one.default for one in params}
 
 
 def _check(
-    name: str, kernel: FormulaKernel, params: tuple[Param, ...], infer_dtype: DTypeRule, inputs: tuple[str, ...]
+    name: str, kernel: FormulaKernel, examples: Sequence[Params], infer_dtype: DTypeRule, inputs: tuple[str, ...]
 ) -> None:
     """Trace and lower a kernel for a few dtypes, and raise FormulaError, with the row's name, if that is impossible."""
-    values = _defaults(params)
-    for dtype in _CHECKED:
+    for values, dtype in [(one, dtype) for one in examples for dtype in _CHECKED]:
         try:
             _, (expected,) = infer_dtype(values, [dtype], [None])
         except DTypeError:

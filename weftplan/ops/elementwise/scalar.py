@@ -47,10 +47,10 @@ def _slope_number(value: float, dtype: DType) -> float:
 def _scalar_op(
     name: str,
     alias: str,
-    formula: Callable[[Any, Any], Any],
+    formula: Callable[..., Any],
     doc: str,
     *,
-    derivative: Callable[[Any, Any, Any], Any] | None = None,
+    derivative: Callable[..., Any] | None = None,
     uses: str = "x0",
     integer: Callable[[Any, Any], Any] | None = None,
     integers: Integers = "slope",

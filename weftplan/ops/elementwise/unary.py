@@ -15,6 +15,7 @@ from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only, grad
 from weftplan.ops.core.schema import Param
 from weftplan.ops.elementwise.erf import ERF_SCRATCH, erf
+from weftplan.ops.elementwise.rows import ONNX as ONNX
 from weftplan.ops.elementwise.rows import row
 from weftplan.support.array_types import ArrayModule, RawArray
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core import tiling
+from weftplan.ops.core.expression import apply, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel, workspace_kernel
-from weftplan.ops.core.kernels import BOOL, BlockKernel, accumulator, block_bytes, blocks
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
 from weftplan.ops.core.schema import (
-    DType,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -34,7 +34,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
-from weftplan.ops.elementwise.erf import erf
+from weftplan.ops.elementwise.erf import ERF_SCRATCH, erf
 from weftplan.ops.nn.prelu import (
     prelu_backward,
     prelu_block,
@@ -44,7 +44,7 @@ from weftplan.ops.nn.prelu import (
     prelu_part,
     prelu_rows,
 )
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.support.array_types import RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
 _ALPHA = 1.6732632423543772848170429916717
@@ -78,132 +78,46 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
 
 
-def _leaky(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
-    xp.minimum(x, 0, out=t)
-    xp.multiply(t, p["slope"], out=t)
-    xp.maximum(x, 0, out=out)
-    xp.add(out, t, out=out, casting="same_kind")
+def _falling(x: Any, tail: Any, scale: float | None = None) -> Any:
+    """Return the formula max(x, 0) · scale + tail."""
+    above = f.maximum(x, 0, kind=None)
+    return (above if scale is None else f.multiply(above, scale, kind=None)) + tail
 
 
-def _elu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
-    xp.minimum(x, 0, out=t)
-    xp.expm1(t, out=t)
-    xp.multiply(t, p["slope"], out=t)
-    xp.maximum(x, 0, out=out)
-    xp.add(out, t, out=out, casting="same_kind")
+def _below(x: Any) -> Any:
+    return f.minimum(x, 0)
 
 
-def _selu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
-    xp.minimum(x, 0, out=t)
-    xp.expm1(t, out=t)
-    xp.multiply(t, _LAMBDA * _ALPHA, out=t)
-    xp.maximum(x, 0, out=out)
-    xp.multiply(out, _LAMBDA, out=out)
-    xp.add(out, t, out=out, casting="same_kind")
+def _normal_cdf(x: Any) -> Any:
+    """Return the formula of the standard normal distribution function."""
+    return (apply(erf, x * math.sqrt(0.5), scratch=ERF_SCRATCH) + 1.0) * 0.5
 
 
-def _normal_cdf(xp: ArrayModule, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
-    """Compute ``out`` = the standard normal distribution function of ``x``.
-
-    ``scratch`` is six arrays like ``out`` and a bool array.
-    """
-    scaled, t, u, a, b, c, near = scratch
-    xp.multiply(x, math.sqrt(0.5), out=scaled)
-    erf(xp, scaled, out, t, u, a, b, c, near)
-    xp.add(out, 1.0, out=out)
-    xp.multiply(out, 0.5, out=out)
+_FORWARD: dict[str, Callable[[Any, Any], Any]] = {
+    "leaky": lambda p, x: _falling(x, _below(x) * p.slope),
+    "elu": lambda p, x: _falling(x, f.expm1(_below(x)) * p.slope),
+    "selu": lambda p, x: _falling(x, f.expm1(_below(x)) * (_LAMBDA * _ALPHA), _LAMBDA),
+    "gelu": lambda p, x: x * _normal_cdf(x),
+}
 
 
-def _gelu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, cdf: RawArray, *scratch: RawArray) -> None:
-    _normal_cdf(xp, x, cdf, scratch)
-    xp.multiply(x, cdf, out=out, casting="same_kind")
+def _slope(above: Any, slope: Any, kept: Any) -> Any:
+    """Return ``above`` where ``kept`` is above 0 or NaN, at which the incoming gradient must not vanish, else slope."""
+    return where(f.logical_not(f.less_equal(kept, 0)), above, slope)
 
 
-_FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu": _selu, "gelu": _gelu}
+def _density(x: Any) -> Any:
+    return f.exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
 
 
-def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
-    """Return the dtypes of the scratch blocks of one pass of any function but prelu and rrelu."""
-    wide = accumulator(dtype)
-    if params["act_type"] == "gelu":
-        return [wide] * (8 if backward else 7) + [BOOL]
-    return [wide, BOOL] if backward else [wide]
-
-
-def _forward_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
-    _FORWARD[params["act_type"]](xp, params, x, out, *scratch)
-
-
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    (shape, dtype) = inputs[0]
-    if params["act_type"] == "prelu":
-        return take_bytes((prelu_forward_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
-    size = math.prod(shape)
-    if params["act_type"] == "rrelu":
-        return block_bytes(size, [np.dtype(np.float32), BOOL, dtype])
-    return block_bytes(size, _scratch(params, dtype))
-
-
-def _leaky_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
-    xp.copyto(t, p["slope"])
-    xp.copyto(t, 1, where=mask)
-
-
-def _elu_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
-    if p["slope"] >= 0:  # kept is the output, slope·(exp(x) - 1) below 0
-        xp.add(kept, p["slope"], out=t)
-    else:
-        xp.minimum(kept, 0, out=t)
-        xp.exp(t, out=t)
-        xp.multiply(t, p["slope"], out=t)
-    xp.copyto(t, 1, where=mask)
-
-
-def _selu_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
-    xp.add(kept, _LAMBDA * _ALPHA, out=t)
-    xp.copyto(t, _LAMBDA, where=mask)
-
-
-_SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
-
-
-def _gelu_backward(
-    xp: ArrayModule, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
-) -> None:
-    """Compute the gradient ``out`` = g · (cdf(x) + x · density(x)) of gelu, for the standard normal distribution."""
-    _normal_cdf(xp, x, slope, scratch)
-    xp.multiply(x, x, out=density, casting="same_kind")
-    xp.multiply(density, -0.5, out=density)
-    xp.exp(density, out=density)
-    xp.multiply(density, 1.0 / math.sqrt(2.0 * math.pi), out=density)
-    xp.multiply(density, x, out=density)
-    xp.add(slope, density, out=slope)
-    xp.multiply(g, slope, out=out, casting="same_kind")
-
-
-def _backward_step(
-    xp: ArrayModule, params: Params, g: RawArray, kept: RawArray, out: RawArray, *scratch: RawArray
-) -> None:
-    kind = params["act_type"]
-    if kind == "gelu":
-        _gelu_backward(xp, g, kept, out, *scratch)
-        return
-    slope, mask = scratch
-    xp.less_equal(kept, 0, out=mask)
-    xp.logical_not(mask, out=mask)  # NaN counts as above 0: the incoming gradient must not vanish there
-    _SLOPE[kind](xp, params, kept, slope, mask)
-    xp.multiply(g, slope, out=out, casting="same_kind")
-
-
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    (shape, dtype) = outputs[0]
-    if params["act_type"] == "prelu":
-        rows, slopes = prelu_rows(shape, inputs[2].shape)
-        block, wide = prelu_block(rows), accumulator(dtype)
-        return take_bytes((block, wide), (block, BOOL), (prelu_part(rows, slopes), wide), (slopes, wide))
-    if params["act_type"] == "rrelu":
-        return 0
-    return block_bytes(math.prod(shape), _scratch(params, dtype, backward=True))
+_GRADIENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "leaky": lambda p, g, kept: g * _slope(1, cast(p.slope, "float"), kept),
+    # If the slope is positive, the array is the output, slope · (exp(x) - 1) below 0.
+    "elu": lambda p, g, kept: g * _slope(1, kept + p.slope if p.rises else f.exp(_below(kept)) * p.slope, kept),
+    "selu": lambda p, g, kept: g * _slope(_LAMBDA, kept + _LAMBDA * _ALPHA, kept),
+    "gelu": lambda p, g, x: g * (_normal_cdf(x) + _density(x) * x),
+}
+_CHOICES = {"act_type": lambda p: p["act_type"], "rises": lambda p: p["slope"] >= 0}
 
 
 # ---------------------------------------------------------------------------------------------------------- rrelu
@@ -257,8 +171,28 @@ def _backward_random(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
 
 _FORWARD_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
 _BACKWARD_KERNELS: dict[str, Kernel] = {"rrelu": _backward_random, "prelu": _backward_prelu}
-_forward_blocks = BlockKernel(_forward_step, _scratch)
-_backward_blocks = BlockKernel(_backward_step, partial(_scratch, backward=True))
+_forward_blocks = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
+_backward_blocks = FormulaKernel(
+    lambda p, g, kept: _GRADIENTS[p.act_type](p, g, kept), 2, choices=_CHOICES, compute="float"
+)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (shape, dtype) = inputs[0]
+    if params["act_type"] == "prelu":
+        return take_bytes((prelu_forward_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
+    if params["act_type"] == "rrelu":
+        return block_bytes(math.prod(shape), [np.dtype(np.float32), BOOL, dtype])
+    return _forward_blocks.workspace(params, inputs, outputs)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (shape, dtype) = outputs[0]
+    if params["act_type"] == "prelu":
+        rows, slopes = prelu_rows(shape, inputs[2].shape)
+        block, wide = prelu_block(rows), accumulator(dtype)
+        return take_bytes((block, wide), (block, BOOL), (prelu_part(rows, slopes), wide), (slopes, wide))
+    return 0 if params["act_type"] == "rrelu" else _backward_blocks.workspace(params, inputs, outputs)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

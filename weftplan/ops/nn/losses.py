@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.kernels import blocks, copy_kernel
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -34,10 +35,9 @@ from weftplan.ops.core.schema import (
     Op,
     Param,
     Params,
-    TensorSpec,
     Workspace,
 )
-from weftplan.ops.nn.activation import sigmoid_block
+from weftplan.ops.nn.activation import sigmoid
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
@@ -69,16 +69,6 @@ def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     data = merge_dtype(ins[0], outs[0], "regression output: data and output")
     return [data, data if ins[1] is None else ins[1]], [data]
-
-
-@workspace_kernel
-def _sigmoid(ctx: Workspace, p: Params, data: RawArray, label: RawArray | None, out: RawArray) -> None:
-    for x, y, scratch in blocks(ctx, (data, out), (scratch_dtype("float", out.dtype),)):
-        sigmoid_block(ctx.xp, x, y, scratch)
-
-
-def _sigmoid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return block_bytes(math.prod(inputs[0].shape), [scratch_dtype("float", inputs[0].dtype)])
 
 
 def _difference(xp: ArrayModule, y: RawArray, label: RawArray, out: RawArray) -> None:
@@ -113,7 +103,6 @@ def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kern
             gradient=gradient,
             inplace=UNARY_INPLACE,
             ignored_inputs=(1,),
-            workspace=None if forward is copy_kernel else _sigmoid_bytes,
             loss=True,
             doc=doc,
         )
@@ -135,7 +124,7 @@ _regression(
     "LogisticRegressionOutput",
     _difference,
     "sigmoid of data; its gradient is that of the cross entropy with label, which has the shape of data.",
-    forward=_sigmoid,
+    forward=FormulaKernel(lambda p, data, label: sigmoid(data), 2, overlaps=(0,), compute="float"),
 )
 
 

@@ -7,12 +7,13 @@ computes the new weight and state, and stores them only if the factor is valid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import BOOL, block_workspace, blocks
+from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape, take_bytes
@@ -146,11 +147,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _FACTOR_BYTES + block_workspace(None, None, None)(params, inputs, outputs)
-
-
-def _mp_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _FACTOR_BYTES + block_workspace(_WIDE, _WIDE, _WIDE)(params, inputs, outputs)
+    return _FACTOR_BYTES + block_bytes(math.prod(inputs[0].shape), [inputs[2].dtype] * 3)
 
 
 register(
@@ -179,7 +176,7 @@ register(
         aux=(2, 3, 4),
         inplace=UNARY_INPLACE,
         ignored_inputs=(0,),
-        workspace=_mp_workspace,
+        workspace=_workspace,
         doc="_adamw_update on a float32 copy of the weight.",
     )
 )

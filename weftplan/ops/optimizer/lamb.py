@@ -7,18 +7,22 @@ computes the new weight from them. Decay rates are rounded to float32, so that 1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.core.expression import cast
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, block_workspace, blocks
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.kernels import block_bytes, blocks
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
+    floats_only,
     merge_dtype,
     merge_shape,
     same_dtype,
@@ -26,9 +30,9 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
-from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
-from weftplan.ops.optimizer.variants import T, decay_average, decay_square_average, single
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, rescaled, step_kernel
+from weftplan.ops.optimizer.variants import T, average, rounded
+from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float32)
 
@@ -45,46 +49,17 @@ _DIRECTION = (
 )
 
 
-def _direction(
-    xp: ArrayModule,
-    p: Params,
-    w: RawArray,
-    g: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    out: RawArray,
-    t: RawArray,
-    u: RawArray,
-) -> None:
-    rescaled(xp, p, g, t)
-    decay_average(xp, mean, p["beta1"], t, u)
-    decay_square_average(xp, var, p["beta2"], t, u)
-    correct = p["bias_correction"]
-    xp.divide(var, 1.0 - single(p["beta2"]) ** p["t"] if correct else 1.0, out=u)
-    xp.sqrt(u, out=u)
-    xp.add(u, p["epsilon"], out=u)
-    xp.divide(mean, 1.0 - single(p["beta1"]) ** p["t"] if correct else 1.0, out=t)
-    xp.divide(t, u, out=t)
-    xp.multiply(w, p["wd"], out=u)
-    xp.add(t, u, out=out)
+def _direction(p: Any, w: Any, g: Any, mean: Any, var: Any) -> tuple[Any, ...]:
+    g = rescaled(p, g)
+    mean = average(mean, p.beta1, g)
+    var = average(var, p.beta2, g.square())
+    size = (var / (1.0 - rounded(p.beta2) ** p.t if p.corrects else 1.0)).sqrt() + p.epsilon
+    ratio = mean / (1.0 - rounded(p.beta1) ** p.t if p.corrects else 1.0) / size
+    return ratio + w * p.wd, mean, var
 
 
-@workspace_kernel
-def _mixed_direction(
-    ctx: Workspace,
-    p: Params,
-    weight: RawArray,
-    grad: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    weight32: RawArray,
-    out: RawArray | None,
-) -> None:
-    if out is None:  # the direction is not needed, so the averages do not change either
-        return
-    for g, m, v, w, target, wide, t, u in blocks(ctx, (grad, mean, var, weight32, out), (_WIDE, _WIDE, _WIDE)):
-        ctx.xp.copyto(wide, g)
-        _direction(ctx.xp, p, w, wide, m, v, target, t, u)
+def _mixed_direction(p: Any, weight: Any, g: Any, mean: Any, var: Any, weight32: Any) -> tuple[Any, ...]:
+    return _direction(p, weight32, cast(g, _WIDE), mean, var)
 
 
 def _mixed_direction_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -96,28 +71,26 @@ def _mixed_direction_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[D
 register(
     Op(
         name="lamb_update_phase1",
-        forward=step_kernel(_direction),
+        forward=step_kernel(_direction, 2),
         infer_shape=same_shape,
-        infer_dtype=same_dtype,
+        infer_dtype=floats_only("lamb_update_phase1"),
         params=_DIRECTION,
         inputs=("weight", "grad", "mean", "var"),
         aux=(2, 3),
         inplace=UNARY_INPLACE,
-        workspace=block_workspace(None, None),
         doc="The direction of LAMB (You et al. 2020): Adam's, and wd · weight.",
     )
 )
 register(
     Op(
         name="mp_lamb_update_phase1",
-        forward=_mixed_direction,
+        forward=FormulaKernel(_mixed_direction, 5, states=(2, 3), overlaps=(), choices=CHOICES, base=4),
         infer_shape=same_shape,
         infer_dtype=_mixed_direction_dtype,
         params=_DIRECTION,
         inputs=("weight", "grad", "mean", "var", "weight32"),
         aux=(2, 3),
         ignored_inputs=(0,),
-        workspace=block_workspace(_WIDE, _WIDE, _WIDE),
         doc="lamb_update_phase1 of a float32 copy of the weight; the direction is float32.",
     )
 )

@@ -5,21 +5,18 @@ A step updates the copy, which is the last input. The output is the copy rounded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import DTypeError
+from weftplan.ops.core.expression import cast
 from weftplan.ops.core.floats import is_float
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_workspace, blocks
+from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params, Workspace
-from weftplan.ops.optimizer.sgd_adam import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
-from weftplan.ops.optimizer.variants import MOMENTUM
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.ops.core.schema import InplacePair, Op, Params
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, MOMENTUM, Rule, rescaled, sgd, sgd_mom
 
 _WIDE = np.dtype(np.float32)
 
@@ -38,56 +35,44 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [narrow, narrow, *wide], [narrow]
 
 
-def mixed_step(xp: ArrayModule, step: Step, p: Params, block: Sequence[RawArray]) -> None:
-    """Apply ``step`` to one block: gradient, states, float32 copy, low-precision output, and three scratch arrays."""
-    gradient, *others, weight, target, wide, t, u = block
-    xp.copyto(wide, gradient)
-    step(xp, p, weight, wide, *others, weight, t, u)
-    xp.copyto(target, weight, casting="same_kind")
+def mixed_kernel(rule: Rule, states: int) -> FormulaKernel:
+    """Return the kernel of a step of a float32 copy, with this number of states.
+
+    Its inputs are the weight, which it does not read, gradient, states and copy; the output is the rounded new weight.
+    """
+
+    def mixed(p: Any, weight: Any, gradient: Any, *others: Any) -> tuple[Any, ...]:
+        *old, copy = others
+        new, *news = rule(p, copy, cast(gradient, _WIDE), *old)
+        return new, *news, new
+
+    last = 2 + states
+    return FormulaKernel(mixed, 3 + states, states=range(2, last + 1), overlaps=(), choices=CHOICES, base=last)
 
 
-def _mixed(step: Step) -> Kernel:
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
-        *inputs, out = arrays
-        if out is None:  # the new weight is not needed, so the states do not change either
-            return
-        for block in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
-            mixed_step(ctx.xp, step, p, block)
-
-    return compute
-
-
-def _nag_mom(
-    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
-) -> None:
-    """Apply nag_mom_update to one block, but store the velocity with the decay of the new weight, not of the old.
+def _nag_mom(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
+    """Return the step of nag_mom_update, but store the velocity with the decay of the new weight, not of the old.
 
     MXNet 1.9.1 does the same, and its saved states must remain usable.
     """
-    rescaled(xp, p, g, g)
-    xp.multiply(mom, p["momentum"], out=mom)
-    xp.multiply(g, p["lr"], out=g)
-    xp.subtract(mom, g, out=mom)
-    xp.multiply(w, p["lr"] * p["wd"], out=t)
-    xp.subtract(mom, t, out=u)
-    xp.multiply(u, p["momentum"], out=u)
-    xp.subtract(u, t, out=u)
-    xp.subtract(u, g, out=u)
-    xp.add(w, u, out=out)
-    xp.multiply(out, p["lr"] * p["wd"], out=t)
-    xp.subtract(mom, t, out=mom)
+    g = rescaled(p, g)
+    mom = mom * p.momentum
+    g = g * p.lr
+    mom = mom - g
+    decay = w * (p.lr * p.wd)
+    new = w + ((mom - decay) * p.momentum - decay - g)
+    return new, mom - new * (p.lr * p.wd)
 
 
 for _name, _step, _states, _params, _doc in (
-    ("mp_sgd_update", sgd_step, (), (LR, *COMMON), "sgd_update on a float32 copy of the weight."),
-    ("mp_sgd_mom_update", sgd_mom_step, ("mom",), (LR, MOMENTUM, *COMMON), "sgd_mom_update on a float32 copy."),
+    ("mp_sgd_update", sgd, (), (LR, *COMMON), "sgd_update on a float32 copy of the weight."),
+    ("mp_sgd_mom_update", sgd_mom, ("mom",), (LR, MOMENTUM, *COMMON), "sgd_mom_update on a float32 copy."),
     ("mp_nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *COMMON[:3]), "nag_mom_update on a float32 copy."),
 ):
     register(
         Op(
             name=_name,
-            forward=_mixed(_step),
+            forward=mixed_kernel(_step, len(_states)),
             infer_shape=same_shape,
             infer_dtype=mixed_dtype,
             params=_params,
@@ -95,7 +80,6 @@ for _name, _step, _states, _params, _doc in (
             aux=tuple(range(2, 3 + len(_states))),
             inplace=(InplacePair(0, 0),),
             ignored_inputs=(0,),
-            workspace=block_workspace(_WIDE, _WIDE, _WIDE),
             doc=_doc,
         )
     )

@@ -8,7 +8,6 @@ MXNet 1.9.1 does so only for float16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -16,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import DTypeError, ParameterError
+from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, blocks
+from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_float, p_inputs, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
-from weftplan.ops.core.schema import Arrays, DType, InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.schema import Arrays, InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import numbered
-from weftplan.ops.optimizer.mixed_precision import mixed_dtype, mixed_step
-from weftplan.ops.optimizer.sgd_adam import COMMON, Step, sgd_mom_step, sgd_step
-from weftplan.ops.optimizer.variants import MOMENTUM
+from weftplan.ops.optimizer.mixed_precision import mixed_dtype, mixed_kernel
+from weftplan.ops.optimizer.sgd_adam import COMMON, MOMENTUM, Rule, sgd, sgd_mom, step_kernel
 from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float32)
@@ -46,7 +45,8 @@ class _Group:
     """One operator of this module: its properties, and the functions that its declaration needs."""
 
     name: str
-    step: Step
+    kernel: FormulaKernel
+    """The step of one weight."""
     inputs: tuple[str, ...]
     """Names of the arrays of one weight: weight, gradient, states."""
     mixed: bool
@@ -116,6 +116,8 @@ class _Group:
                 merged = out
                 for what, dtype in zip(self.inputs, mine, strict=True):
                     merged = merge_dtype(merged, dtype, f"{self.name}: weight and {what} {k}")
+                if merged is not None and not is_float(merged):
+                    raise DTypeError(f"{self.name} expects floats, got {merged}: cast the weight first (Cast, astype)")
                 new_outs += [merged] * len(mine)
             new_ins.append(merged)
         for dtype in ins[len(new_outs) :]:
@@ -130,13 +132,13 @@ class _Group:
                     f"{self.name}: {name} has {len(params[name])} items, expected num_weights={params['num_weights']}"
                 )
 
-    def scratch(self, dtype: DType) -> tuple[DType, ...]:
-        """Return the dtypes of the scratch blocks that a step of a weight of ``dtype`` needs."""
-        return (_WIDE, _WIDE, _WIDE) if self.mixed else (dtype, dtype)
-
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of all weights."""
-        return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
+        decays = [None] * len(outputs) if self.preloaded else params["wds"]
+        return sum(
+            self.kernel.workspace({**params, "wd": decay}, inputs[self.first(k) : self.first(k + 1)], [output])
+            for k, (output, decay) in enumerate(zip(outputs, decays, strict=True))
+        )
 
     def rates(self, params: Params, inputs: Arrays) -> Iterator[tuple[RawArray | float, RawArray | float]]:
         """Yield (lr, wd) of each weight: numbers, or arrays of one element in the computing dtype."""
@@ -154,23 +156,14 @@ class _Group:
         count = params["num_weights"]
         inputs, outputs = arrays[:-count], arrays[-count:]
         for k, (rate, decay) in enumerate(self.rates(params, inputs)):
-            here = {**params, "lr": rate, "wd": decay}
-            weight, grad, *states = inputs[self.first(k) : self.first(k + 1)]
-            out = outputs[k]
-            # Take scratch even for a weight whose output is not needed, because the workspace declares the sum of all.
-            own = (grad, *states) if self.mixed else (weight, grad, *states)
-            for block in blocks(ctx, (*own, grad if out is None else out), self.scratch(grad.dtype)):
-                if out is None:
-                    continue
-                if self.mixed:
-                    mixed_step(ctx.xp, self.step, here, block)
-                else:
-                    self.step(ctx.xp, here, *block)
+            own = inputs[self.first(k) : self.first(k + 1)]
+            self.kernel(ctx, {**params, "lr": rate, "wd": decay}, own, [outputs[k]])
 
 
-_KINDS: tuple[tuple[str, Step, tuple[str, ...]], ...] = (("sgd", sgd_step, ()), ("sgd_mom", sgd_mom_step, ("mom",)))
+_KINDS: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (("sgd", sgd, ()), ("sgd_mom", sgd_mom, ("mom",)))
 
-for _preloaded, _mixed, (_word, _step, _mom) in product((False, True), (False, True), _KINDS):
+for _preloaded, _mixed, (_word, _rule, _mom) in product((False, True), (False, True), _KINDS):
     _name = f"{'preloaded_' if _preloaded else ''}multi_{'mp_' if _mixed else ''}{_word}_update"
     _inputs = ("weight", "grad", *_mom, *(("weight32",) if _mixed else ()))
-    register(_Group(_name, _step, _inputs, _mixed, _preloaded).op())
+    _kernel = (mixed_kernel if _mixed else step_kernel)(_rule, len(_mom))
+    register(_Group(_name, _kernel, _inputs, _mixed, _preloaded).op())

@@ -1,0 +1,200 @@
+"""Every kernel that is a formula: dtypes, memory, special values, gradients; and rows that are refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+import weftplan.ops
+from tests.support.ops_harness import check_contract, check_gradient, garbage_bytes
+from weftplan.ops.core import registry
+from weftplan.ops.core.expression import Expr, FormulaError, Scalar, apply, cast, f, where
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.lowering import lower
+from weftplan.ops.core.params import p_float
+from weftplan.ops.core.rules import floats_only
+from weftplan.ops.core.schema import OpContext, Param, TensorSpec
+from weftplan.ops.elementwise.rows import row
+
+FORMULAS = [name for name in sorted(registry.names(aliases=False))
+            if isinstance(registry.get(name).forward, FormulaKernel)]  # fmt: skip
+UNARY = [name for name in FORMULAS if registry.get(name).inputs == ("data",) and not registry.get(name).backward_of]
+DTYPES = ("float16", "float32", "float64", "int32", "uint8")
+SPECIAL = np.array([0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-40, 3e4])
+STEP = {"lr": 0.1, "wd": 0.01, "t": 3, "a_min": -0.5, "a_max": 0.5, "act_type": "tanh", "scalar": 1.5}
+JUMPS = ("clip", "mod_scalar", "round", "rint")
+"""Ends of the names of operators whose values or gradients jump near the points where gradients are checked."""
+
+
+def params_of(name: str) -> dict[str, Any]:
+    """Return parameters of an operator: those in ``STEP`` that it has, and defaults."""
+    op = registry.get(name)
+    return registry.parse_params(op, {k: v for k, v in STEP.items() if k in {one.name for one in op.params}})
+
+
+def computed(name: str, arrays: list[np.ndarray], out: np.ndarray, xp: Any = np) -> list[np.ndarray]:
+    """Run a kernel with exactly its declared workspace; return the output and the states."""
+    op, params = registry.get(name), params_of(name)
+    specs, target = [TensorSpec(x.shape, x.dtype) for x in arrays], TensorSpec(out.shape, out.dtype)
+    context = OpContext(xp, workspace=garbage_bytes(op.workspace_bytes(params, specs, [target])))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # half precision overflows in conversions
+        op.forward(context, params, arrays, [out])
+    return [out, *(arrays[k] for k in op.mutated(params))]
+
+
+def arrays_of(name: str, dtype: str, size: int) -> list[np.ndarray]:
+    """Return inputs with special values first, or skip if the operator refuses the dtype."""
+    op = registry.get(name)
+    rng = np.random.default_rng(len(name))
+    count = len(op.input_names(params_of(name)))
+    if op.infer_dtype is not None and op.backward_of is None:
+        try:
+            op.infer_dtype(params_of(name), [np.dtype(dtype)] * count, [None])
+        except mx.errors.DTypeError:
+            pytest.skip(f"{name} refuses {dtype}")
+    result = []
+    for k in range(count):
+        values = np.concatenate([np.roll(SPECIAL, k), rng.standard_normal(max(0, size - SPECIAL.size))])[:size]
+        with np.errstate(all="ignore"):
+            result.append((values if dtype[0] == "f" else np.nan_to_num(values).clip(-9, 9) * 3).astype(dtype))
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_memory_does_not_change_bits(name: str, dtype: str):
+    """In each in-place pair, for 0, 1 and more elements, outputs and states have the bits of separate memory."""
+    op = registry.get(name)
+    if "mp_" in name or (op.backward_of and dtype[0] != "f" and registry.get(op.backward_of).name in ("Activation",)):
+        pytest.skip("arrays of several dtypes, or a dtype that the forward operator refuses")
+    for size in (0, 1, 40):
+        expected = computed(name, arrays_of(name, dtype, size), np.empty(size, op_dtype(name, dtype)))
+        for pair in op.inplace_pairs(params_of(name)):
+            arrays = arrays_of(name, dtype, size)
+            if arrays[pair.input].dtype != expected[0].dtype:
+                continue
+            actual = computed(name, arrays, arrays[pair.input])
+            for mine, theirs in zip(actual, expected, strict=True):
+                assert mine.tobytes() == theirs.tobytes(), f"{name}, {dtype}, {size} elements, {pair}"
+
+
+def op_dtype(name: str, dtype: str) -> np.dtype:
+    """Return the dtype of the output."""
+    op = registry.get(name)
+    if op.backward_of:
+        return np.dtype(dtype)
+    count = len(op.input_names(params_of(name)))
+    return op.infer_dtype(params_of(name), [np.dtype(dtype)] * count, [None])[1][0]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_nan_is_not_lost(name: str):
+    """A NaN in the first input gives NaN, except in comparisons and tests."""
+    op = registry.get(name)
+    tests = ("equal", "greater", "less", "logical", "isnan", "isinf", "isfinite", "hypot")  # hypot(nan, inf) is inf
+    if any(word in name for word in tests) or op.backward_of or op.loss or "mp_" in name:
+        pytest.skip("the result is no number, or the first input is not read")
+    arrays = arrays_of(name, "float32", 40)
+    at = int(np.flatnonzero(np.isnan(arrays[0]))[0])
+    assert np.isnan(computed(name, arrays, np.empty(40, op_dtype(name, "float32")))[0][at])
+
+
+@pytest.mark.parametrize("name", [name for name in UNARY if registry.get(name).gradient is not None])
+def test_gradient_of_unary_operators(name: str):
+    """The gradient equals central differences in float64, and forward and backward meet the kernel contract."""
+    x = np.linspace(0.2, 0.7, 6).reshape(2, 3) + (2.0 if "arccosh" in name else 0.0)
+    values = {k: v for k, v in STEP.items() if k in {one.name for one in registry.get(name).params}}
+    check_contract(name, [x], values)
+    if not name.endswith(JUMPS):
+        check_gradient(name, [x], values)
+
+
+# ------------------------------------------------------------------------------------------------- scratch and order
+
+
+def lowered(formula: Any, *names: str, dtype: str = "float32", compute: Any = None, overlaps: str = "") -> Any:
+    """Return the program of a formula of the inputs ``names``, whose output may be the inputs ``overlaps``."""
+    kind = np.dtype(dtype)
+    return lower(
+        {"out": formula(*(Expr("input", name) for name in names))}, [*names, "out"],
+        dict.fromkeys([*names, "out"], kind), {"out": frozenset(overlaps.split() or names)},
+        dtype=kind, kinds=kind, compute=compute,
+    )  # fmt: skip
+
+
+def test_output_is_scratch_after_the_last_use_of_an_input():
+    """A chain needs no scratch; a result that must outlive an input's memory does."""
+    assert not lowered(lambda x: f.exp(-x) + 1.0, "x").scratch
+    assert len(lowered(lambda x: f.exp(x) * x, "x").scratch) == 1
+    assert not lowered(lambda g, x: g / x * g, "g", "x", overlaps="x").scratch
+    assert len(lowered(lambda x: f.exp(x) * f.sin(x) * x, "x").scratch) == 2
+
+
+def test_masked_copy_keeps_its_operands():
+    """A selection never overwrites its mask or its value before it has read them."""
+    program = lowered(lambda x, y: where(f.less(x, y), x, y), "x", "y")
+    step = program.step(np, {})
+    for target in (0, 1):
+        arrays = [np.array([1.0, 5.0], np.float32), np.array([3.0, 2.0], np.float32)]
+        scratch = [np.empty(2, dtype) for dtype, _ in program.scratch]
+        step(*arrays, arrays[target], *scratch)
+        assert arrays[target].tolist() == [1.0, 2.0]
+
+
+def test_casts_round_once():
+    """A result in a wider dtype is rounded when it is written, and a cast to the same dtype costs nothing."""
+    program = lowered(lambda x: cast(x, "float") * 3.0, "x", dtype="float16", compute="float")
+    assert [dtype for dtype, _ in program.scratch] == [np.dtype(np.float32)]
+    assert not lowered(lambda x: cast(x, "float") * 3.0, "x", compute="float").scratch
+
+
+def test_scratch_of_a_function_is_free_afterwards():
+    """Two calls of functions share their scratch."""
+
+    def double(xp: Any, x: Any, out: Any, room: Any) -> None:
+        xp.add(x, x, out=room)
+        xp.copyto(out, room)
+
+    program = lowered(lambda x: apply(double, apply(double, x, scratch=(None,)), scratch=(None,)), "x")
+    assert len(program.scratch) == 1
+    out = np.empty(2, np.float32)
+    program.step(np, {})(np.array([1.0, 2.0], np.float32), out, np.empty(2, np.float32))
+    assert out.tolist() == [4.0, 8.0]
+
+
+# -------------------------------------------------------------------------------------------------------- bad rows
+
+
+_A = Param("a", p_float, 1.0)
+
+
+def test_rows_are_refused_by_name():
+    """An error at registration names the row; nothing is registered."""
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("unknown function 'exq'", {"formula": "exq"}),
+        ("unknown function 'exq'", {"formula": lambda x: f.exq(x)}),
+        ("expected 3: g, x, y; no other is kept", {"formula": "exp", "grad": lambda g, x, y, z: z}),
+        ("its dtype rule says float32", {"formula": lambda x: cast(f.exp(x), np.dtype(np.float64))}),
+        ("its dtype rule refuses int32", {"formula": "exp", "integer": lambda x: x, "infer_dtype": floats_only("")}),
+        ("branches on a parameter", {"formula": lambda p, x: x if p.a > 0 else -x, "params": (_A,)}),
+        ("branches on the elements", {"formula": lambda x: x if x else -x}),
+    ]  # fmt: skip
+    for words, options in wrong:
+        with pytest.raises(FormulaError, match=f"row 'wrong'.*{words}"):
+            row("wrong", **{"doc": "", **options})
+        assert not registry.contains("wrong")
+        assert not registry.contains("_backward_wrong")
+
+
+def test_scalars_compute_in_the_order_of_python():
+    """Parameters of a formula have Python's arithmetic, on both sides of every operator."""
+    a = Scalar.of("a")
+    values = {"a": 3.0}
+    for made, plain in ((a + 1, 4.0), (1 + a, 4.0), (a - 1, 2.0), (1 - a, -2.0), (a * 2, 6.0), (2 * a, 6.0),
+                        (a / 2, 1.5), (6 / a, 2.0), (-a, -3.0), (a**2, 9.0)):  # fmt: skip
+        assert made.at(values, np.dtype("float32")) == plain
