@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., object])
+Container: TypeAlias = "list[object] | dict[object, object] | set[object]"
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def all_or_nothing(method: Method) -> Method:
     """
 
     @wraps(method)
-    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> object:
         parts: Callable[[], list[object]] | None = getattr(self, "rollback_parts", None)
         with rollback(*((self,) if parts is None else parts())):
             return method(self, *args, **kwargs)
@@ -65,17 +66,19 @@ def all_or_nothing(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-def _restore(value: Any, items: Any) -> None:
+def _restore(value: Container, items: Container) -> None:
     """Give a container its old items; a thread that reads it meanwhile never finds one of them missing."""
     if isinstance(value, list):
         value[:] = items
-        return
-    for item in [*value]:
-        if item not in items:
-            value.discard(item) if isinstance(value, set) else value.pop(item, None)
-    value.update(items)
+    elif isinstance(value, set):
+        value.intersection_update(items)
+        value.update(items)
+    elif isinstance(items, dict):
+        for key in value.keys() - items.keys():
+            del value[key]
+        value.update(items)
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Container | None:
     """Return the items of a list, dictionary or set, which may change in place; None for any other value."""
-    return value.copy() if type(value) in (list, dict, set) else None
+    return value.copy() if isinstance(value, (list, dict, set)) else None

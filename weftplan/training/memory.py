@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, PlanError
+from weftplan.executor import Executor
 from weftplan.kvstore import KVStoreDevice
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.stages import HOST
@@ -32,9 +33,6 @@ from weftplan.training.data.batch import DataDesc
 from weftplan.training.data.device_placement import split_batch
 from weftplan.training.kvstore_setup import choose_store
 from weftplan.training.optimizers import optimizer as optimizers
-
-if TYPE_CHECKING:
-    from weftplan.training.module.module import Module
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
 """Buffers of distributed stores in host memory."""
@@ -201,8 +199,22 @@ def executor_budget(
     return Share(budget, outside, len(contexts) if shared else 1)
 
 
+class BudgetedModule(Protocol):
+    """The facts of a Module on which its memory budget depends."""
+
+    symbol: Symbol
+    contexts: list[Context]
+    memory_budget: int | str | None
+    _work_load_list: list[float]
+    data_names: list[str]
+    label_names: list[str]
+    param_names: list[str]
+    fixed_param_names: list[str]
+    for_training: bool
+
+
 def module_share(
-    module: Module,
+    module: BudgetedModule,
     data: Sequence[DataDesc],
     label: Sequence[DataDesc],
     kvstore: str | KVStoreBase | None,
@@ -240,10 +252,23 @@ def module_share(
     )
 
 
-def check_share(module: Module, kvstore: KVStoreBase | None, optimizer: optimizers.Optimizer) -> None:
-    """Raise BudgetError if an optimizer's states, together with the bound executors, exceed the memory budget."""
-    share = module_share(module, module.data_shapes, module.label_shapes, kvstore, optimizer)
-    need = max(executor.memory_plan.counted for executor in module.group.executors)
+def check_share(
+    module: BudgetedModule,
+    inputs: Sequence[DataDesc],
+    executors: Sequence[Executor],
+    kvstore: KVStoreBase | None,
+    optimizer: optimizers.Optimizer,
+) -> None:
+    """Raise BudgetError if an optimizer's states, together with the bound executors, exceed the memory budget.
+
+    Args:
+        module: the module.
+        inputs: its data and labels as bound.
+        executors: its bound executors.
+        kvstore, optimizer: the set-up of the training.
+    """
+    share = module_share(module, inputs, (), kvstore, optimizer)
+    need = max(executor.memory_plan.counted for executor in executors)
     if share is not None and need > share.each:
         raise BudgetError(
             f"init_optimizer: an executor was bound with {need:,} bytes, but the memory budget of "

@@ -41,19 +41,19 @@ class ModuleNames:
         return sum(executor.memory_plan.peak for executor in module.group.executors)
 
     @property
-    def _grad_req(self) -> Any:
+    def _grad_req(self) -> object:
         """The bound grad_req; None before ``bind``."""
         module: Any = self
         return module.bound_grad_req()
 
     @property
-    def _data_shapes(self) -> Any:
+    def _data_shapes(self) -> object:
         """Bound data inputs; None before ``bind``."""
         module: Any = self
         return module.data_shapes if module.binded else None
 
     @property
-    def _label_shapes(self) -> Any:
+    def _label_shapes(self) -> object:
         """Bound labels; None before ``bind``, or without labels, as ``bind(label_shapes=…)`` takes them."""
         module: Any = self
         return module.label_shapes or None if module.binded else None

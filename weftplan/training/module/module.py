@@ -376,7 +376,8 @@ class Module(BoundModule):
                 names=self._index_names(on_store),
                 batch_size=self.group.batch_size * workers * self._micro_batches,
             )
-            check_share(self, store, chosen)
+            group = self.group
+            check_share(self, [*group.data_shapes, *group.label_shapes], group.executors, store, chosen)
             self._announced = (store, chosen)
             self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
             self._update_step = None

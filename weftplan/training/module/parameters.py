@@ -7,24 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.executor.run_values import check_shapes
-from weftplan.kvstore import KVStoreLocal
+from weftplan.kvstore import KVStoreBase, KVStoreLocal
 from weftplan.ndarray import NDArray
-from weftplan.training.executor_group import as_ndarray
+from weftplan.symbol import Symbol
+from weftplan.training.executor_group import ExecutorGroup, as_ndarray
 from weftplan.training.initializers.initializer import InitDesc, Initializer, Rule
-
-if TYPE_CHECKING:
-    from weftplan.training.module.module import Module
 
 _HOST = Context("cpu", 0)
 
 
-def unknown_names(module: Module, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
+class AssignableModule(Protocol):
+    """A Module whose parameters can be assigned."""
+
+    symbol: Symbol
+    param_names: list[str]
+    aux_names: list[str]
+    label_names: list[str]
+    for_training: bool
+    params_initialized: bool
+    _arg_params: dict[str, NDArray] | None
+    _aux_params: dict[str, NDArray] | None
+    _kvstore: KVStoreBase | None
+    _update_on_kvstore: bool
+
+    @property
+    def group(self) -> ExecutorGroup:
+        """The bound executors."""
+        ...
+
+
+def unknown_names(
+    module: AssignableModule, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None
+) -> list[str]:
     """Return the names of given values that a module's network lacks (possibly misspelt)."""
     inputs, states = module.symbol.list_arguments(), module.aux_names
     return [name for name in args or () if name not in inputs] + [name for name in aux or () if name not in states]
@@ -71,7 +91,7 @@ def complete(
 
 
 def assign(
-    module: Module,
+    module: AssignableModule,
     verb: str,
     arg_params: Mapping[str, NDArray] | None,
     aux_params: Mapping[str, NDArray] | None,

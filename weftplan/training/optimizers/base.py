@@ -36,7 +36,7 @@ def _undone_if_it_fails(update: Update) -> Update:
     """Return an ``update`` that gives the optimizer back its fields and the count of the weight if it raises."""
 
     @wraps(update)
-    def call(self: Optimizer, index: Any, *args: Any, **kwargs: Any) -> None:
+    def call(self: Optimizer, index: object, *args: object, **kwargs: object) -> None:
         fields, counts = vars(self).copy(), self._index_update_count
         indices = index if isinstance(index, (list, tuple)) else (index,)
         known = {i: counts[i] for i in indices if i in counts}
@@ -124,7 +124,7 @@ class Optimizer(Constructed):
         self.set_lr_mult({})
         self.set_wd_mult({})
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "update" in vars(cls):
             cls.update = _undone_if_it_fails(cls.update)  # type: ignore[method-assign]
