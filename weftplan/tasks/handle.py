@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, S
 from concurrent.futures import CancelledError, Future
 from contextvars import Context, copy_context
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.array_types import DTypeLike
-
-if TYPE_CHECKING:
-    from weftplan.tasks.undeclared_writes import Candidate
 
 T = TypeVar("T")
 _callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
@@ -52,7 +49,7 @@ class Task(Generic[T]):
         "__weakref__",
         "_args",
         "_call",
-        "_candidate",
+        "_check",
         "_claim",
         "_context",
         "_kwargs",
@@ -74,10 +71,11 @@ class Task(Generic[T]):
         name: str,
         nout: int | None = None,
         inherits: Sequence[Var] = (),
-        candidate: Candidate | None = None,
+        check: Callable[[str, object], None] | None = None,
     ) -> None:
         self.var = var
-        self._candidate = candidate
+        self._check = check
+        """Called with the name and the result, in the submitter's context."""
         self._context: Context | None = copy_context()
         self._nout = nout
         self.inherits = inherits
@@ -103,8 +101,8 @@ class Task(Generic[T]):
         kind = type(value)
         if kind is CoroutineType or kind is GeneratorType or kind is AsyncGeneratorType:
             _refuse_unrun(self.name, value)
-        if self._candidate is not None:
-            context.run(self._candidate.settle, self.name, value)  # type: ignore[union-attr]
+        if self._check is not None:
+            context.run(self._check, self.name, value)  # type: ignore[union-attr]
         self._value = value
 
     def done(self) -> bool:

@@ -11,7 +11,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,14 +33,17 @@ _warned: dict[Any, Any] = {}
 """The registry by which ``warnings`` shows a warning once per line."""
 
 
-class Candidate(NamedTuple):
-    """A submitted call that may write what it only reads."""
+class Candidate:
+    """A submitted call that may write what it only reads: where it was submitted, and the code of its function."""
 
-    site: Site
-    code: CodeType | None
+    __slots__ = ("code", "site")
 
-    def settle(self, name: str, value: object) -> None:
-        """Warn if the call has returned None; otherwise exclude its function from now on."""
+    def __init__(self, site: Site, code: CodeType | None) -> None:
+        self.site = site
+        self.code = code
+
+    def __call__(self, name: str, value: object) -> None:
+        """Warn if the call has returned None as ``value``; otherwise exclude its function from now on."""
         if value is None:
             file, line = site_place(self.site)
             warnings.warn_explicit(
