@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from weftplan import config
 from weftplan.errors import ConfigError
-from weftplan.kvstore.distributed.transport.mpi_types import Position
 from weftplan.kvstore.keys import Key
 from weftplan.support.array_types import DType
 
@@ -102,13 +101,13 @@ def even_range(size: int, count: int, place: int) -> tuple[int, int]:
     return size * place // count, size * (place + 1) // count
 
 
-def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[Position, int, int]]:
+def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[int, int, int]]:
     """Return (position of the server, first element, end) for each range of key ``number``, as MXNet places them.
 
     >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
     ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
     """
     if size < bound or servers == 1:
-        return [(Position((number * 9973) % servers), 0, size)]
+        return [((number * 9973) % servers, 0, size)]
     bounds = [round(size / servers * part) for part in range(servers + 1)]
-    return [(Position(server), bounds[server], bounds[server + 1]) for server in range(servers)]
+    return [(server, bounds[server], bounds[server + 1]) for server in range(servers)]

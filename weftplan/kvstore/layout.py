@@ -62,7 +62,19 @@ class Layout(NamedTuple):
 
 
 class ExchangingStore(UpdatingStore):
-    """Base class of stores that sum, update and copy keys; subclasses define placement and ways of summing."""
+    """Base class of stores that sum, update and copy keys; subclasses define placement and ways of summing.
+
+    Guarantees:
+
+    * Calls take effect in the order in which threads acquire ``_turn``; the vars of the stored arrays order their
+      operations, so a pull reads the sums of all earlier pushes.
+    * A key's gradients are added in one order, whatever its bucket, its priority or the number of threads.
+    * A layout, or a cached call, is used only while ``_version`` is the one with which it was made.
+
+    ``_bound``, ``_sharing`` and ``_rule`` are fixed when the store is created. A key is removed only if its
+    ``init`` fails. A stored value or a merge buffer may move to another device, and its array is then a new one. The
+    updater may be replaced at any time.
+    """
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0

@@ -54,6 +54,17 @@ _NEWS_S = 0.5
 class Members:
     """The processes that share a store, as seen by this process.
 
+    Guarantees:
+
+    * After :meth:`regroup` all survivors have equal members, epochs and sequence numbers, unless another process dies
+      meanwhile; the next exchange then fails.
+    * A message of a lost exchange matches no later receive. Its receives have ended before :meth:`regroup` returns, or
+      a warning says that MPI did not end them.
+    * No wait for a message of another process is longer than ``timeout_s``.
+
+    The rank, the size of the job and the time-outs are fixed. Members only leave: between two connections ``members``
+    shrinks, ``_gone`` and ``_epoch`` grow. :meth:`_join` resets all of it for a new connection.
+
     Attributes:
         members: ranks of the current members in the job, ascending.
         rank: rank of this process in the job. Compare it with ranks only: it is a :attr:`position` only before a loss.
