@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 
 import weftplan as mx
 from weftplan import engine, profiler
 from weftplan.compat import custom_operators
-from weftplan.profiler.recorder import recorder
 
 
 def test_calls_are_counted_by_operator(driver):
@@ -111,6 +109,7 @@ class TestOperatorsInPython:
                 return Failing()
 
         mx.operator.register("failing")(Property)
+
         class Looking(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
                 with pytest.raises(ValueError, match="broken"):
