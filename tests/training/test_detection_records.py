@@ -140,7 +140,7 @@ def test_wrong_settings_and_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ImageDetRecordIter", "ImageRecordIter"])
 def test_index_of_a_batch_holds_the_ids(tmp_path: Path, kind: str) -> None:
-    """``DataBatch.index`` holds the ids of the images, as in MXNet 1.9.1, and not their positions in the file."""
+    """``DataBatch.index`` holds ids, as in MXNet 1.9.1, whose ``ImageRecordIter`` has only zeros there."""
     width = {"label_width": 7} if kind == "ImageRecordIter" else {}
     if width:
         file = mx.recordio.MXRecordIO(tmp_path / "det.rec", "w")
