@@ -149,7 +149,7 @@ def test_an_executor_and_a_module_run_inside(driver, made):
 
 
 def test_custom_operators_inside_each_other():
-    """With one worker, user code that waits for user code that waits does not keep the worker; then there is one again."""
+    """With one worker, user code may wait for user code that waits; afterwards one worker runs at a time again."""
     with engine.using(engine.create(cpu_workers=1)) as current:
 
         def inner(self, is_train, req, in_data, out_data, aux):

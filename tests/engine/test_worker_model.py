@@ -75,7 +75,8 @@ class Queue:
 
     def wake(self) -> Steps:
         """Model ``WorkerQueue.wake``."""
-        if not (yield "get", "seat") and (yield "get", "started") - len((yield "get", "idle")) + 1 >= self.threads:
+        seated = not (yield "get", "seat")
+        if (yield "get", "started") - len((yield "get", "idle")) + seated >= self.threads:
             return
         if self.change == "waking is set before a sleeper is found":
             yield "set", "waking", 1
@@ -98,8 +99,8 @@ class Queue:
             yield "set", "waking", 1
             yield "release", f"park{number}"
 
-    def standing_in(self) -> Steps:
-        """Model ``WorkerQueue.standing_in``."""
+    def crowded(self) -> Steps:
+        """Model ``WorkerQueue.crowded``."""
         if (yield "get", "seat"):
             return False
         return (yield "get", "started") - len((yield "get", "idle")) >= self.threads
@@ -107,12 +108,12 @@ class Queue:
     def woken(self) -> Steps:
         """Model a worker from its wake-up to its next check; return whether a waiting thread has taken its place."""
         if self.change == "look at the seat before waking is cleared":
-            back = yield from self.standing_in()
+            back = yield from self.crowded()
             yield "set", "waking", 0
         else:
             if self.change != "waking is cleared after the look for more":
                 yield "set", "waking", 0
-            back = yield from self.standing_in()
+            back = yield from self.crowded()
         return back
 
     def worker(self, me: int) -> Steps:
@@ -132,7 +133,7 @@ class Queue:
                     if self.change == "no look at the seat when out of idle again":
                         back = False
                     else:
-                        back = yield from self.standing_in()
+                        back = yield from self.crowded()
                     continue
                 yield "acquire", f"park{me}"
                 back = yield from self.woken()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 
 import weftplan as mx
 from weftplan import engine, profiler
 from weftplan.compat import custom_operators
-from weftplan.profiler.recorder import recorder
 
 
 def test_calls_are_counted_by_operator(driver):

@@ -16,8 +16,8 @@ pytest.importorskip("PIL")
 SIZES = [(20, 30, 1), (40, 16, 3), (24, 24, 2), (18, 50, 1), (30, 30, 1)]
 
 
-def write_records(folder: Path) -> Path:
-    """Write five images with one to three boxes each to a record file; return its path."""
+def write_records(folder: Path, first_id: int = 0) -> Path:
+    """Write five images with one to three boxes each, whose ids count from ``first_id``; return the record file."""
     path = folder / "det.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     random = np.random.RandomState(0)
@@ -27,7 +27,7 @@ def write_records(folder: Path) -> Path:
         for _ in range(count):
             a, b = np.sort(random.rand(2)), np.sort(random.rand(2))
             boxes += [random.randint(0, 5), a[0], b[0], a[1], b[1]]
-        header = mx.recordio.IRHeader(0, np.array([2, 5, *boxes], "f"), number, 0)
+        header = mx.recordio.IRHeader(0, np.array([2, 5, *boxes], "f"), first_id + number, 0)
         file.write(mx.recordio.pack_img(header, pixels, quality=6, img_fmt=".png"))
     file.close()
     return path
@@ -136,3 +136,19 @@ def test_wrong_settings_and_labels(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(FormatError, match=r"plain\.rec: record 0: a label of boxes begins with"):
         mx.io.ImageDetRecordIter(plain, (3, 12, 16), 1)
+
+
+@pytest.mark.parametrize("kind", ["ImageDetRecordIter", "ImageRecordIter"])
+def test_index_of_a_batch_holds_the_ids(tmp_path: Path, kind: str) -> None:
+    """``DataBatch.index`` holds ids, as in MXNet 1.9.1, whose ``ImageRecordIter`` has only zeros there."""
+    width = {"label_width": 7} if kind == "ImageRecordIter" else {}
+    if width:
+        file = mx.recordio.MXRecordIO(tmp_path / "det.rec", "w")
+        for number in range(5):
+            header = mx.recordio.IRHeader(0, np.arange(7, dtype="f"), 40 + number, 0)
+            file.write(mx.recordio.pack_img(header, np.zeros((12, 16, 3), "u1"), img_fmt=".png"))
+        file.close()
+    else:
+        write_records(tmp_path, 40)
+    actual = getattr(mx.io, kind)(path_imgrec=tmp_path / "det.rec", data_shape=(3, 12, 16), batch_size=3, **width)
+    assert [batch.index.tolist() for batch in actual] == [[40, 41, 42], [43, 44, 40]]

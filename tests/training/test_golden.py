@@ -48,7 +48,9 @@ def test_whole_training_runs(stored, name):
         np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=f"{name}: {key}")
 
 
-@pytest.mark.parametrize("what", ["schedules", "iterators", "metrics", "shaped", "steps"])
+@pytest.mark.parametrize(
+    "what", ["schedules", "iterators", "metrics", "shaped", "steps", "orders", "nests", "late_rates", "scalars"]
+)
 def test_exact_parts(stored, what):
     """Schedules, batches, metrics, initial shapes and optimizer steps equal MXNet's within float32 rounding."""
     got = getattr(cases, what)(mx)

@@ -3,8 +3,8 @@
 A :class:`CustomOpProp` declares arguments, outputs and shapes; a :class:`CustomOp` computes. The planner places the
 results of a custom operator like all others. Forward and backward run inside engine operations, on arrays that are
 views of planned memory: after the call they show what the plan puts there. User code may use NumPy (``asnumpy``,
-``array[:] = …``), the operators of ``mx.nd``, executors and modules, and arrays made anywhere. It may wait for any array
-but those that its own operation holds: its executor's outputs, and arguments or gradients that it writes.
+``array[:] = …``), the operators of ``mx.nd``, executors, modules, and arrays made anywhere. It must not wait for an
+array that its own operation holds: its executor's outputs, and arguments or gradients that it writes.
 
 Every node has its own operator object, created for the context, shapes and dtypes of its first run; values that forward
 stores in ``self`` are available in backward.

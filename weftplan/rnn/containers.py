@@ -112,7 +112,7 @@ class BidirectionalCell(Container):
 
     def _unroll(
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
-    ) -> tuple[Outputs, list[Symbol]]:
+    ) -> tuple[Outputs, list[Any]]:
         steps = split_time(length, inputs, layout)
         forth, back = self._shares(self.begin_state() if begin_state is None else begin_state)
         left, left_states = self._cells[0].unroll(length, steps, forth, layout, False)

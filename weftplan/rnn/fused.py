@@ -172,7 +172,7 @@ class FusedRNNCell(BaseRNNCell):
 
 @register
 class FusedRNN(Initializer):
-    """Initializer of packed parameters: an initializer for weights and biases of each gate, a constant for the forget biases.
+    """Initializer of packed parameters: an initializer for each gate, a constant for the biases of forget gates.
 
     Args:
         init: initializer of the gates; None: the network's.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import itemgetter
 
 import numpy as np
 
@@ -210,7 +211,7 @@ def _named(source: object, default: str, *, empty_ok: bool) -> list[tuple[str, H
     if isinstance(source, (np.ndarray, NDArray)):
         source = [source]
     if isinstance(source, Mapping):
-        pairs = sorted(source.items())  # by name, as in MXNet, and not in the order of the dictionary
+        pairs = list(source.items())
     elif isinstance(source, (list, tuple)):
         names = [default] if len(source) == 1 else [f"_{i}_{default}" for i in range(len(source))]
         pairs = list(zip(names, source, strict=True))
@@ -221,7 +222,8 @@ def _named(source: object, default: str, *, empty_ok: bool) -> list[tuple[str, H
     if not pairs and not empty_ok:
         raise ParameterError(f"{default}: no arrays given")
     result = []
-    for name, value in pairs:
+    # MXNet sorts by name: a dictionary's order does not count, and of twelve unnamed arrays the eleventh is the second.
+    for name, value in sorted(pairs, key=itemgetter(0)):
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")

@@ -85,7 +85,7 @@ class MXRecordIO:
         self.open()
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
+        if getattr(self, "_file", None) is not None and self._pid == os.getpid():
             try:
                 self.close()
             except OSError as error:  # a finalizer cannot raise
@@ -203,8 +203,18 @@ _writers: weakref.WeakSet[MXRecordIO] = weakref.WeakSet()
 def _close_writers() -> None:
     """Close the files that the program has left open, except those of the process that forked this one."""
     for writer in list(_writers):
-        if writer._pid == os.getpid():
-            writer.__del__()
+        writer.__del__()
+
+
+def _flush_writers() -> None:
+    """Write buffered records before a fork, since the child would write its copy of the buffer, too."""
+    for writer in list(_writers):
+        if writer._file is not None:
+            writer._file.flush()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_flush_writers)
 
 
 def _cut(buf: bytes) -> list[bytes]:

@@ -110,7 +110,7 @@ class CompositeEvalMetric(EvalMetric):
         label_names: Names = None,
     ) -> None:
         self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
-        super().__init__(name, output_names, label_names)
+        super().__init__(name, output_names, label_names, has_global_stats=True)
 
     def add(self, metric: MetricLike) -> None:
         """Append a metric, in any form that :func:`create` accepts."""

@@ -108,11 +108,11 @@ class ImageFolder(ThreadedImageIter):
         self.files = [file for file, _ in self._keys]
         self.labels = np.array([label for _, label in self._keys], np.int64)
 
-    def _fetch(self, key: Any) -> tuple[str, bytes, Any]:
+    def _fetch(self, key: Any) -> tuple[str, bytes, Any, int | None]:
         name, label = key
         file = self.path / name
         with open_to_read(file) as opened:
-            return str(file), opened.read(), label
+            return str(file), opened.read(), label, None
 
 
 def class_files(path: Path) -> dict[str, list[str]]:

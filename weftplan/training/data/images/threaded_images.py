@@ -113,13 +113,13 @@ class ThreadedImageIter(HoldingIter):
             "seed": [seed, self._seed_aug],
             "part": [part_index, num_parts],
         }
-        self._coming: deque[tuple[list[Future[tuple[Host, Host]]], int, Host]] = deque()
+        self._coming: deque[tuple[list[Future[tuple[Host, Host, int]]], int]] = deque()
         self._mean = None if mean_img is None else self._mean_of(Path(mean_img))
         self._begin(0, 0)
 
     @abstractmethod
-    def _fetch(self, key: Any) -> tuple[str, bytes, Any]:
-        """Return the words that name an image in errors, its encoded bytes, and its label."""
+    def _fetch(self, key: Any) -> tuple[str, bytes, Any, int | None]:
+        """Return the words that name an image in errors, its encoded bytes, label, and id (None: its position)."""
 
     def _prepare(self, pixels: Host, label: Any, what: str, draw: np.random.Generator) -> tuple[Host, Host]:
         """Return the augmented pixels, (channels, height, width), and the label as numbers."""
@@ -150,7 +150,7 @@ class ThreadedImageIter(HoldingIter):
 
     def _begin(self, epoch: int, cursor: int) -> None:
         """Go to a sample of an epoch."""
-        for futures, _, _ in self._coming:
+        for futures, _ in self._coming:
             for future in futures:
                 future.cancel()
         self._coming.clear()

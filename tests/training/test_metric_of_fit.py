@@ -1,0 +1,50 @@
+"""The training metric of ``fit``: when it is read, and which method is asked."""
+
+import logging
+
+import numpy as np
+
+import weftplan as mx
+
+
+class Wrong(mx.metric.EvalMetric):
+    """The share of wrong predictions, with a name of its own for each epoch's line."""
+
+    def __init__(self):
+        super().__init__("wrong")
+
+    def update(self, labels, preds):
+        self.sum_metric += float((preds[0].asnumpy().argmax(1) != labels[0].asnumpy()).sum())
+        self.num_inst += len(labels[0])
+
+    def get_name_value(self):
+        return [("renamed", self.get()[1])]
+
+
+def lines(metric, callback, caplog):
+    """Return the lines on training of two epochs."""
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"), context=mx.cpu())
+    with caplog.at_level(logging.INFO):
+        module.fit(
+            mx.io.NDArrayIter(np.ones((8, 3)), np.zeros(8), 2),
+            eval_metric=metric,
+            num_epoch=2,
+            batch_end_callback=callback,
+            initializer=mx.init.One(),
+        )
+    return [record.getMessage() for record in caplog.records if "Train-" in record.getMessage()]
+
+
+def test_a_callback_that_resets_the_metric(caplog):
+    """The epoch's value is read before the callbacks of its last batch, which may reset the metric."""
+    assert lines(Wrong(), lambda param: param.eval_metric.reset(), caplog) == [
+        f"Epoch[{epoch}] Train-renamed=0.000000" for epoch in range(2)
+    ]
+
+
+def test_a_metric_that_renames_its_values(caplog):
+    """Without global sums the epoch's line shows the pairs of ``get_name_value``."""
+    assert [line.split("=")[0] for line in lines(Wrong(), None, caplog)] == [
+        f"Epoch[{epoch}] Train-renamed" for epoch in range(2)
+    ]
