@@ -164,7 +164,11 @@ def test_exit_codes_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = run(main, ["fits", "own.py:large", "--card", "RTX 4090", "--json"])
     assert (done.exit_code, json.loads(done.stdout)["fits"]) == (1, False)
     assert run(main, ["plan", "--torch", "own.py:step", "--card", "RTX 4090"]).exit_code == 0
-    for arguments in (["own.py:failing", "--card", "24GB"], ["own.py:step", "--card", "RTX 409"], ["no.py:x", "--card", "8GB"]):
+    for arguments in (
+        ["own.py:failing", "--card", "24GB"],
+        ["own.py:step", "--card", "RTX 409"],
+        ["no.py:x", "--card", "8GB"],
+    ):
         done = run(main, ["fits", *arguments])
         assert done.exit_code == 2
         assert "cannot be said" in done.output or "cannot" in done.output

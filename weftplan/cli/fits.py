@@ -17,7 +17,9 @@ UNKNOWN = 2
 
 @click.command("fits", context_settings={"help_option_names": ["-h", "--help"]})
 @model_argument()
-@click.option("--card", required=True, metavar="CARD", help='The card, such as "RTX 4090", or its memory, such as 24GB.')
+@click.option(
+    "--card", required=True, metavar="CARD", help='The card, such as "RTX 4090", or its memory, such as 24GB.'
+)
 @click.option(
     "--conf", metavar="TEXT", help="Settings of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF, which is the default."
 )

@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING, Any
 from weftplan.support.lazy_import import late_import
 
 if TYPE_CHECKING:
+    from weftplan.torch.card_forecast import fits
     from weftplan.torch.card_rules import on_card, scratch_on_card
     from weftplan.torch.fit import backend, budget, partition
-    from weftplan.torch.card_forecast import fits
     from weftplan.torch.knapsack import knapsack_solver
     from weftplan.torch.prediction import estimate
     from weftplan.torch.trade_off import curve
 
-__all__ = ["backend", "budget", "curve", "estimate", "fits", "knapsack_solver", "on_card", "partition", "scratch_on_card"]
+__all__ = [
+    "backend",
+    "budget",
+    "curve",
+    "estimate",
+    "fits",
+    "knapsack_solver",
+    "on_card",
+    "partition",
+    "scratch_on_card",
+]
 
 _OWNERS = {"backend": "fit", "budget": "fit", "partition": "fit"}
 _OWNERS |= {"curve": "trade_off", "estimate": "prediction", "knapsack_solver": "knapsack"}
