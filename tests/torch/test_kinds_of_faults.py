@@ -1,4 +1,4 @@
-"""Kinds of steps whose peaks or budgets depend on details: hooks, contexts, buffers, shapes, values, the caller's state."""
+"""Kinds of steps whose peaks or budgets depend on details: hooks, buffers, shapes, values, the caller's state."""
 
 from __future__ import annotations
 
