@@ -10,12 +10,12 @@ one constant, the bytes outside the allocator, is the median difference of the f
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def perceptron(name: str) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
     sizes = widths(first, last, depth, re.findall(r"arch:([a-z]+)", name)[0])
     layers: list[nn.Module] = []
     with torch.device("meta"):
-        for a, b in itertools.pairwise(sizes):
+        for a, b in pairwise(sizes):
             layers += [nn.Linear(a, b), nn.ReLU()]
         model = nn.Sequential(*layers, nn.Linear(sizes[-1], last), nn.Softmax(dim=1))
         x, y = torch.empty(batch, first), torch.empty(batch, dtype=torch.long)
@@ -63,8 +63,9 @@ def network(row: dict[str, str]) -> tuple[Callable[..., Any], tuple[Any, ...], A
     """Return loss, arguments and optimizer of a record's torchvision network."""
     from torchvision import models
 
-    spelled = re.sub(r"(?<=t)(?=Tiny|Base)|(?<=3)(?=Large)", "_", row["network"])
-    name = {"MnasNet": "mnasnet1_0"}.get(row["network"], spelled)
+    name = {"MnasNet": "mnasnet1_0"}.get(
+        row["network"], re.sub(r"(?<=t)(?=Tiny|Base)|(?<=3)(?=Large)", "_", row["network"])
+    )
     with torch.device("meta"):
         model = getattr(models, name.lower().replace("mobilenetv3", "mobilenet_v3"))(num_classes=10)
         x, y = torch.empty(int(row["batch"]), 3, 86, 86), torch.empty(int(row["batch"]), dtype=torch.long)
@@ -85,8 +86,10 @@ def bench_mlp() -> None:
     constant = statistics.median(real - ours for ours, real in pairs[:FITTED])
     errors = [100 * (ours + constant - real) / real for ours, real in pairs[FITTED:]]
     absolute = sorted(map(abs, errors))
-    print(f"{len(pairs)} perceptrons, constant {constant:.0f} MiB from {FITTED}: median error of the other "
-          f"{len(errors)} {statistics.median(absolute):.2f} %, worst {min(errors):+.2f} to {max(errors):+.2f} %")  # fmt: skip
+    text = (
+        f"{len(pairs)} perceptrons, constant {constant:.0f} MiB from {FITTED}: median error of the other {len(errors)}"
+    )
+    print(f"{text} {statistics.median(absolute):.2f} %, worst {min(errors):+.2f} to {max(errors):+.2f} %")
 
 
 def bench_convolutional() -> None:
@@ -98,9 +101,12 @@ def bench_convolutional() -> None:
         real = int(row["bytes"])
         low, high = answer.reserved
         errors.append(100 * (low - real) / real)
-        print(f"{row['network']:17} {row['optimizer']:8} {row['batch']:>4} forecast {low / MIB:8.0f} to {high / MIB:8.0f}, "
-              f"measured {real / MIB:8.0f} MiB, {errors[-1]:+6.1f} %, survives at {answer.survives[0] / MIB:8.0f} MiB, "
-              f"measured inside the range: {low <= real <= high}", flush=True)  # fmt: skip
+        print(
+            f"{row['network']:17} {row['optimizer']:8} {row['batch']:>4} forecast {low / MIB:8.0f} to "
+            f"{high / MIB:8.0f}, measured {real / MIB:8.0f} MiB, {errors[-1]:+6.1f} %, survives at "
+            f"{answer.survives[0] / MIB:8.0f} MiB",
+            flush=True,
+        )
     print(f"median error {statistics.median(map(abs, errors)):.2f} %, {min(errors):+.1f} to {max(errors):+.1f} %")
 
 

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from tests.torch.models import Convolutions, Decoder, real_peak, step_of  # noqa: E402
 from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget, knapsack_solver, partition  # noqa: E402
-from weftplan.torch.private_compile import eager  # noqa: E402
-from weftplan.torch.private_compile import aot_autograd  # noqa: E402
+from weftplan.torch.private_compile import aot_autograd, eager  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 MODELS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "convolutions": Convolutions}

@@ -28,7 +28,7 @@ def test_errors_say_what_to_install() -> None:
     A step of the command line that does not need PyTorch is checked as usual.
     """
     actual = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
-    assert "['backend', 'budget', 'curve', 'estimate', 'knapsack_solver', 'partition']" in actual
+    assert "['backend', 'budget', 'curve', 'estimate', 'fits'" in actual
     assert "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'" in actual
     assert "has no attribute 'nonsense'" in actual
     assert "must return (loss, arguments)" in actual

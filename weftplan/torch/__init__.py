@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from weftplan.support.lazy_import import late_import
 
 if TYPE_CHECKING:
+    from weftplan.torch.card_forecast import fits
     from weftplan.torch.card_rules import on_card, scratch_on_card
     from weftplan.torch.fit import backend, budget, partition
-    from weftplan.torch.card_forecast import fits
     from weftplan.torch.knapsack import knapsack_solver
     from weftplan.torch.prediction import estimate
     from weftplan.torch.trade_off import curve

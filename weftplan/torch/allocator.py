@@ -3,16 +3,17 @@
 Rules and their sources, read on 2026-11-29 (the notes on CUDA semantics of PyTorch 2.13, *Memory management*, and
 ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` of the same version):
 
-* A request is rounded up to 512 bytes. One of at most 1 MiB comes from the small pool, whose segments have 2 MiB. Others
-  come from the large pool: below 10 MiB from segments of 20 MiB, above from a segment of its own, in units of 2 MiB.
-* The smallest free block that fits is taken, the one with the lowest address among equals. It is split if the rest is at
-  least 512 bytes (small pool) or more than 1 MiB (large pool). A freed block merges with its free neighbours.
+* A request is rounded up to 512 bytes. One of at most 1 MiB comes from the small pool, whose segments have 2 MiB.
+  Others come from the large pool: below 10 MiB from segments of 20 MiB, above from a segment of its own, in units of
+  2 MiB.
+* The smallest free block that fits is taken, the one with the lowest address among equals. It is split if the rest is
+  at least 512 bytes (small pool) or more than 1 MiB (large pool). A freed block merges with its free neighbours.
 * If the device has no memory left, all segments without a used block are released, and the request is repeated.
-* ``max_split_size_mb``: blocks above it are not split, requests below it do not take such blocks, and one above it takes a
-  block only if less than 20 MiB are left over. ``garbage_collection_threshold``: before a new segment is made, free
-  segments are released, the oldest first, until less than that share of the limit is reserved.
-* ``expandable_segments``: each pool grows at its end, in pages of 2 MiB (small) or 20 MiB (large), and pages without a used
-  byte are unmapped on release.
+* ``max_split_size_mb``: blocks above it are not split, requests below it do not take such blocks, and one above it
+  takes a block only if less than 20 MiB are left over. ``garbage_collection_threshold``: before a new segment is made,
+  free segments are released, the oldest first, until less than that share of the limit is reserved.
+* ``expandable_segments``: each pool grows in pages of 2 MiB (small) or 20 MiB (large), and pages without a used byte
+  are unmapped on release.
 
 Pools are separate for each stream. The driver's own rounding of segments is 2 MiB, which is part of the rules above.
 """
@@ -205,9 +206,9 @@ class Allocator:
             while k + 1 < len(pool.free) and _growable(pool.free[k + 1][2]) < _growable(pool.free[k][2]):
                 k += 1
         block, most = pool.free[k][2], self.settings.max_split_size
-        if most is not None and not pool.is_small:
-            if size < most <= block.size or (size >= most and block.size >= size + LARGE_SEGMENT):
-                return None
+        is_whole = most is not None and not pool.is_small
+        if is_whole and (size < most <= block.size or (size >= most and block.size >= size + LARGE_SEGMENT)):
+            return None
         del pool.free[k]
         return block
 

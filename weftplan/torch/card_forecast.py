@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +32,10 @@ ARCHITECTURES = {
     "hopper": (("H100", "H200"), (420, 640)),
     "blackwell": (("RTX 50", "B200"), (420, 760)),
 }
-"""Prefixes of cards, and the MiB that a process takes on the card outside PyTorch's allocator: the CUDA context, loaded
+"""Prefixes of cards, and the MiB that a process takes on the card outside PyTorch's allocator: CUDA context, loaded
 kernels and libraries. Sources, read on 2026-11-29: 300 to 400 MiB with lazy loading, above 1,000 MiB without, before
 CUDA 11.7 (PyTorch issues 107667 and 109888); 426 MiB on an RTX 6000 Ada (unsloth-zoo pull request 1053, PyTorch 2.10);
-about 1,430 MiB on an A100 (records of GPUMemNet, fitted). Upper ends without a record are those of the next older one."""
+about 1,430 MiB on an A100 (records of GPUMemNet, fitted). An end without a record is that of the next older kind."""
 TRIES = 6
 """Traces of other batches until the largest that was found to fit is the answer."""
 FEW_CALLS = 3000
@@ -110,7 +110,7 @@ def fits(
     """Return whether a training step fits a card, without a card and without running the step.
 
     Args:
-        step: a whole training step, or a function that returns a loss; a loss that is not differentiated by the step is.
+        step: a whole training step, or a function that returns a loss, which is then differentiated.
         args: its arguments. They and the model may be on ``meta``.
         card: a card's name such as ``"RTX 4090"``, or the size of its memory such as ``"24GB"``.
         optimizer: the optimizer, if ``step`` returns a loss: gradients are dropped before, and it steps after.
@@ -205,7 +205,7 @@ class _Whole:
         out = self.function(*args)
         # A step that differentiates its loss has released the graph; only a fresh loss can be differentiated.
         if isinstance(out, torch.Tensor) and out.requires_grad:
-            with suppress(RuntimeError) if self.optimizer is None else suppress():
+            with suppress(RuntimeError) if self.optimizer is None else nullcontext():
                 (out if out.dim() == 0 else out.sum()).backward()
         del out
         if self.optimizer is not None:
@@ -240,7 +240,8 @@ def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool,
     """
     allocator = Allocator(limit, settings)
     spans = trace.spans()
-    born, dead = [[] for _ in range(len(trace.calls) + 1)], [[] for _ in range(len(trace.calls) + 2)]
+    born: list[list[int]] = [[] for _ in range(len(trace.calls) + 1)]
+    dead: list[list[int]] = [[] for _ in range(len(trace.calls) + 2)]
     blocks: dict[int, Any] = {}
     replaced = {
         call.makes[0]: call.reads[0]

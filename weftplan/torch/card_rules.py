@@ -92,7 +92,7 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
 
 @on_card(
     F.scaled_dot_product_attention,
-    what="attention runs in a fused kernel if the dtype, head size and mask allow it: no matrix of scores, also with dropout",
+    what="attention runs in a fused kernel if dtype, head size and mask allow it: no matrix of scores",
     source="aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; the page of scaled_dot_product_attention",
 )
 def attention(
@@ -147,13 +147,14 @@ def embedding_scratch(grad: torch.Tensor, indices: torch.Tensor, *more: Any, **o
     return 4 * indices.numel() * 8 if indices.numel() > 3072 else 0
 
 
-FLOAT32 = frozenset(
-    "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cdist "
-    "cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss "
-    "layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss "
-    "nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss softmax "
-    "softmin softplus sum renorm tan triplet_margin_loss".split()
-)
+_NAMES = """
+__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
+cdist cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss
+kl_div l1_loss layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss
+multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal
+rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss
+"""
+FLOAT32 = frozenset(_NAMES.split())
 """Functions that ``autocast("cuda")`` runs in float32."""
 ROWS.append(
     Row(f"autocast('cuda') runs {len(FLOAT32)} functions in float32", "the page of torch.amp, CUDA op reference")

@@ -27,7 +27,6 @@ from weftplan.torch.private_compile import (
     fused_peaks,
     inductor,
 )
-
 from weftplan.torch.probe import kernel_once
 
 
@@ -106,7 +105,7 @@ class ValueCheck(DispatchMode):
                 scratch = kernel_once(func, args, kwargs).scratch
             if scratch > self.planned[str(func)] + self.left:
                 raise BudgetError(
-                    f"{func} needs {scratch:,} bytes of scratch with these values, and {self.planned[str(func)]:,} were "
+                    f"{func} needs {scratch:,} bytes of scratch with these values, {self.planned[str(func)]:,} were "
                     f"planned: pass other={scratch - self.planned[str(func)]} more"
                 )
         return func(*args, **kwargs)

@@ -291,11 +291,10 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
             function, backend=backend(None, partition=partition), dynamic=False, fullgraph=fullgraph
         )
         vars(self).update(facts)
-        is_module = isinstance(function, torch.nn.Module)
-        if is_module:
+        if isinstance(function, torch.nn.Module):
             shared = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
             vars(self).update({name: vars(function)[name] for name in shared}, training=function.training)
-        functools.update_wrapper(self, function.forward if is_module else function)
+        functools.update_wrapper(self, function.forward if isinstance(function, torch.nn.Module) else function)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -319,7 +318,8 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
     @property
     def plans(self) -> list[Plan]:
         """The plan of each traced graph; empty before the first call."""
-        return self._partition.plans
+        plans: list[Plan] = self._partition.plans
+        return plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function within the budget; a call with new shapes is planned and compiled first.
@@ -341,7 +341,7 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
         if part.runs == runs or skipped_frames() > skipped:
             reasons = "; ".join(dict.fromkeys(break_reasons()[-3:])) or "compilation is off in this context"
             raise PlanError(
-                f"a part of the step ran outside every plan, so no budget held: PyTorch did not trace a function with a "
+                f"a part of the step ran outside every plan, so no budget held: PyTorch skips a function with a "
                 f"break inside a loop or a branch ({reasons}). Move reads of values and other breaks out of the loop"
             )
         return out
@@ -373,7 +373,7 @@ def plain_errors(shapes: int = SHAPES) -> Iterator[None]:
         ) from error
     except RecompileLimit as error:
         raise PlanError(
-            f"the step was called with more than {shapes} sets of shapes, and each has a plan of its own: pad the inputs "
+            f"the step was called with more than {shapes} sets of shapes, and each has a plan: pad the inputs "
             f"to a few lengths, or pass shapes= with a larger number"
         ) from error
     except TracingFailed as error:

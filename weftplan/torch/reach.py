@@ -1,8 +1,8 @@
 """Copies of everything that a step reaches, with fake tensors in place of tensors.
 
 A step reaches objects through its arguments, closure, defaults, bound object and the globals that its code loads.
-Copies share nothing that can change with the originals, so a traced step changes nothing of the caller's. A plain deep copy
-would share functions, such as hooks, with their closures, and would lose the hooks of tensors.
+Copies share nothing that can change with the originals, so a traced step changes nothing of the caller's. A plain deep
+copy would share functions, such as hooks, with their closures, and would lose the hooks of tensors.
 """
 
 from __future__ import annotations
