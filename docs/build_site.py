@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
     "Guides": (
         "Learn to use a part of the package.",
-        "docs/installing docs/planning-memory docs/pytorch docs/training docs/data docs/long-runs docs/mxnet-models "
-        "docs/engine-in-ten-minutes docs/storage docs/distributed docs/gpus",
+        "docs/installing docs/planning-memory docs/compiler-memory docs/pytorch docs/training docs/data docs/long-runs "
+        "docs/mxnet-models docs/engine-in-ten-minutes docs/storage docs/distributed docs/gpus",
     ),
     "API": ("", "api/index"),
     "Examples": (

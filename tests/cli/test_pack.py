@@ -88,5 +88,6 @@ def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [str(csv), "--json", "--output", str(out)])
     facts = json.loads(result.output)
     assert (facts["peak"], facts["lower_bound"], facts["fits"]) == (30, 30, True)
-    rows = dict(line.split(",") for line in out.read_text(encoding="utf-8").splitlines()[1:])
-    assert {k: int(v) for k, v in rows.items()} == facts["offsets"]
+    header, *rows = (line.split(",") for line in out.read_text(encoding="utf-8").splitlines())
+    assert header == ["id", "lower", "upper", "size", "offset"]
+    assert {row[0]: int(row[4]) for row in rows} == facts["offsets"]

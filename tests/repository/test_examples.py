@@ -18,6 +18,7 @@ from weftplan import engine, models
 ROOT = Path(__file__).parents[2]
 EXPECTED_OUTPUT = {
     "engine_in_100_lines.py": "['write a', 'read a, write b', 'write a again'] versions 2 1",
+    "executorch_memory.py": "executorch: ",
     "fit_a_budget.py": "bit for bit",
     "leftover_model.py": "classes [",
     "overnight.py": "ended with the same weights, bit for bit",

@@ -1,6 +1,7 @@
 """Checks of the graph and the program that a front end hands over; errors name the node or entry and the remedy.
 
-Graphs that a rewrite derived from a checked graph are not checked again. No function keeps state.
+Graphs that a rewrite derived from a checked graph are not checked again. No function keeps state. The arguments have no
+types of their own, because ``program.py`` imports this module.
 """
 
 from __future__ import annotations
@@ -8,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from operator import index
-from typing import TYPE_CHECKING
+from typing import Any
 
 from weftplan.errors import PlanError, listed
-
-if TYPE_CHECKING:
-    from weftplan.planner.program import Graph, Program
 
 MAX_TOTAL = 1 << 62
 """Exclusive maximum of the bytes of all entries and scratch, so that no sum overflows 64 bits."""
 
 
-def check_graph(graph: Graph, *, counts: Sequence[int], heads: Sequence[int]) -> None:
+def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> None:
     """Check the lengths of a graph's lists and that all numbers refer to its nodes and entries.
 
     Raises:
@@ -53,7 +51,7 @@ def check_graph(graph: Graph, *, counts: Sequence[int], heads: Sequence[int]) ->
             _within(f"output slot of the work of {name!r}", [pair.output for pair in pairs], count, "outputs")
 
 
-def check_program(program: Program) -> None:
+def check_program(program: Any) -> None:
     """Check the sizes, the order and all numbers of a program.
 
     Raises:
