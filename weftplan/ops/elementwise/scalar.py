@@ -115,7 +115,7 @@ def _log(number: float) -> float:
     return math.log(number) if number > 0 else (-math.inf if number == 0 else math.nan)
 
 
-def _smooth_l1(x: Any, s: Any) -> Expr:
+def _smooth_l1(x: Expr, s: Scalar) -> Expr:
     size = abs(x)
     near = size * s**2
     is_near = f.less(near, 1.0)

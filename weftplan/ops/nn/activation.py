@@ -6,9 +6,8 @@ Every gradient is computed from the output, without the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from weftplan.ops.core.expression import apply, f
+from weftplan.ops.core.expression import Expr, apply, f
 from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.rules import DTypes, floats_only, same_dtype
 from weftplan.ops.core.schema import DType, Param, Params
@@ -23,12 +22,12 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DT
     return rule(params, ins, outs)
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Expr) -> Expr:
     """Return the formula 1 / (1 + exp(-x))."""
     return 1.0 / (f.exp(-x) + 1.0)  # exp is infinite for very negative x, whose sigmoid is 0
 
 
-def _softrelu(x: Any) -> Any:
+def _softrelu(x: Expr) -> Expr:
     tail = f.log1p(f.exp(-abs(x)))
     return f.maximum(x, 0, kind=None) + tail
 
