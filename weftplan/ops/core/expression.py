@@ -65,8 +65,8 @@ class Scalar:
 
     __slots__ = ("at",)
 
-    def __init__(self, at: Callable[[Params, DType], Any]) -> None:
-        self.at = at
+    def __init__(self, at: Callable[[Params, DType], object]) -> None:
+        self.at: Callable[[Params, DType], Any] = at
 
     @classmethod
     def of(cls, name: str) -> Scalar:
@@ -81,7 +81,7 @@ class Scalar:
             return cls(lambda params, dtype: function(first(params, dtype), *rest))
         return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
 
-    def _pair(self, function: Callable[[Any, Any], object], a: object, b: object) -> Scalar:
+    def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
         if isinstance(a, Expr) or isinstance(b, Expr):
             return NotImplemented  # type: ignore[no-any-return]  # the expression computes it
         return Scalar.call(function, a, b)
@@ -130,7 +130,7 @@ DTYPE = Scalar(lambda params, dtype: dtype)
 """The dtype of the arrays of a call, as an argument of :meth:`Scalar.call`."""
 
 
-def value_of(operand: object, params: Params, dtype: DType) -> Any:
+def value_of(operand: object, params: Params, dtype: DType) -> object:
     """Return the number that ``operand``, a number or a scalar, is in a call."""
     return operand.at(params, dtype) if isinstance(operand, Scalar) else operand
 
@@ -143,7 +143,7 @@ class Parameters:
     (True, 'Scalar')
     """
 
-    def __init__(self, choices: dict[str, Any]) -> None:
+    def __init__(self, choices: dict[str, object]) -> None:
         self.__dict__.update(choices)
 
     def __getattr__(self, name: str) -> Any:
@@ -260,9 +260,11 @@ def where(mask: Expr, value: object, otherwise: Expr) -> Expr:
     return Expr("select", mask, value, otherwise)
 
 
-def quotient(a: Any, b: Any) -> Expr:
+def quotient(a: object, b: object) -> Expr:
     """Return the quotients of integers, rounded towards zero; a division by 0 gives 0."""
-    return Expr("floor_divide", a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
+    return Expr(
+        "floor_divide", Expr("subtract", a, Expr("fmod", a, b)), b
+    )  # a multiple of b, nearer to zero than a: cannot overflow
 
 
 def apply(function: Callable[..., object], *args: object, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:

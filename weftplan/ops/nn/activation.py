@@ -5,7 +5,7 @@ Every gradient is computed from the output, without the data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from weftplan.ops.core.expression import Expr, apply, f
 from weftplan.ops.core.params import p_enum
@@ -32,14 +32,14 @@ def _softrelu(x: Expr) -> Expr:
     return f.maximum(x, 0, kind=None) + tail
 
 
-_FORMULAS = {
+_FORMULAS: dict[str, Callable[[Expr], Expr]] = {
     "relu": lambda x: apply(relu_into, x, same=f.maximum(x, 0)),
     "sigmoid": sigmoid,
     "softrelu": _softrelu,
     "softsign": lambda x: x / (abs(x) + 1.0),
     "tanh": f.tanh,
 }
-_GRADIENTS = {
+_GRADIENTS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "relu": lambda g, y: g * f.not_equal(y, 0),  # y is never negative, and at NaN the incoming gradient must pass
     "sigmoid": lambda g, y: g * ((1 - y) * y),
     "softrelu": lambda g, y: g * -f.expm1(-y),  # y = log(1 + exp(x)): exp(x) / (1 + exp(x)) is 1 - exp(-y)
