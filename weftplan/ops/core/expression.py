@@ -65,8 +65,8 @@ class Scalar:
 
     __slots__ = ("at",)
 
-    def __init__(self, at: Callable[[Params, DType], Any]) -> None:
-        self.at = at
+    def __init__(self, at: Callable[[Params, DType], object]) -> None:
+        self.at: Callable[[Params, DType], Any] = at
 
     @classmethod
     def of(cls, name: str) -> Scalar:
@@ -74,44 +74,46 @@ class Scalar:
         return cls(lambda params, dtype: params[name])
 
     @classmethod
-    def call(cls, function: Callable[..., object], *arguments: Any) -> Scalar:
+    def call(cls, function: Callable[..., object], *arguments: object) -> Scalar:
         """Return the value of ``function(*arguments)``, whose arguments may be scalars."""
         if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
             first, rest = arguments[0].at, arguments[1:]
             return cls(lambda params, dtype: function(first(params, dtype), *rest))
         return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
 
-    def _pair(self, function: Callable[[Any, Any], object], a: Any, b: Any) -> Any:
-        return NotImplemented if isinstance(a, Expr) or isinstance(b, Expr) else Scalar.call(function, a, b)
+    def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
+        if isinstance(a, Expr) or isinstance(b, Expr):
+            return NotImplemented  # type: ignore[no-any-return]  # the expression computes it
+        return Scalar.call(function, a, b)
 
     def __neg__(self) -> Scalar:
         return Scalar.call(lambda a: -a, self)
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a + b, self, other)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a + b, other, self)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a - b, self, other)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a - b, other, self)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a * b, self, other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a * b, other, self)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a / b, self, other)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a / b, other, self)
 
-    def __pow__(self, other: Any) -> Any:
+    def __pow__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a**b, self, other)
 
     def __bool__(self) -> bool:
@@ -128,7 +130,7 @@ DTYPE = Scalar(lambda params, dtype: dtype)
 """The dtype of the arrays of a call, as an argument of :meth:`Scalar.call`."""
 
 
-def value_of(operand: Any, params: Params, dtype: DType) -> Any:
+def value_of(operand: object, params: Params, dtype: DType) -> object:
     """Return the number that ``operand``, a number or a scalar, is in a call."""
     return operand.at(params, dtype) if isinstance(operand, Scalar) else operand
 
@@ -141,7 +143,7 @@ class Parameters:
     (True, 'Scalar')
     """
 
-    def __init__(self, choices: dict[str, Any]) -> None:
+    def __init__(self, choices: dict[str, object]) -> None:
         self.__dict__.update(choices)
 
     def __getattr__(self, name: str) -> Any:
@@ -170,7 +172,7 @@ class Expr:
     def __init__(
         self,
         op: str,
-        *args: Any,
+        *args: object,
         kind: Kind | Literal["default"] = "default",
         function: Callable[..., object] | None = None,
         scratch: tuple[Kind, ...] = (),
@@ -178,7 +180,8 @@ class Expr:
         same: Expr | None = None,
         as_float: bool = False,
     ) -> None:
-        self.op, self.args, self.kind = op, args, kind
+        self.op, self.kind = op, kind
+        self.args: tuple[Any, ...] = args
         self.function, self.scratch, self.separate, self.same = function, scratch, separate, same
         self.as_float = as_float
         self.number = next(_numbers)
@@ -188,28 +191,28 @@ class Expr:
         """Whether this is the result of a comparison or test."""
         return self.op in COMPARISONS or self.op in TESTS
 
-    def __add__(self, other: Any) -> Expr:
+    def __add__(self, other: object) -> Expr:
         return Expr("add", self, other)
 
-    def __radd__(self, other: Any) -> Expr:
+    def __radd__(self, other: object) -> Expr:
         return Expr("add", other, self)
 
-    def __sub__(self, other: Any) -> Expr:
+    def __sub__(self, other: object) -> Expr:
         return Expr("subtract", self, other)
 
-    def __rsub__(self, other: Any) -> Expr:
+    def __rsub__(self, other: object) -> Expr:
         return Expr("subtract", other, self)
 
-    def __mul__(self, other: Any) -> Expr:
+    def __mul__(self, other: object) -> Expr:
         return Expr("multiply", self, other)
 
-    def __rmul__(self, other: Any) -> Expr:
+    def __rmul__(self, other: object) -> Expr:
         return Expr("multiply", other, self)
 
-    def __truediv__(self, other: Any) -> Expr:
+    def __truediv__(self, other: object) -> Expr:
         return Expr("divide", self, other)
 
-    def __rtruediv__(self, other: Any) -> Expr:
+    def __rtruediv__(self, other: object) -> Expr:
         return Expr("divide", other, self)
 
     def __neg__(self) -> Expr:
@@ -229,7 +232,7 @@ class Expr:
         """Return the square root."""
         return Expr("sqrt", self)
 
-    def clip(self, low: Any, high: Any) -> Expr:
+    def clip(self, low: object, high: object) -> Expr:
         """Return the values limited to [low, high]; NaN and -0 within the limits stay unchanged."""
         return Expr("clip", self, low, high)
 
@@ -243,31 +246,33 @@ class _Functions:
         return lambda *args, **options: Expr(name, *args, **options)
 
 
-f: Any = _Functions()
+f = _Functions()
 """Functions of NumPy and CuPy on expressions."""
 
 
-def cast(value: Any, kind: Kind) -> Expr:
+def cast(value: object, kind: Kind) -> Expr:
     """Return ``value``, an expression or a number, as an array of ``kind``; floats are truncated to integers."""
     return Expr("cast", value, kind=kind)
 
 
-def where(mask: Expr, value: Any, otherwise: Expr) -> Expr:
+def where(mask: Expr, value: object, otherwise: Expr) -> Expr:
     """Return ``value`` where ``mask`` is true, else ``otherwise``."""
     return Expr("select", mask, value, otherwise)
 
 
-def quotient(a: Any, b: Any) -> Expr:
+def quotient(a: object, b: object) -> Expr:
     """Return the quotients of integers, rounded towards zero; a division by 0 gives 0."""
-    return Expr("floor_divide", a - f.fmod(a, b), b)  # a multiple of b, nearer to zero than a: cannot overflow
+    return Expr(
+        "floor_divide", Expr("subtract", a, Expr("fmod", a, b)), b
+    )  # a multiple of b, nearer to zero than a: cannot overflow
 
 
-def apply(function: Callable[..., object], *args: Any, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
+def apply(function: Callable[..., object], *args: object, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
     """Return the result of ``function(xp, *args, out, *scratch)``; ``options`` are attributes of :class:`Expr`."""
     return Expr("call", *args, function=function, scratch=scratch, **options)
 
 
-def operations(results: Iterable[Any]) -> list[Expr]:
+def operations(results: Iterable[object]) -> list[Expr]:
     """Return the operations that ``results`` depend on, in the order in which they were made."""
     found: dict[int, Expr] = {}
     pending = list(results)
@@ -279,7 +284,7 @@ def operations(results: Iterable[Any]) -> list[Expr]:
     return [found[number] for number in sorted(found)]
 
 
-def leaves(results: Iterable[Any]) -> set[str]:
+def leaves(results: Iterable[object]) -> set[str]:
     """Return the names of the inputs that ``results`` depend on."""
     results = list(results)
     operands = [*results, *(one for operation in operations(results) for one in operation.args)]

@@ -9,7 +9,7 @@ that broadcast are not cut into blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from weftplan.ops.core.forms import Call, with_views
 from weftplan.ops.core.kernels import block_bytes, blocks, replayed
 from weftplan.ops.core.lowering import Program, lower
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Formula = Callable[..., Any]
 """``formula(p, *inputs)`` returns the output, an expression or a number; with states, the output and the new states.
@@ -70,11 +70,11 @@ class FormulaKernel:
         self.choices = choices or {}
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
 
-    def chosen(self, params: Params) -> dict[str, Any]:
+    def chosen(self, params: Params) -> dict[str, object]:
         """Return the values of the choices."""
         return {name: choose(params) for name, choose in self.choices.items()}
 
-    def expressions(self, choices: dict[str, Any], dtype: DType, operands: Sequence[Any]) -> tuple[Any, ...]:
+    def expressions(self, choices: dict[str, object], dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
         formula = self.formula
         if not is_float(dtype):
@@ -102,7 +102,7 @@ class FormulaKernel:
         return found
 
     def _lowered(
-        self, choices: dict[str, Any], inputs: Sequence[SpecLike | None], output: SpecLike
+        self, choices: dict[str, object], inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
         names = [f"x{k}" for k in range(len(inputs))]
         base = output if self.base is None else inputs[self.base]
@@ -194,8 +194,8 @@ class FormulaKernel:
         )
 
     def _single(
-        self, program: Program, xp: Any, params: Params, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray,
-        *, prepared: bool = False,
+        self, program: Program, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
+        out: RawArray, *, prepared: bool = False,
     ) -> Call:  # fmt: skip
         assert program.single is not None
         name, operands, options = program.single
@@ -214,7 +214,7 @@ class FormulaKernel:
 
     def _blocks(
         self, ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
-    ) -> Any:
+    ) -> Iterator[tuple[RawArray, ...]]:
         if all(one.size == out.size for one in arrays):
             return blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
         return iter([(*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))])

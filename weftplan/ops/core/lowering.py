@@ -25,6 +25,7 @@ from weftplan.ops.core.expression import (
 )
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import DType, Params
+from weftplan.support.array_types import ArrayModule
 
 Step = Callable[..., None]
 """``step(*inputs, *outputs, *scratch)`` computes a formula on arrays, for example on one block."""
@@ -51,7 +52,7 @@ class Program:
     scratch: tuple[tuple[DType, frozenset[str]], ...]
     single: tuple[str, tuple[str | int, ...], dict[str, object]] | None
 
-    def step(self, xp: Any, params: Params) -> Step:
+    def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
         return self.bind(xp, *[value_of(one, params, self.dtype) for one in self.constants])
 
@@ -69,7 +70,7 @@ class _Lowering:
 
     def __init__(
         self,
-        results: Mapping[str, Any],
+        results: Mapping[str, object],
         dtypes: Mapping[str, DType],
         overlaps: Mapping[str, frozenset[str]],
         dtype: DType,
@@ -113,13 +114,14 @@ class _Lowering:
         if operand.op == "input":
             self.last_read[operand.args[0]] = k
 
-    def resolved(self, operand: Any) -> Any:
+    def resolved(self, operand: object) -> object:
         """Return the value that ``operand`` is, without casts that change nothing."""
         return self.same.get(operand.number, operand) if isinstance(operand, Expr) else operand
 
     def operands(self, one: Expr) -> list[Expr]:
         """Return the operands of an operation that are arrays."""
-        return [] if one.op == "input" else [self.resolved(a) for a in one.args if isinstance(a, Expr)]
+        found = [] if one.op == "input" else map(self.resolved, one.args)
+        return [a for a in found if isinstance(a, Expr)]
 
     def kind(self, one: Expr) -> DType:
         """Return the dtype that holds a value, unless the value is rounded into an output."""
@@ -133,7 +135,7 @@ class _Lowering:
         """Return the dtype of a slot."""
         return self.scratch[slot][0] if slot in self.scratch else self.dtypes[slot]
 
-    def text(self, operand: Any) -> str:
+    def text(self, operand: object) -> str:
         """Return the name of an array or of a new constant."""
         operand = self.resolved(operand)
         if isinstance(operand, Expr):
@@ -244,7 +246,7 @@ class _Lowering:
 
 
 def lower(
-    results: Mapping[str, Any],
+    results: Mapping[str, object],
     arrays: Sequence[str],
     dtypes: Mapping[str, DType],
     overlaps: Mapping[str, frozenset[str]],

@@ -6,9 +6,8 @@ Both forms of an operator share one kernel. The gradients are in ``binary_gradie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from weftplan.ops.core.expression import f, quotient, where
+from weftplan.ops.core.expression import Expr, f, quotient, where
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers, ufunc_kernel
 from weftplan.ops.core.kernels import COMPARISONS
 from weftplan.ops.core.registry import register
@@ -37,13 +36,13 @@ _LR = ("lhs", "rhs")
 
 
 def _binary(
-    formula: Callable[[Any, Any], Any],
+    formula: Callable[[Expr, Expr], object],
     doc: str,
     *,
     elementwise: tuple[str, ...],
     broadcast: tuple[str, ...],
-    grads: Sequence[Callable[[Any, Any, Any], Any]] = (),
-    integer: Callable[[Any, Any], Any] | None = None,
+    grads: Sequence[Callable[[Expr, Expr, Expr], object]] = (),
+    integer: Callable[[Expr, Expr], object] | None = None,
     integers: Integers = "slope",
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
 ) -> None:

@@ -6,11 +6,10 @@ For integer dtypes, the limits are first clamped to the dtype's range. The gradi
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.expression import DTYPE, Scalar, f
+from weftplan.ops.core.expression import DTYPE, Expr, Parameters, Scalar, f
 from weftplan.ops.core.floats import is_float, is_half
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.schema import DType, Param
@@ -46,7 +45,7 @@ def _limit(value: float, dtype: DType) -> float | np.generic:
     return np.float32(value) if is_half(dtype) else float(value)
 
 
-def _gradient(p: Any, g: Any, x: Any, y: Any) -> Any:
+def _gradient(p: Parameters, g: Expr, x: Expr, y: Expr) -> Expr:
     low, high = (Scalar.call(_limit, limit, DTYPE) for limit in (p.a_min, p.a_max))
     outside = f.logical_or(f.less(x, low), f.greater(x, high))
     return g * f.logical_not(outside)  # NaN counts as inside, so that its gradient is not lost

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,8 +26,8 @@ _CHECKED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32))
 
 def row(
     name: str,
-    formula: str | Callable[..., Any],
-    grad: Callable[..., Any] | None = None,
+    formula: str | Callable[..., object],
+    grad: Callable[..., object] | None = None,
     *,
     gradient: GradientRule = zero_gradient,
     params: tuple[Param, ...] = (),
@@ -36,7 +35,7 @@ def row(
     examples: Sequence[Params] = ({},),
     compute: Kind = None,
     grad_compute: Kind = None,
-    integer: Callable[..., Any] | None = None,
+    integer: Callable[..., object] | None = None,
     integers: Integers = "slope",
     infer_dtype: DTypeRule = same_dtype,
     aliases: tuple[str, ...] = (),
@@ -93,7 +92,7 @@ def row(
     )
 
 
-def _with_parameters(name: str, formula: str | Callable[..., Any], count: int, params: tuple[Param, ...]) -> Formula:
+def _with_parameters(name: str, formula: str | Callable[..., object], count: int, params: tuple[Param, ...]) -> Formula:
     """Return ``formula`` as a function of parameters and arrays."""
     if isinstance(formula, str):
         try:
@@ -129,7 +128,7 @@ def _register_gradient(
         raise FormulaError(f"row {name!r}: {error}") from None
     kept = [one for one in "xy" if one in used]
 
-    def of_kept(p: Any, g: Any, *arrays: Any) -> Any:
+    def of_kept(p: Parameters, g: object, *arrays: object) -> object:
         given = dict(zip(kept, arrays, strict=True))
         return formula(p, g, given.get("x"), given.get("y"))
 
@@ -145,7 +144,7 @@ def _register_gradient(
     return grad(f"_backward_{name.lstrip('_')}", "g0", *(_KEPT[one][0] for one in kept))
 
 
-def _defaults(params: tuple[Param, ...]) -> dict[str, Any]:
+def _defaults(params: tuple[Param, ...]) -> dict[str, object]:
     """Return default values of parameters; 1.0 for a parameter that has none."""
     return {one.name: 1.0 if one.default is REQUIRED else one.default for one in params}
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.expression import DTYPE, Expr, Scalar, apply, f, quotient, where
+from weftplan.ops.core.expression import DTYPE, Expr, Parameters, Scalar, apply, f, quotient, where
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import Choices, FormulaKernel, Integers
 from weftplan.ops.core.kernels import COMPARISONS
@@ -28,7 +27,7 @@ SCALAR = (
 )
 
 
-def converted(value: float, dtype: DType) -> Any:
+def converted(value: float, dtype: DType) -> float:
     """Return ``value`` as a number of ``dtype``: unchanged for floats, else truncated and wrapped like a C cast.
 
     >>> int(converted(2.9, np.dtype("int32"))), int(converted(-1.0, np.dtype("uint8")))
@@ -36,7 +35,8 @@ def converted(value: float, dtype: DType) -> Any:
     """
     if is_float(dtype):
         return value
-    return np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
+    number: float = np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
+    return number
 
 
 def _slope_number(value: float, dtype: DType) -> float:
@@ -47,12 +47,12 @@ def _slope_number(value: float, dtype: DType) -> float:
 def _scalar_op(
     name: str,
     alias: str,
-    formula: Callable[..., Any],
+    formula: Callable[..., object],
     doc: str,
     *,
-    derivative: Callable[..., Any] | None = None,
+    derivative: Callable[..., object] | None = None,
     uses: str = "x0",
-    integer: Callable[[Any, Any], Any] | None = None,
+    integer: Callable[..., object] | None = None,
     integers: Integers = "slope",
     choices: Choices | None = None,
     gradient: GradientRule = zero_gradient,
@@ -69,8 +69,8 @@ def _scalar_op(
         integers: how the derivative treats integers.
     """
 
-    def with_number(function: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
-        def traced(p: Any, *arrays: Any) -> Any:
+    def with_number(function: Callable[..., object], convert: Callable[..., object]) -> Callable[..., object]:
+        def traced(p: Parameters, *arrays: Expr) -> object:
             return function(*arrays, Scalar.call(convert, p.scalar, DTYPE), *([p] if choices else []))
 
         return traced
@@ -115,7 +115,7 @@ def _log(number: float) -> float:
     return math.log(number) if number > 0 else (-math.inf if number == 0 else math.nan)
 
 
-def _smooth_l1(x: Any, s: Any) -> Expr:
+def _smooth_l1(x: Expr, s: Scalar) -> Expr:
     size = abs(x)
     near = size * s**2
     is_near = f.less(near, 1.0)

@@ -5,10 +5,9 @@ Every gradient is computed from the output, without the data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from weftplan.ops.core.expression import apply, f
+from weftplan.ops.core.expression import Expr, apply, f
 from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.rules import DTypes, floats_only, same_dtype
 from weftplan.ops.core.schema import DType, Param, Params
@@ -23,24 +22,24 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DT
     return rule(params, ins, outs)
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Expr) -> Expr:
     """Return the formula 1 / (1 + exp(-x))."""
     return 1.0 / (f.exp(-x) + 1.0)  # exp is infinite for very negative x, whose sigmoid is 0
 
 
-def _softrelu(x: Any) -> Any:
+def _softrelu(x: Expr) -> Expr:
     tail = f.log1p(f.exp(-abs(x)))
     return f.maximum(x, 0, kind=None) + tail
 
 
-_FORMULAS = {
+_FORMULAS: dict[str, Callable[[Expr], Expr]] = {
     "relu": lambda x: apply(relu_into, x, same=f.maximum(x, 0)),
     "sigmoid": sigmoid,
     "softrelu": _softrelu,
     "softsign": lambda x: x / (abs(x) + 1.0),
     "tanh": f.tanh,
 }
-_GRADIENTS = {
+_GRADIENTS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "relu": lambda g, y: g * f.not_equal(y, 0),  # y is never negative, and at NaN the incoming gradient must pass
     "sigmoid": lambda g, y: g * ((1 - y) * y),
     "softrelu": lambda g, y: g * -f.expm1(-y),  # y = log(1 + exp(x)): exp(x) / (1 + exp(x)) is 1 - exp(-y)

@@ -15,7 +15,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core import tiling
-from weftplan.ops.core.expression import apply, cast, f, where
+from weftplan.ops.core.expression import Expr, apply, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel, workspace_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
@@ -78,17 +78,17 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
 
 
-def _falling(x: Any, tail: Any, scale: float | None = None) -> Any:
+def _falling(x: Expr, tail: Expr, scale: float | None = None) -> Expr:
     """Return the formula max(x, 0) · scale + tail."""
     above = f.maximum(x, 0, kind=None)
     return (above if scale is None else f.multiply(above, scale, kind=None)) + tail
 
 
-def _below(x: Any) -> Any:
+def _below(x: Expr) -> Expr:
     return f.minimum(x, 0)
 
 
-def _normal_cdf(x: Any) -> Any:
+def _normal_cdf(x: Expr) -> Expr:
     """Return the formula of the standard normal distribution function."""
     return (apply(erf, x * math.sqrt(0.5), scratch=ERF_SCRATCH) + 1.0) * 0.5
 
@@ -101,12 +101,12 @@ _FORWARD: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _slope(above: Any, slope: Any, kept: Any) -> Any:
+def _slope(above: object, slope: Expr, kept: Expr) -> Expr:
     """Return ``above`` where ``kept`` is above 0 or NaN, at which the incoming gradient must not vanish, else slope."""
     return where(f.logical_not(f.less_equal(kept, 0)), above, slope)
 
 
-def _density(x: Any) -> Any:
+def _density(x: Expr) -> Expr:
     return f.exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
 
 

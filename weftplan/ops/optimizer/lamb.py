@@ -7,12 +7,11 @@ computes the new weight from them. Decay rates are rounded to float32, so that 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.expression import cast
+from weftplan.ops.core.expression import Expr, Parameters, cast
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.kernels import block_bytes, blocks
@@ -49,7 +48,7 @@ _DIRECTION = (
 )
 
 
-def _direction(p: Any, w: Any, g: Any, mean: Any, var: Any) -> tuple[Any, ...]:
+def _direction(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
     g = rescaled(p, g)
     mean = average(mean, p.beta1, g)
     var = average(var, p.beta2, g.square())
@@ -58,7 +57,7 @@ def _direction(p: Any, w: Any, g: Any, mean: Any, var: Any) -> tuple[Any, ...]:
     return ratio + w * p.wd, mean, var
 
 
-def _mixed_direction(p: Any, weight: Any, g: Any, mean: Any, var: Any, weight32: Any) -> tuple[Any, ...]:
+def _mixed_direction(p: Parameters, weight: Expr, g: Expr, mean: Expr, var: Expr, weight32: Expr) -> tuple[Expr, ...]:
     return _direction(p, weight32, cast(g, _WIDE), mean, var)
 
 

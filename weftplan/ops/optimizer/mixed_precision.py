@@ -5,12 +5,10 @@ A step updates the copy, which is the last input. The output is the copy rounded
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops.core.expression import cast
+from weftplan.ops.core.expression import Expr, Parameters, cast
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.registry import register
@@ -41,7 +39,7 @@ def mixed_kernel(rule: Rule, states: int) -> FormulaKernel:
     Its inputs are the weight, which it does not read, gradient, states and copy; the output is the rounded new weight.
     """
 
-    def mixed(p: Any, weight: Any, gradient: Any, *others: Any) -> tuple[Any, ...]:
+    def mixed(p: Parameters, weight: Expr, gradient: Expr, *others: Expr) -> tuple[Expr, ...]:
         *old, copy = others
         new, *news = rule(p, copy, cast(gradient, _WIDE), *old)
         return new, *news, new
@@ -50,7 +48,7 @@ def mixed_kernel(rule: Rule, states: int) -> FormulaKernel:
     return FormulaKernel(mixed, 3 + states, states=range(2, last + 1), overlaps=(), choices=CHOICES, base=last)
 
 
-def _nag_mom(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
+def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     """Return the step of nag_mom_update, but store the velocity with the decay of the new weight, not of the old.
 
     MXNet 1.9.1 does the same, and its saved states must remain usable.

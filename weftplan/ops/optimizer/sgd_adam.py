@@ -6,8 +6,8 @@ The output is the new weight, which may reuse the old weight's memory. The optim
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from weftplan.ops.core.expression import Expr, Parameters
 from weftplan.ops.core.formula_kernel import Choices, FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
@@ -21,7 +21,7 @@ COMMON = (
     Param("clip_gradient", p_float, -1.0, "limit of the rescaled gradient's absolute values; negative: none"),
     Param("lazy_update", p_bool, True, "accepted; all gradients are dense"),
 )
-Rule = Callable[..., tuple[Any, ...]]
+Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, weight, grad, *states)`` is the formula of a step; it returns the new weight and the new states."""
 CHOICES: Choices = {
     "clips": lambda p: (p["clip_grad"] if "clip_grad" in p else p["clip_gradient"]) >= 0,
@@ -31,7 +31,7 @@ CHOICES: Choices = {
 }
 
 
-def rescaled(p: Any, gradient: Any, decayed: Any = None) -> Any:
+def rescaled(p: Parameters, gradient: Expr, decayed: Expr | None = None) -> Expr:
     """Return the formula gradient · rescale_grad + decayed, clipped; None for ``decayed``: 0."""
     gradient = gradient * p.rescale_grad
     if decayed is not None:
@@ -61,12 +61,12 @@ def step(name: str, rule: Rule, states: tuple[str, ...], params: tuple[Param, ..
     )
 
 
-def sgd(p: Any, w: Any, g: Any) -> tuple[Any, ...]:
+def sgd(p: Parameters, w: Expr, g: Expr) -> tuple[Expr, ...]:
     """Return w · (1 - lr · wd) - lr · rescaled gradient."""
     return (w * (1.0 - p.lr * p.wd) + rescaled(p, g) * -p.lr,)
 
 
-def sgd_mom(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
+def sgd_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     """Return w + mom, with mom = momentum · mom - lr · (rescaled gradient + wd · w)."""
     descent = rescaled(p, g)
     if p.decays:
@@ -76,7 +76,7 @@ def sgd_mom(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
     return w + mom, mom
 
 
-def _adam(p: Any, w: Any, g: Any, mean: Any, var: Any) -> tuple[Any, ...]:
+def _adam(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
     g = rescaled(p, g, w * p.wd)
     mean = mean * p.beta1 + g * (1.0 - p.beta1)
     var = var * p.beta2 + g.square() * (1.0 - p.beta2)

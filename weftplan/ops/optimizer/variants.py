@@ -5,11 +5,9 @@ The formulas are those of MXNet 1.9.1. Decay rates are rounded to float32, so th
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from weftplan.ops.core.expression import Scalar, f
+from weftplan.ops.core.expression import Expr, Parameters, Scalar, f
 from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.schema import Param
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, MOMENTUM, rescaled, step
@@ -22,45 +20,47 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def rounded(value: Any) -> Scalar:
+def rounded(value: object) -> Scalar:
     """Return a parameter rounded to float32, as a part of a formula."""
     return Scalar.call(single, value)
 
 
-def average(old: Any, rate: Any, news: Any) -> Any:
+def average(old: Expr, rate: object, news: Expr) -> Expr:
     """Return the formula rate · old + (1 - rate) · news, with the rate rounded to float32."""
-    rate = rounded(rate)
-    return old * rate + news * (1.0 - rate)
+    share = rounded(rate)
+    return old * share + news * (1.0 - share)
 
 
-def _limited(p: Any, weight: Any) -> Any:
-    return weight.clip(-p.clip_weights, p.clip_weights) if p.limits else weight
+def _limited(p: Parameters, weight: Expr) -> Expr:
+    if p.limits:
+        weight = weight.clip(-p.clip_weights, p.clip_weights)
+    return weight
 
 
-def _signsgd(p: Any, w: Any, g: Any) -> tuple[Any, ...]:
+def _signsgd(p: Parameters, w: Expr, g: Expr) -> tuple[Expr, ...]:
     return (w * (1.0 - p.lr * p.wd) - f.sign(g) * p.lr,)
 
 
-def _signum(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
+def _signum(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     descent = (rescaled(p, g) + w * p.wd) * (1.0 - rounded(p.momentum))
     mom = mom * p.momentum - descent
     return w * (1.0 - p.lr * p.wd_lh) + f.sign(mom) * p.lr, mom
 
 
-def _nag_mom(p: Any, w: Any, g: Any, mom: Any) -> tuple[Any, ...]:
+def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     """Compute d = lr · (rescaled gradient + wd · w), mom = momentum · mom - d, and w + momentum · mom - d."""
     descent = (rescaled(p, g) + w * p.wd) * p.lr
     mom = mom * p.momentum - descent
     return w + (mom * p.momentum - descent), mom
 
 
-def _rmsprop(p: Any, w: Any, g: Any, n: Any) -> tuple[Any, ...]:
+def _rmsprop(p: Parameters, w: Expr, g: Expr, n: Expr) -> tuple[Expr, ...]:
     g = rescaled(p, g, w * p.wd)
     n = average(n, p.gamma1, g.square())
     return _limited(p, w - g / (n + p.epsilon).sqrt() * p.lr), n
 
 
-def _rmspropalex(p: Any, w: Any, g: Any, n: Any, mean: Any, delta: Any) -> tuple[Any, ...]:
+def _rmspropalex(p: Parameters, w: Expr, g: Expr, n: Expr, mean: Expr, delta: Expr) -> tuple[Expr, ...]:
     g = rescaled(p, g, w * p.wd)
     n = average(n, p.gamma1, g.square())
     mean = average(mean, p.gamma1, g)
@@ -69,7 +69,7 @@ def _rmspropalex(p: Any, w: Any, g: Any, n: Any, mean: Any, delta: Any) -> tuple
     return _limited(p, w + delta), n, mean, delta
 
 
-def _ftrl(p: Any, w: Any, g: Any, z: Any, n: Any) -> tuple[Any, ...]:
+def _ftrl(p: Parameters, w: Expr, g: Expr, z: Expr, n: Expr) -> tuple[Expr, ...]:
     g = rescaled(p, g)
     z = z + g
     square = g.square()
@@ -81,7 +81,7 @@ def _ftrl(p: Any, w: Any, g: Any, z: Any, n: Any) -> tuple[Any, ...]:
     return -(f.maximum(abs(z) - p.lamda1, 0.0) / scale * f.sign(z)), z, n
 
 
-def _ftml(p: Any, w: Any, g: Any, d: Any, v: Any, z: Any) -> tuple[Any, ...]:
+def _ftml(p: Parameters, w: Expr, g: Expr, d: Expr, v: Expr, z: Expr) -> tuple[Expr, ...]:
     beta1, beta2 = rounded(p.beta1), rounded(p.beta2)
     decayed = w * p.wd
     g = g * p.rescale_grad + decayed
