@@ -112,7 +112,7 @@ class BidirectionalCell(Container):
 
     def _unroll(
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
-    ) -> tuple[Outputs, list[Any]]:
+    ) -> tuple[Outputs, list[Symbol]]:
         steps = split_time(length, inputs, layout)
         forth, back = self._shares(self.begin_state() if begin_state is None else begin_state)
         left, left_states = self._cells[0].unroll(length, steps, forth, layout, False)
@@ -120,4 +120,5 @@ class BidirectionalCell(Container):
         pairs = zip(split_time(length, left, layout), reversed(split_time(length, right, layout)), strict=True)
         outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{k}") for k, (a, b) in enumerate(pairs)]
         joined = merge_time(outputs, layout, f"{self._output_prefix}out") if merge_outputs else outputs
-        return joined, [left_states, right_states]  # nested, as in MXNet
+        states: Any = [left_states, right_states]  # nested, as in MXNet
+        return joined, states
