@@ -24,7 +24,7 @@ LIMITS = {
     "support": 1,
     "symbol": 12,
     "tasks": 7,
-    "torch": 56,
+    "torch": 95,
     "training": 183,
     "weftplan": 6,
 }

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
+from typing import cast
 
 from weftplan.errors import BudgetError, PlanError, did_you_mean
 
@@ -29,7 +30,12 @@ MIB = 1 << 20
 UNIT, SMALL, SMALL_SEGMENT, LARGE_REQUEST, LARGE_SEGMENT, ROUNDING = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
 GAP = 1 << 50
 """Distance of the addresses of segments, so that blocks of two segments never touch."""
-IGNORED = ("backend", "roundup_power2_divisions", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register")
+IGNORED: tuple[str, ...] = (
+    "backend",
+    "roundup_power2_divisions",
+    "release_lock_on_cudamalloc",
+    "pinned_use_cuda_host_register",
+)
 IGNORED += ("pinned_num_register_threads", "pinned_use_background_threads", "graph_capture_record_stream_reuse")
 """Keys of ``PYTORCH_CUDA_ALLOC_CONF`` that are not modelled. Only their defaults are accepted."""
 
@@ -206,9 +212,10 @@ class Allocator:
             while k + 1 < len(pool.free) and _growable(pool.free[k + 1][2]) < _growable(pool.free[k][2]):
                 k += 1
         block, most = pool.free[k][2], self.settings.max_split_size
-        is_whole = most is not None and not pool.is_small
-        if is_whole and (size < most <= block.size or (size >= most and block.size >= size + LARGE_SEGMENT)):
-            return None
+        if most is not None and not pool.is_small:  # a block above the limit is not split
+            too_large = block.size >= most if size < most else block.size >= size + LARGE_SEGMENT
+            if too_large:
+                return None
         del pool.free[k]
         return block
 
@@ -346,7 +353,7 @@ def _gap(pool: Pool, size: int) -> Block | None:
     while block is not None:
         if not block.mapped:
             start = block.before if block.before is not None and block.before.is_free() else block
-            total, end = 0, start
+            total, end = 0, cast("Block | None", start)
             while end is not None and total < size and not end.used:
                 total, end = total + end.size, end.after
             if total >= size:

@@ -290,10 +290,11 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
         facts["_compiled"] = torch.compile(
             function, backend=backend(None, partition=partition), dynamic=False, fullgraph=fullgraph
         )
-        vars(self).update(facts)
+        fields: dict[str, Any] = self.__dict__
+        fields.update(facts)
         if isinstance(function, torch.nn.Module):
             shared = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-            vars(self).update({name: vars(function)[name] for name in shared}, training=function.training)
+            fields.update({name: vars(function)[name] for name in shared}, training=function.training)
         functools.update_wrapper(self, function.forward if isinstance(function, torch.nn.Module) else function)
 
     def __getattr__(self, name: str) -> Any:

@@ -174,7 +174,7 @@ def _listed(copies: Copies) -> int:
 def _advance(optimizers: list[torch.optim.Optimizer]) -> None:
     """Advance the step counts of optimizers that have states, because some change their formula after a few steps."""
     for values in (state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)):
-        count = values.get("step")
+        count: Any = values.get("step")
         if isinstance(count, int):
             values["step"] = count + LATE
         elif getattr(count, "constant", None) is not None:

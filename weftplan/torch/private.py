@@ -30,7 +30,7 @@ backward_node = torch._C._current_autograd_node
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
     """A dispatch mode that does not import dynamo, which takes seconds; nothing is compiled inside a mode."""
 
     @classmethod

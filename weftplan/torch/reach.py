@@ -25,7 +25,7 @@ from weftplan.errors import PlanError
 from weftplan.torch.private import OPERATORS, FakeTensor, FakeTensorMode, gradient_hooks, is_compiled
 
 LIBRARY_FOLDERS = ("site-packages", "/lib/python", "dist-packages")
-SHARED = (
+SHARED: tuple[type, ...] = (
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
@@ -48,7 +48,7 @@ class Replica(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, module: torch.nn.Module, buckets: int, device: torch.device) -> None:
         super().__init__()
         self.module = module
-        vars(self)["communication"] = torch.empty(buckets, dtype=torch.uint8, device=device)
+        self.communication = torch.empty(buckets, dtype=torch.uint8, device=device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -128,7 +128,8 @@ class Copies:
             target = value()
             return value if target is None else kind(self.copy(target))
         if kind is dict or kind is list or kind is set:
-            self._copies[id(value)] = container = kind()
+            container: Any = kind()
+            self._copies[id(value)] = container
             if kind is dict:
                 container.update((self.copy(k), self.copy(v)) for k, v in list(value.items()))
             else:

@@ -51,11 +51,11 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
     return laid_out(choices, plan), ["\n".join(curve)] if curve else []
 
 
-def forecast(made: tuple[Any, tuple[Any, ...], Any], card: str, conf: str | None) -> Forecast:
-    """Return the forecast for a card of a step that :func:`make_step` returned."""
+def forecast(name: str, card: str, conf: str | None) -> Forecast:
+    """Return the forecast for a card of the step that the function ``name`` makes."""
     with _needs_torch():
         from weftplan.torch import fits
-    function, args, optimizer = made
+    function, args, optimizer = make_step(name)
     return fits(function, *args, card=card, optimizer=optimizer, conf=conf)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -35,8 +36,8 @@ def converted(value: float, dtype: DType) -> float:
     """
     if is_float(dtype):
         return value
-    number: float = np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
-    return number
+    number = np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
+    return cast("float", number)
 
 
 def _slope_number(value: float, dtype: DType) -> float:
