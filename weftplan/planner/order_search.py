@@ -85,7 +85,7 @@ class PartModel:
             mine = [number[nid] for nid in touchers[r] if nid in number]
             for k in mine:
                 self.touched[k].append(g)
-            outlives = r in forever or any(position[nid] > end for nid in touchers[r])
+            outlives = r in forever or max(map(position.__getitem__, touchers[r])) > end
             self.left[g] = len(mine) + outlives
         start = position[part[0]]
         scratch = scratch_of(program, added=(), skipped=()) if options.workspaces else {}
@@ -97,10 +97,10 @@ class PartModel:
         """Per output of each node that begins a group: bytes and input group, if this input may be overwritten."""
         for nid in part:
             own = [e for e in range(row[nid], row[nid + 1]) if planned[e] and root[e] == e]
-            self.born.append(sum(program.nbytes[e] for e in own))
+            self.born.append(sum(map(program.nbytes.__getitem__, own)))
             self.added.append(self.born[-1] + scratch.get(nid, 0))
             pairs = program.pairs[nid] if options.enable_inplace else ()
-            reads = [root[e] for e in program.reads[nid]]
+            reads = list(map(root.__getitem__, program.reads[nid]))
             reusable: list[tuple[int, int]] = []
             for pair in pairs:
                 source = root[graph.inputs[nid][pair.input]]
@@ -110,7 +110,7 @@ class PartModel:
             self.reusable.append(reusable)
         makers = graph.entry_node
         alive = [r for r in touchers if position.get(makers[r], -1) < start]
-        last = {r: max(position[nid] for nid in touchers[r]) for r in alive}
+        last = {r: max(map(position.__getitem__, touchers[r])) for r in alive}
         self.live = sum(program.nbytes[r] for r in alive if r in forever or last[r] >= start)
         """Live bytes before the part begins."""
         self.peak = max(peaks(self, range(len(part))))

@@ -45,10 +45,13 @@ def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> N
             _within(f"control dependency of {name!r}", controls, nodes, "nodes")
     for name, work, inputs, count in zip(graph.names, graph.works, graph.inputs, counts, strict=True):
         pairs = (*work.inplace, *work.over)
-        slots = [*work.ignored, *work.writes, *(pair.input for pair in pairs)]
-        if slots or pairs:
-            _within(f"input slot of the work of {name!r}", slots, len(inputs), "inputs")
-            _within(f"output slot of the work of {name!r}", [pair.output for pair in pairs], count, "outputs")
+        if pairs or work.ignored or work.writes:
+            slots = [*work.ignored, *work.writes, *[pair.input for pair in pairs]]
+            if not _are_within(slots, len(inputs)):
+                _within(f"input slot of the work of {name!r}", slots, len(inputs), "inputs")
+            slots = [pair.output for pair in pairs]
+            if not _are_within(slots, count):
+                _within(f"output slot of the work of {name!r}", slots, count, "outputs")
 
 
 def check_program(program: Any) -> None:
@@ -96,14 +99,15 @@ def check_program(program: Any) -> None:
 def _are_within(numbers: Collection[int], end: int) -> bool:
     """Return whether all numbers are integers from 0 to ``end - 1``."""
     try:
-        return not numbers or (index(min(numbers)) >= 0 and index(max(numbers)) < end and _are_integers(numbers))
+        kinds = set(map(type, numbers))
+        are_integers = kinds <= {int} or _are_integers(kinds)
+        return not numbers or (are_integers and index(min(numbers)) >= 0 and index(max(numbers)) < end)
     except TypeError:
         return False
 
 
-def _are_integers(values: Iterable[object]) -> bool:
-    kinds = set(map(type, values))
-    return kinds <= {int} or all(issubclass(kind, int) or hasattr(kind, "__index__") for kind in kinds)
+def _are_integers(kinds: Iterable[type]) -> bool:
+    return all(issubclass(kind, int) or hasattr(kind, "__index__") for kind in kinds)
 
 
 def _within(what: str, numbers: Collection[int], end: int, unit: str) -> None:
