@@ -43,7 +43,7 @@ LIMITS = {
     "weftplan/compat": 2_823,
     "weftplan/convert": 2_556,
     "weftplan/device": 3_326,
-    "weftplan/engine": 5_920,
+    "weftplan/engine": 5_941,
     "weftplan/executor": 4_271,
     "weftplan/kvstore": 9_492,
     "weftplan/models": 634,

@@ -9,14 +9,17 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from weftplan.engine.failure import Failure, release_frames
-from weftplan.engine.operation import OprBlock, dedupe, label_of
+from weftplan.engine.operation import DetailedBlock, FnProperty, OprBlock, dedupe, label_of, searchable
+from weftplan.engine.region import Driver
 from weftplan.engine.sites import Site
-from weftplan.engine.types import Core
+from weftplan.errors import EngineError
 from weftplan.support.read_only_views import undeclared_write
 
 if TYPE_CHECKING:
@@ -37,12 +40,6 @@ class BulkMember:
     own: bool
 
 
-class PushesBulk(Core, Protocol):
-    """Interface of an engine towards the bulks of threads."""
-
-    def _push_bulk(self, shared: list[BulkMember]) -> None: ...
-
-
 class BulkState(threading.local):
     """Bulk of one thread: its size (0: off) and the members since the last flush."""
 
@@ -57,7 +54,7 @@ class BulkState(threading.local):
 class BulkGuard:
     """A guard that pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
 
-    def __init__(self, engine: PushesBulk, members: list[BulkMember]) -> None:
+    def __init__(self, engine: Bulks, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)
         self._members = members
         self._mark = object()
@@ -84,11 +81,14 @@ class BulkGuard:
 
 
 class BulkRun:
-    """Function of a flushed bulk. Returns a failure or None per written var, or None if all members succeeded."""
+    """Function that runs the members of a flushed bulk in order.
+
+    Returns {written var: its failure or None}, or None if all members succeeded.
+    """
 
     __slots__ = ("engine", "failures", "members", "op", "reads", "writes", "writes_of")
 
-    def __init__(self, engine: Core, members: list[BulkMember]) -> None:
+    def __init__(self, engine: Bulks, members: list[BulkMember]) -> None:
         self.engine = engine
         self.members = members
         self.reads, self.writes = dedupe(
@@ -138,3 +138,74 @@ class BulkRun:
         for var, count in self.writes_of.items():
             var.version += count - 1
         return fate if failed or careful else None
+
+
+class Bulks(Driver):
+    """Bulks of an engine, as a base class: which push joins one, when it is cut, and its push as one operation."""
+
+    _debug: bool
+
+    def __init__(self) -> None:
+        self._bulk = BulkState()
+        self._bulking: list[object] = []
+        """One guard per thread whose bulk size is not 0."""
+
+    def _submit(self, op: DetailedBlock) -> None:
+        """Push an operation that the fast path does not handle."""
+
+    def _note_unusual(self) -> None:
+        """Recompute whether a push must leave the fast path."""
+
+    def set_bulk_size(self, size: int) -> int:
+        """Collect up to ``size`` plain pushes of this thread into one operation (0: off) and return the old size.
+
+        With a tracer installed nothing is collected, so the tracer sees every operation. Members that a thread has not
+        flushed when it exits are pushed then.
+        """
+        if isinstance(size, bool) or not isinstance(size, SupportsIndex) or (size := index(size)) < 0:
+            raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
+        state = self._bulk
+        old = state.size
+        if state.guard is None:
+            state.guard = BulkGuard(self, state.members)
+        state.guard.set_active(size > 0)
+        state.size = size
+        if len(state.members) >= size:
+            self._flush_bulk()
+        return old
+
+    @contextmanager
+    def bulk(self, size: int) -> Iterator[None]:
+        """Set the bulk size to ``size`` for the body of a ``with`` block."""
+        old = self.set_bulk_size(size)
+        try:
+            yield
+        finally:
+            self.set_bulk_size(old)
+
+    def _absorb(self, member: BulkMember) -> None:
+        """Add ``member`` to the bulk of this thread. A change of device or a full bulk cuts it."""
+        state = self._bulk
+        if state.members and state.members[0].ctx != member.ctx:
+            self._flush_bulk()
+        state.members.append(member)
+        if len(state.members) >= state.size:
+            self._flush_bulk()
+
+    def _flush_bulk(self) -> None:
+        """Push the operations in this thread's bulk."""
+        if self._bulk.members:
+            self._push_bulk(self._bulk.members)
+
+    def _push_bulk(self, shared: list[BulkMember]) -> None:
+        """Push ``shared`` as one operation and empty it."""
+        # Copied, and cleared only after the run exists: an error in between loses no member.
+        members = shared[:]
+        run = BulkRun(self, members)
+        first = members[0]
+        writes = searchable(run.writes)
+        op = DetailedBlock(run, run.reads, writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
+        op.own = all(member.own for member in members)
+        run.op = op
+        del shared[: len(members)]
+        self._submit(op)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from operator import index
 from types import CodeType
 from typing import ClassVar, SupportsIndex, TypeVar
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
-from weftplan.engine.bulk import BulkGuard, BulkMember, BulkRun
+from weftplan.engine.bulk import BulkMember
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.edges.forking import Fork
 from weftplan.engine.execution import Tracer as Tracer
@@ -406,59 +405,6 @@ class Engine(Waiting):
         priority = _check_place(ctx, priority)
         op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, checked_property(prop), priority)
         op.asynchronous = True
-        self._submit(op)
-
-    # -- bulk -----------------------------------------------------------------------------------------------------
-
-    def set_bulk_size(self, size: int) -> int:
-        """Collect up to ``size`` plain pushes of this thread into one operation (0: off) and return the old size.
-
-        With a tracer installed nothing is collected, so the tracer sees every operation. Members that a thread has not
-        flushed when it exits are pushed then.
-        """
-        if isinstance(size, bool) or not isinstance(size, SupportsIndex) or (size := index(size)) < 0:
-            raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
-        state = self._bulk
-        old = state.size
-        if state.guard is None:
-            state.guard = BulkGuard(self, state.members)
-        state.guard.set_active(size > 0)
-        state.size = size
-        if len(state.members) >= size:
-            self._flush_bulk()
-        return old
-
-    @contextmanager
-    def bulk(self, size: int) -> Iterator[None]:
-        """Set the bulk size to ``size`` for the body of a ``with`` block."""
-        old = self.set_bulk_size(size)
-        try:
-            yield
-        finally:
-            self.set_bulk_size(old)
-
-    def _absorb(self, member: BulkMember) -> None:
-        state = self._bulk
-        if state.members and state.members[0].ctx != member.ctx:
-            self._flush_bulk()
-        state.members.append(member)
-        if len(state.members) >= state.size:
-            self._flush_bulk()
-
-    def _flush_bulk(self) -> None:
-        if self._bulk.members:
-            self._push_bulk(self._bulk.members)
-
-    def _push_bulk(self, shared: list[BulkMember]) -> None:
-        # Copied, and cleared only after the run exists: an error in between loses no member.
-        members = shared[:]
-        run = BulkRun(self, members)
-        first = members[0]
-        writes = searchable(run.writes)
-        op = DetailedBlock(run, run.reads, writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
-        op.own = all(member.own for member in members)
-        run.op = op
-        del shared[: len(members)]
         self._submit(op)
 
     # -- life of the engine -----------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""Execution of one operation: skipping, failure, asynchronous completion, tracing.
+"""Execution of one operation: calling it or skipping it, asynchronous completion, tracing.
 
-Nothing here changes vars or queues; the region does (``region.py``). A failure on a var was set before the operation
-was granted that var, so it can be read outside the region.
+Nothing here changes vars or queues; the region does (``region.py``).
 """
 
 from __future__ import annotations
@@ -10,32 +9,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from weftplan import config
 from weftplan.device.context import cpu
-from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import MOST_UNOBSERVED, Failure, Outcome, traceback_of
+from weftplan.engine.bulk import BulkRun, Bulks
+from weftplan.engine.failure import NEVER_SKIPPED, Failure, FailureSpread, Outcome, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room, label_of
-from weftplan.engine.region import Driver, Region
+from weftplan.engine.region import Region
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import StreamPool, synchronize_host
-from weftplan.engine.var import Order, Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.read_only_views import undeclared_write
 
 T = TypeVar("T")
-_seq = attrgetter("seq")
 Tracer = Callable[..., None]
 
 _CPU0 = cpu(0)
 
 _DELETE = FnProperty.DELETE_VAR
-_NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 
 
 class _Running(threading.local):
@@ -75,7 +70,7 @@ live_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 """Engines that a fork stops and whose failures are reported at exit."""
 
 
-class Execution(Driver):
+class Execution(Bulks, FailureSpread):
     """Execution state of an engine; :class:`~weftplan.engine.core.Engine` adds the public methods."""
 
     kind = "Engine"
@@ -83,24 +78,10 @@ class Execution(Driver):
     """Whether a push runs ready operations on the pushing thread."""
 
     def __init__(self) -> None:
-        self._unobserved: dict[Failure, None] = {}
-        """The first failures that no wait has raised, in order."""
-        self._unrecorded = 0
-        """Number of further failures that no wait has raised."""
-        self._failed_vars: MutableSet[Var] = weakref.WeakSet()
-        """Vars that hold a failure."""
-        self._any_failure = False
-        self._careful = False
-        """Whether operations need :meth:`_execute_carefully`; set before an affected operation is granted."""
-        self._failed = 0
-        self._skipped = 0
-        self._counted = 0
-        """Sequence number of the last operation whose failures and skips were counted."""
+        Bulks.__init__(self)
+        FailureSpread.__init__(self)
         self._dropped: list[int] = []
         """Numbers of user operations that were dropped at exit."""
-        self._bulk = BulkState()
-        self._bulking: list[object] = []
-        """One guard per thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
         self._unusual_lock = whole_in_children(ReentrantLock())
         self._bound = int(config.get("WEFTPLAN_ENGINE_MAX_PENDING"))
@@ -120,7 +101,6 @@ class Execution(Driver):
         self._debug = bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
         if self._debug:
             self._careful = True
-        self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
         self._region = Region(few=self._bound // 2, debug=self._debug)
         self._here: Any = deque()
 
@@ -191,21 +171,6 @@ class Execution(Driver):
         self._region.requests.append(op)
         self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
-    def _blocking_failure(self, op: OprBlock) -> Failure | None:
-        """Return the failure that makes ``op`` skip, if any. Outside the region: inputs failed before the grants."""
-        if op.prop in _NEVER_SKIPPED:
-            return None
-        failure: Failure | None
-        for var in op.reads:
-            failure = var.failure
-            if failure is not None:
-                return failure
-        for var in op.writes:
-            failure = var.failure
-            if failure is not None and failure.blocks(op.seq, var, op.fn):
-                return failure
-        return None
-
     def _execute(self, op: OprBlock) -> Outcome:
         """Run a synchronous operation. Return its failure, a mapping of failures (bulk) or None."""
         try:
@@ -248,7 +213,7 @@ class Execution(Driver):
         """Wait for streams if necessary. Return the failure that makes ``op`` skip, if any."""
         stream_failure = synchronize_host(self, op) if self._streams_used and not on_stream else None
         blocked = self._blocking_failure(op) if self._any_failure else None
-        return blocked or (None if op.prop in _NEVER_SKIPPED else stream_failure)
+        return blocked or (None if op.prop in NEVER_SKIPPED else stream_failure)
 
     def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
         """Run an asynchronous operation. ``done(failure)`` is called once, from any thread."""
@@ -283,87 +248,6 @@ class Execution(Driver):
                 # It reported completion, then raised. Its vars may be in use already, so only wait_for_all can report
                 # the error.
                 self._exclusively(lambda: self._add_unobserved(failure))
-
-    def _add_unobserved(self, failure: Failure) -> None:
-        """Inside: record a failure that is on no var."""
-        self._failed += 1
-        self._unrecorded += not self._record_unobserved(failure)
-
-    def _record_unobserved(self, failure: Failure) -> bool:
-        """Inside: record an unobserved failure. Return False if the limit made it drop the last pushed failure."""
-        self._unobserved[failure] = None
-        if len(self._unobserved) <= MOST_UNOBSERVED:
-            return True
-        del self._unobserved[max(self._unobserved, key=_seq)]
-        return False
-
-    def _hold(self, var: Var, failure: Failure) -> None:
-        """Inside: store ``failure`` on ``var``. Repeatable."""
-        self._any_failure = self._careful = True
-        var.failure = failure
-        self._failed_vars.add(var)
-        if self._raise_once:
-            if failure.vars is None:
-                failure.vars = []
-            failure.vars.append(var)
-
-    def _is_healed(self, failure: Failure) -> bool:
-        """Return whether raising ``failure`` once has healed all its vars (WEFTPLAN_ERRORS=mxnet)."""
-        return self._raise_once and failure.observed_seq is not None
-
-    def _spread(self, op: OprBlock) -> list[Failure | None]:
-        """Inside: set the failure of ``op`` on its outputs, or heal them; return the replaced failures. Repeatable."""
-        failed = skipped = untold = 0
-        failure = op.failure
-        if isinstance(failure, BaseException):  # the running thread may have had no stack left for more
-            failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
-        mapping = failure if isinstance(failure, dict) else None
-        if isinstance(failure, Failure) and self._is_healed(failure):
-            # It was skipped before the failure was raised and completes after it: the raise has healed it, too.
-            skipped += 1
-            failure = None
-        if failure is not None:
-            self._any_failure = self._careful = True
-            # A failure with another number was inherited: the operation was skipped.
-            if mapping is None and failure.seq != op.seq:
-                skipped += 1
-            fresh = op.fn.failures if mapping is not None else [failure]
-            for one in fresh:
-                if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
-                    untold += not self._record_unobserved(one)
-                if one is not None and one.seq == op.seq:
-                    failed += 1
-        # Dropped outside by the caller: an error may own any object.
-        replaced = [var.failure for var in op.writes]
-        for var in op.writes:
-            if type(var) is Order:
-                continue
-            if mapping is not None:
-                if var in mapping:
-                    var.failure = mapping[var]
-            elif failure is not None:
-                var.failure = failure
-            elif op.prop is not _DELETE:
-                var.failure = None
-            if var.failure is None or (op.prop is _DELETE and var.deleted):
-                self._failed_vars.discard(var)
-                continue
-            self._hold(var, var.failure)
-        if not self._failed_vars:
-            self._clear_failures()
-        if self._counted != op.seq:  # first pass only; no call in between, so no interrupt
-            self._failed += failed
-            self._unrecorded += untold
-            self._skipped += skipped
-            self._counted = op.seq
-        return replaced
-
-    def _clear_failures(self) -> None:
-        """Inside: record that no var holds a failure."""
-        self._any_failure = self._careful = False
-        # Read after the store above: other threads set one of these flags first, then `_careful`.
-        if self._debug or self._shutdown or self._streams_used:
-            self._careful = True
 
     def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None:
         """Call the tracer for an operation that has just ended. Remove a tracer that raises, so no worker dies."""

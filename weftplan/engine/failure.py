@@ -1,26 +1,31 @@
-"""Record of a failed operation, and its re-raising at a wait.
+"""Record of a failed operation, and its spread: which operations it skips, which vars hold it, what heals them.
 
-The thread that ran the operation creates it. Several waiting threads may raise it at the same time.
+The thread that ran the operation creates the record. Several waiting threads may raise it at the same time. A failure
+on a var was set before the next operation was granted that var, so it can be read outside the region.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import MutableSet
 from contextlib import suppress
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from operator import attrgetter
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from weftplan.engine.operation import label_of
+from weftplan import config
+from weftplan.engine.operation import FnProperty, OprBlock, label_of
+from weftplan.engine.region import Driver
 from weftplan.engine.sites import Site, site_text
+from weftplan.engine.var import Order, Var
 from weftplan.locks import ReentrantLock, free_in_children
 
-if TYPE_CHECKING:
-    from weftplan.engine.operation import OprBlock
-    from weftplan.engine.var import Var
-
+_seq = attrgetter("seq")
+_DELETE = FnProperty.DELETE_VAR
+NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 Outcome: TypeAlias = "Failure | BaseException | dict[Var, Failure | None] | None"
 """Outcome of an operation: None, its failure, an unwrapped error, or for a bulk a failure or None per written var."""
 
@@ -150,3 +155,122 @@ def add_note(error: BaseException, note: str) -> None:
     except BaseException as broken:  # on a worker nothing would catch it, and the operation would never complete
         if issubclass(type(broken), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
+
+
+class FailureSpread(Driver):
+    """Failures of an engine and the vars that hold them, as a base class. State changes only inside the region."""
+
+    _debug: bool
+    _shutdown: bool
+
+    def __init__(self) -> None:
+        self._unobserved: dict[Failure, None] = {}
+        """The first failures that no wait has raised, in order."""
+        self._unrecorded = 0
+        """Number of further failures that no wait has raised."""
+        self._failed_vars: MutableSet[Var] = weakref.WeakSet()
+        """Vars that hold a failure."""
+        self._any_failure = False
+        self._careful = False
+        """Whether operations need ``_execute_carefully``; set before an affected operation is granted."""
+        self._failed = 0
+        self._skipped = 0
+        self._counted = 0
+        """Sequence number of the last operation whose failures and skips were counted."""
+        self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
+
+    def _blocking_failure(self, op: OprBlock) -> Failure | None:
+        """Return the failure that makes ``op`` skip, if any. Outside the region: inputs failed before the grants."""
+        if op.prop in NEVER_SKIPPED:
+            return None
+        failure: Failure | None
+        for var in op.reads:
+            failure = var.failure
+            if failure is not None:
+                return failure
+        for var in op.writes:
+            failure = var.failure
+            if failure is not None and failure.blocks(op.seq, var, op.fn):
+                return failure
+        return None
+
+    def _add_unobserved(self, failure: Failure) -> None:
+        """Inside: record a failure that is on no var."""
+        self._failed += 1
+        self._unrecorded += not self._record_unobserved(failure)
+
+    def _record_unobserved(self, failure: Failure) -> bool:
+        """Inside: record an unobserved failure. Return False if the limit made it drop the last pushed failure."""
+        self._unobserved[failure] = None
+        if len(self._unobserved) <= MOST_UNOBSERVED:
+            return True
+        del self._unobserved[max(self._unobserved, key=_seq)]
+        return False
+
+    def _hold(self, var: Var, failure: Failure) -> None:
+        """Inside: store ``failure`` on ``var``. Repeatable."""
+        self._any_failure = self._careful = True
+        var.failure = failure
+        self._failed_vars.add(var)
+        if self._raise_once:
+            if failure.vars is None:
+                failure.vars = []
+            failure.vars.append(var)
+
+    def _is_healed(self, failure: Failure) -> bool:
+        """Return whether raising ``failure`` once has healed all its vars (WEFTPLAN_ERRORS=mxnet)."""
+        return self._raise_once and failure.observed_seq is not None
+
+    def _spread(self, op: OprBlock) -> list[Failure | None]:
+        """Inside: set the failure of ``op`` on its outputs, or heal them; return the replaced failures. Repeatable."""
+        failed = skipped = untold = 0
+        failure = op.failure
+        if isinstance(failure, BaseException):  # the running thread may have had no stack left for more
+            failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
+        mapping = failure if isinstance(failure, dict) else None
+        if isinstance(failure, Failure) and self._is_healed(failure):
+            # It was skipped before the failure was raised and completes after it: the raise has healed it, too.
+            skipped += 1
+            failure = None
+        if failure is not None:
+            self._any_failure = self._careful = True
+            # A failure with another number was inherited: the operation was skipped.
+            if mapping is None and failure.seq != op.seq:
+                skipped += 1
+            fresh = op.fn.failures if mapping is not None else [failure]
+            for one in fresh:
+                if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
+                    untold += not self._record_unobserved(one)
+                if one is not None and one.seq == op.seq:
+                    failed += 1
+        # Dropped outside by the caller: an error may own any object.
+        replaced = [var.failure for var in op.writes]
+        for var in op.writes:
+            if type(var) is Order:
+                continue
+            if mapping is not None:
+                if var in mapping:
+                    var.failure = mapping[var]
+            elif failure is not None:
+                var.failure = failure
+            elif op.prop is not _DELETE:
+                var.failure = None
+            if var.failure is None or (op.prop is _DELETE and var.deleted):
+                self._failed_vars.discard(var)
+                continue
+            self._hold(var, var.failure)
+        if not self._failed_vars:
+            self._clear_failures()
+        if self._counted != op.seq:  # first pass only; no call in between, so no interrupt
+            self._failed += failed
+            self._unrecorded += untold
+            self._skipped += skipped
+            self._counted = op.seq
+        return replaced
+
+    def _clear_failures(self) -> None:
+        """Inside: record that no var holds a failure."""
+        self._any_failure = self._careful = False
+        # Read after the store above: other threads set one of these flags first, then `_careful`.
+        if self._debug or self._shutdown or self._streams_used:
+            self._careful = True

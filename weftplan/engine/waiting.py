@@ -295,10 +295,6 @@ class Waiting(Execution):
         for verb in ("push", "push_async", "run_inline", "write_inline", "begin", "delete_variable", *verbs):
             setattr(self, verb, refuse)
 
-    def _flush_bulk(self) -> None:
-        """Push the operations in this thread's bulk."""
-        raise NotImplementedError
-
 
 def _for_coroutines(error: BaseException) -> BaseException:
     """Return ``error``, or a substitute that a coroutine can raise."""
