@@ -3,7 +3,7 @@
 import json
 import re
 
-from weftplan.report.training_html import MOST_POINTS, story, training_html
+from weftplan.report.training_html import POINT_LIMIT, story, training_html
 
 
 def step(number, **facts):
@@ -71,7 +71,7 @@ def test_long_runs_are_thinned_out_and_keep_their_last_step():
     """A chart of 40,000 steps has a bounded number of points, including the last step."""
     data, page = page_data([step(number) for number in range(1, 40_001)])
     points = data["charts"][0]["lines"][0]["points"]
-    assert len(points) <= MOST_POINTS + 1
+    assert len(points) <= POINT_LIMIT + 1
     assert points[-1][0] == 40_000
     assert len(page) < 2_000_000
 

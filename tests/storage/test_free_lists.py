@@ -56,11 +56,11 @@ def test_arrays_freed_at_once_are_reused_without_lock():
     """A thousand small arrays that are freed together serve the next thousand without the pool's lock."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(3):
-        for held in [pool.allocate(64) for _ in range(free_lists.MOST_ON_ONE)]:
+        for held in [pool.allocate(64) for _ in range(free_lists.LIST_LIMIT)]:
             pool.free(held)
     taken = []
     pool.take_block = lambda nbytes: taken.append(nbytes)
-    for held in [pool.allocate(64) for _ in range(free_lists.MOST_ON_ONE)]:
+    for held in [pool.allocate(64) for _ in range(free_lists.LIST_LIMIT)]:
         pool.free(held)
     assert taken == []
 

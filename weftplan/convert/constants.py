@@ -46,20 +46,20 @@ def fold_constants(
     order = topological_order(symbol.entries)
     constant = _constant_nodes(order, arg_params)
     read = [entry for node in order if node not in constant for entry in node.inputs]
-    wanted = [e for e in dict.fromkeys((*read, *symbol.entries)) if e.node in constant and not e.node.is_variable]
-    values = _values(wanted, arg_params)
+    entries = [e for e in dict.fromkeys((*read, *symbol.entries)) if e.node in constant and not e.node.is_variable]
+    values = _values(entries, arg_params)
     outputs = {entry.node for entry in symbol.entries}
-    taken = {node.name for node in order}
+    names_in_use = {node.name for node in order}
     variables: dict[Entry, Node] = {}
     arguments: Params = dict(arg_params)
-    for entry, value in zip(wanted, values, strict=True):
+    for entry, value in zip(entries, values, strict=True):
         if value.nbytes > most_bytes or entry.node in outputs:
             continue
         assert entry.node.op is not None
         name = f"{entry.node.name}_{entry.node.op.output_names(entry.node.params)[entry.index]}"
-        while name in taken:
+        while name in names_in_use:
             name += "_folded"
-        taken.add(name)
+        names_in_use.add(name)
         variables[entry] = Node(None, name, attrs={FOLDED: entry.node.name})
         arguments[name] = value
     moved: dict[Node, Node] = {}
@@ -67,9 +67,9 @@ def fold_constants(
         if node.is_variable:
             continue
         inputs = [Entry(variables[e]) if e in variables else followed(e, moved) for e in node.inputs]
-        kept = rewired(node, inputs, moved)
-        if kept is not node:
-            moved[node] = kept
+        copy = rewired(node, inputs, moved)
+        if copy is not node:
+            moved[node] = copy
     folded = Symbol([followed(entry, moved) for entry in symbol.entries])
     names = {node.name for node in topological_order(folded.entries) if node.is_variable}
     return (
@@ -79,14 +79,14 @@ def fold_constants(
     )
 
 
-def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[Node]:
-    """Return the nodes that depend only on the arguments in ``given``."""
+def _constant_nodes(order: Sequence[Node], arguments: Mapping[str, NDArray]) -> set[Node]:
+    """Return the nodes that depend only on the arguments in ``arguments``."""
     constants: set[Node] = set()
     states = set(split_variables(order)[1])
     for node in order:
         op = node.op
         if op is None:
-            if node.name in given and node not in states:
+            if node.name in arguments and node not in states:
                 constants.add(node)
             continue
         if op.random or op.aux or op.single or node.control_deps or "__ctx_group__" in node.attrs:
@@ -98,11 +98,11 @@ def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[
     return constants
 
 
-def _values(entries: Sequence[Entry], given: Mapping[str, NDArray]) -> Sequence[NDArray]:
+def _values(entries: Sequence[Entry], params: Mapping[str, NDArray]) -> Sequence[NDArray]:
     if not entries:
         return []
     part = Symbol(list(entries))
-    arguments = {name: given[name].as_in_context(cpu()) for name in part.list_arguments()}
-    near = next(iter(given.values())).context if given else cpu()
+    arguments = {name: params[name].as_in_context(cpu()) for name in part.list_arguments()}
+    near = next(iter(params.values())).context if params else cpu()
     results = part.bind(cpu(), arguments, grad_req="null").forward(is_train=False)
     return [result.copyto(near) for result in results]

@@ -53,18 +53,18 @@ def fold_batch_norm(
     uses.update((entry.node, entry.index) for entry in symbol.entries)
     moved: dict[Node, Node] = {}
     changed: dict[str, np.ndarray[Any, Any]] = {}
-    taken = {node.name for node in order}
+    names_in_use = {node.name for node in order}
     for node in order:
         if node.is_variable:
             continue
         layer = node.inputs[0].node if node.op is not None and node.op.name in BATCH_NORMS else None
         if layer is None or not _can_be_folded(node, layer, uses, values):
-            kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
-            if kept is not node:
-                moved[node] = kept
+            copy = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
+            if copy is not node:
+                moved[node] = copy
             continue
         weight, shift = layer.inputs[1].node, node.inputs[2].node
-        bias = layer.inputs[2].node if len(layer.inputs) > 2 else _variable(f"{layer.name}_bias", taken, shift)
+        bias = layer.inputs[2].node if len(layer.inputs) > 2 else _variable(f"{layer.name}_bias", names_in_use, shift)
         changed[weight.name], changed[bias.name] = _folded(node, layer, values)
         attrs = {**layer.attrs, "no_bias": "False"}
         assert layer.op is not None
@@ -78,12 +78,12 @@ def fold_batch_norm(
             created_at=layer.created_at,
         )
     folded = Symbol([followed(entry, moved) for entry in symbol.entries])
-    wanted = {node.name for node in topological_order(folded.entries) if node.is_variable}
-    arguments = {name: value for name, value in arg_params.items() if name in wanted}
+    names = {node.name for node in topological_order(folded.entries) if node.is_variable}
+    arguments = {name: value for name, value in arg_params.items() if name in names}
     for name, new_value in changed.items():
         near = arg_params[name] if name in arg_params else next(iter(arg_params.values()))
         arguments[name] = array(new_value, ctx=near.context, dtype=new_value.dtype)
-    return folded, arguments, {name: value for name, value in aux_params.items() if name in wanted}
+    return folded, arguments, {name: value for name, value in aux_params.items() if name in names}
 
 
 def _can_be_folded(
@@ -97,18 +97,18 @@ def _can_be_folded(
         return False
     if "__ctx_group__" in layer.attrs and layer.attrs["__ctx_group__"] != node.attrs.get("__ctx_group__"):
         return False
-    own = [entry.node for entry in layer.inputs[1:]]
-    nodes = [*own, *(entry.node for entry in node.inputs[1:])]
-    if not all(one.is_variable and one.name in values for one in nodes):
+    parameters = [entry.node for entry in layer.inputs[1:]]
+    nodes = [*parameters, *(entry.node for entry in node.inputs[1:])]
+    if not all(variable.is_variable and variable.name in values for variable in nodes):
         return False
-    return all(uses[one, 0] == 1 for one in own)
+    return all(uses[variable, 0] == 1 for variable in parameters)
 
 
-def _variable(name: str, taken: set[str], like: Node) -> Node:
+def _variable(name: str, names_in_use: set[str], like: Node) -> Node:
     """Return a new variable with an unused name and the device group of ``like``."""
-    while name in taken:
+    while name in names_in_use:
         name += "_folded"
-    taken.add(name)
+    names_in_use.add(name)
     return Node(None, name, attrs={key: text for key, text in like.attrs.items() if key == "__ctx_group__"})
 
 
@@ -119,7 +119,7 @@ def _folded(node: Node, layer: Node, values: Mapping[str, NDArray]) -> tuple[Raw
     scale = 1.0 / np.sqrt(var + node.params["eps"])
     if not node.params["fix_gamma"]:
         scale = scale * gamma
-    before = values[layer.inputs[2].node.name].asnumpy().astype(np.float64) if len(layer.inputs) > 2 else 0.0
+    old_bias = values[layer.inputs[2].node.name].asnumpy().astype(np.float64) if len(layer.inputs) > 2 else 0.0
     spread = scale.reshape(-1, *[1] * (weight.ndim - 1))
-    bias = beta + (before - mean) * scale
+    bias = beta + (old_bias - mean) * scale
     return (weight.astype(np.float64) * spread).astype(weight.dtype), bias.astype(weight.dtype)

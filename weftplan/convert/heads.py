@@ -28,9 +28,9 @@ def classes_of(symbol: Symbol) -> int:
     Raises:
         MXNetError: the first output does not come from a fully connected layer or a convolution.
     """
-    last = _tail(symbol)[-1]
-    assert last.op is not None
-    return int(last.params[_WIDTHS[last.op.name]])
+    layer = _tail(symbol)[-1]
+    assert layer.op is not None
+    return int(layer.params[_WIDTHS[layer.op.name]])
 
 
 def with_classes(symbol: Symbol, count: int) -> Symbol:
@@ -47,19 +47,19 @@ def with_classes(symbol: Symbol, count: int) -> Symbol:
     ['fc3_3_weight', 'fc3_3_bias', 'softmax_label']
     """
     tail = _tail(symbol)
-    last = tail[-1]
-    assert last.op is not None
+    layer = tail[-1]
+    assert layer.op is not None
     moved: dict[Node, Node] = {}
     if classes_of(symbol) != count:
-        name = f"{last.name}_{count}"
-        attrs = {**last.attrs, _WIDTHS[last.op.name]: str(count)}
-        words = last.op.input_names(last.params)[1:]
-        moved[last] = Node(
-            last.op,
+        name = f"{layer.name}_{count}"
+        attrs = {**layer.attrs, _WIDTHS[layer.op.name]: str(count)}
+        words = layer.op.input_names(layer.params)[1:]
+        moved[layer] = Node(
+            layer.op,
             name,
             attrs=attrs,
-            params=parse_interned(last.op, attrs, node=name),
-            inputs=[last.inputs[0], *(Entry(Node(None, f"{name}_{word}")) for word in words)],
+            params=parse_interned(layer.op, attrs, node=name),
+            inputs=[layer.inputs[0], *(Entry(Node(None, f"{name}_{word}")) for word in words)],
         )
         for node in reversed(tail[:-1]):
             moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
@@ -82,9 +82,9 @@ def without_computed_labels(symbol: Symbol) -> Symbol:
         inputs = [followed(entry, moved) for entry in node.inputs]
         if node.op is not None and node.op.loss:
             names = node.op.input_names(node.params)
-            for place in node.op.ignored(node.params):
-                if place and not inputs[place].node.is_variable:
-                    inputs[place] = Entry(Node(None, f"{node.name}_{names[place]}"))
+            for position in node.op.ignored(node.params):
+                if position and not inputs[position].node.is_variable:
+                    inputs[position] = Entry(Node(None, f"{node.name}_{names[position]}"))
         copy = rewired(node, inputs, moved)
         if copy is not node:
             moved[node] = copy
@@ -101,7 +101,7 @@ def _tail(symbol: Symbol) -> list[Node]:
         if not (node.op.name in _KEEPING or (node is tail[0] and node.op.name in _PROBABILITIES)):
             break
         node = node.inputs[0].node
-    path = " <- ".join(one.op.name for one in tail if one.op is not None) or node.name
+    path = " <- ".join(layer.op.name for layer in tail if layer.op is not None) or node.name
     raise MXNetError(
         f"the output {symbol.list_outputs()[0]} comes from {path}, not from a fully connected layer or a convolution, "
         f"so there is no last layer for other classes"

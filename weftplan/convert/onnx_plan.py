@@ -112,12 +112,12 @@ def _inferred(onnx: ModuleType, model: Any, shapes: Mapping[str, Shape]) -> Any:
     return onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
 
 
-def _needed(graph: Any, given: set[str]) -> list[Any]:
+def _needed(graph: Any, available: set[str]) -> list[Any]:
     """Return the nodes that the outputs need, each after its inputs."""
     maker = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
     for node in graph.node:
         for name in node.input:
-            if name and name not in maker and name not in given:
+            if name and name not in maker and name not in available:
                 raise FormatError(f"node {node.name!r} ({node.op_type}): its input {name!r} comes from nowhere")
     needs = [[maker[name] for name in node.input if name in maker] for node in graph.node]
     order = post_order([maker[value.name] for value in graph.output if value.name in maker], needs)

@@ -30,9 +30,9 @@ def save_safetensors(
     Raises:
         FormatError: a name that is both, or a dtype that the format does not support.
     """
-    both = sorted(arg_params.keys() & aux_params.keys())
-    if both:
-        raise FormatError(f"{os.fspath(path)}: {both} are parameters and auxiliary states at once")
+    shared_names = sorted(arg_params.keys() & aux_params.keys())
+    if shared_names:
+        raise FormatError(f"{os.fspath(path)}: {shared_names} are parameters and auxiliary states at once")
     arrays = {name: array.asnumpy() for name, array in {**arg_params, **aux_params}.items()}
     file_format.write(path, arrays, parameter_metadata(aux_params))
 

@@ -23,7 +23,7 @@ class CaptureGate:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._outside = 0
-        self._wanted = 0
+        self._captures = 0
         """Threads that wait to capture. New outermost calls wait for them, so that captures do not starve."""
         self._capturer: int | None = None
         """Identifier of the capturing thread."""
@@ -38,8 +38,8 @@ class CaptureGate:
             yield
             return
         with self._changed:
-            # A nested call must not wait for `_wanted`: the waiting capture in turn waits for the outer call.
-            while self._capturer is not None or (self._wanted and not depth):
+            # A nested call must not wait for `_captures`: the waiting capture in turn waits for the outer call.
+            while self._capturer is not None or (self._captures and not depth):
                 self._changed.wait()
             self._outside += 1
         self._depth.value = depth + 1
@@ -60,7 +60,7 @@ class CaptureGate:
         """
         end = time.monotonic() + PATIENCE_S
         with self._changed:
-            self._wanted += 1
+            self._captures += 1
             try:
                 while (self._capturer is not None or self._outside) and time.monotonic() < end:
                     self._changed.wait(end - time.monotonic())
@@ -68,7 +68,7 @@ class CaptureGate:
                 if granted:
                     self._capturer = threading.get_ident()
             finally:
-                self._wanted -= 1
+                self._captures -= 1
                 self._changed.notify_all()
         try:
             yield granted

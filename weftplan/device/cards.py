@@ -64,11 +64,13 @@ def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
             ) from None
         name = f"a card of {card.strip()}"
     reserve = CONTEXT + LIBRARIES + (EXCHANGE if devices > 1 else 0)
-    left = memory - reserve
-    if left <= 0:
+    budget = memory - reserve
+    if budget <= 0:
         raise PlanError(
             f"{name} has {amount(memory)}, and the CUDA context and libraries alone take {amount(reserve)}; give the "
             f"memory of the card with its unit, such as 8GB"
         )
     exchange = ", libraries and NCCL" if devices > 1 else " and libraries"
-    return left, (f"{name}: {amount(memory)}, less {amount(reserve)} for the CUDA context{exchange}: {amount(left)}")
+    return budget, (
+        f"{name}: {amount(memory)}, less {amount(reserve)} for the CUDA context{exchange}: {amount(budget)}"
+    )

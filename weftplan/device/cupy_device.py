@@ -378,9 +378,9 @@ class PinnedDevice(NumpyDevice):
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             raise OutOfMemoryError(f"{self.context}: the driver refused {nbytes:,} pinned bytes ({error})") from error
         pointer = self._cupy.cuda.PinnedMemoryPointer(memory, 0)
-        whole = np.frombuffer(pointer, np.uint8, nbytes + ALIGNMENT - 1)
-        start = -whole.ctypes.data % ALIGNMENT
-        return whole[start : start + nbytes]
+        padded = np.frombuffer(pointer, np.uint8, nbytes + ALIGNMENT - 1)
+        start = -padded.ctypes.data % ALIGNMENT
+        return padded[start : start + nbytes]
 
 
 def pinned_device(context: Context) -> Device:

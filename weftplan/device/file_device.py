@@ -48,7 +48,7 @@ class FileDevice(NumpyDevice):
         self.used = 0
         """Bytes in use."""
         self._lock = whole_in_children(Lock())
-        self._remove_left_over()
+        self._remove_stale()
         try:
             os.close(self._open())
         except OSError as error:
@@ -57,7 +57,7 @@ class FileDevice(NumpyDevice):
                 f"that exists and may be written"
             ) from error
 
-    def _remove_left_over(self) -> None:
+    def _remove_stale(self) -> None:
         """Remove named files in the folder: killed processes left them, and files in use work without a name."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
@@ -74,7 +74,7 @@ class FileDevice(NumpyDevice):
         path = os.path.join(self.folder, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
         handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         if not hasattr(os, "O_TEMPORARY"):
-            with contextlib.suppress(FileNotFoundError):  # another device's _remove_left_over removed it first
+            with contextlib.suppress(FileNotFoundError):  # another device's _remove_stale removed it first
                 os.unlink(path)
         return handle
 
@@ -108,9 +108,9 @@ class FileDevice(NumpyDevice):
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, nbytes)
             else:
-                left = nbytes
-                while left:
-                    left -= os.write(handle, _ZEROS[:left])
+                remaining = nbytes
+                while remaining:
+                    remaining -= os.write(handle, _ZEROS[:remaining])
             return np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
         finally:
             os.close(handle)

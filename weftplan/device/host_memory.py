@@ -54,16 +54,16 @@ def resident() -> int:
     except OSError:
         import resource  # Windows has no such module
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return int(most) if sys.platform == "darwin" else int(most) * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
 def _groups_with_limits() -> list[Group]:
     until, groups = _limits.cached
-    now = time.monotonic()
-    if now >= until:
+    time_s = time.monotonic()
+    if time_s >= until:
         groups = [group for group in _groups() if _figures(*group) is not None]
-        _limits.cached = (now + _CACHE_S, groups)
+        _limits.cached = (time_s + _CACHE_S, groups)
     return groups
 
 

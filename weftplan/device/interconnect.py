@@ -39,23 +39,23 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
     GPUs are peers if they passed the check of ``peers.py``. Their speeds are those set by :func:`declare`, or assumed.
     """
     kinds = {context.device_type for context in contexts}
-    places = [context.device_id for context in contexts]
+    indices = [context.device_id for context in contexts]
     if kinds == {"sim"}:
-        costs = [place.cost for context in contexts if isinstance(place := get(context), SimDevice)]
+        costs = [sim_device.cost for context in contexts if isinstance(sim_device := get(context), SimDevice)]
         launch = max(cost.launch for cost in costs)
         links = connected()
-        if links is not None and max(places) < links.count:
-            return replace(links.only(places), launch=launch)
-        row = [costs[0].bandwidth] * len(places)
-        made = matrix([row] * len(places), costs[0].latency, host_bandwidth=row[0], host_latency=costs[0].latency)
-        return replace(made, launch=launch)
+        if links is not None and max(indices) < links.count:
+            return replace(links.only(indices), launch=launch)
+        row = [costs[0].bandwidth] * len(indices)
+        sim_links = matrix([row] * len(indices), costs[0].latency, host_bandwidth=row[0], host_latency=costs[0].latency)
+        return replace(sim_links, launch=launch)
     if kinds == {"gpu"}:
-        told = _declared[0] if _declared and max(places) < _declared[0].count else None
-        links = ports(len(places), _PORT, _PORT_LATENCY) if told is None else told.only(places)
+        declared = _declared[0] if _declared and max(indices) < _declared[0].count else None
+        links = ports(len(indices), _PORT, _PORT_LATENCY) if declared is None else declared.only(indices)
         routes = {
             (a, b): route
             for (a, b), route in links.routes.items()
-            if HOST in (a, b) or places[a] == places[b] or way(contexts[a], contexts[b]) == PEER
+            if HOST in (a, b) or indices[a] == indices[b] or way(contexts[a], contexts[b]) == PEER
         }
         return replace(links, routes=routes)
     return None

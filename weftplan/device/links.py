@@ -48,16 +48,16 @@ class Interconnect:
     def __post_init__(self) -> None:
         if self.count < 1 or not all(0 < wire < float("inf") for wire in self.wires):
             raise DeviceError(f"devices need wires with a bandwidth above 0, got {self.count} devices, {self.wires}")
-        places = (HOST, *range(self.count))
+        endpoints = (HOST, *range(self.count))
         for (source, target), route in self.routes.items():
-            known = source in places and target in places and source != target
-            if not known or not route.wires or not all(0 <= wire < len(self.wires) for wire in route.wires):
+            is_pair = source in endpoints and target in endpoints and source != target
+            if not is_pair or not route.wires or not all(0 <= wire < len(self.wires) for wire in route.wires):
                 raise DeviceError(f"the route from {source} to {target} has an unknown place or wire: {route}")
             if not 0 <= route.latency < float("inf"):
                 raise DeviceError(f"the route from {source} to {target} has the latency {route.latency}, expected >= 0")
-        for place in range(self.count):
-            if (place, HOST) not in self.routes or (HOST, place) not in self.routes:
-                raise DeviceError(f"device {place} has no route to the host and back")
+        for index in range(self.count):
+            if (index, HOST) not in self.routes or (HOST, index) not in self.routes:
+                raise DeviceError(f"device {index} has no route to the host and back")
 
     def peers(self, source: int, target: int) -> bool:
         """Return whether copies from ``source`` to ``target`` have a direct route."""
@@ -75,11 +75,11 @@ class Interconnect:
         hops = self.hops(source, target)
         return 1 / sum(1 / min(self.wires[wire] for wire in hop.wires) for hop in hops)
 
-    def only(self, places: Sequence[int]) -> Interconnect:
+    def only(self, indices: Sequence[int]) -> Interconnect:
         """Return the interconnect of these devices alone, renumbered 0, 1, … in this order; no wire is removed."""
-        new = {place: index for index, place in enumerate(places)} | {HOST: HOST}
+        new = {old: index for index, old in enumerate(indices)} | {HOST: HOST}
         routes = {(new[a], new[b]): route for (a, b), route in self.routes.items() if a in new and b in new}
-        return Interconnect(len(places), self.wires, routes, self.launch)
+        return Interconnect(len(indices), self.wires, routes, self.launch)
 
     def without_peers(self) -> Interconnect:
         """Return this interconnect without direct routes, so that all copies between devices pass through the host."""

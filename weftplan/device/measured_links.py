@@ -37,24 +37,24 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
     >>> links.peers(0, 1), links.count
     (True, 2)
     """
-    known = interconnect(contexts) if len(contexts) > 1 else None
-    if known is None or len(set(contexts)) < len(contexts):
+    nominal = interconnect(contexts) if len(contexts) > 1 else None
+    if nominal is None or len(set(contexts)) < len(contexts):
         raise DeviceError(
             f"links are measured between two or more GPUs, or simulated devices, each named once; got "
             f"{', '.join(map(str, contexts))}"
         )
     devices = [get(context) for context in contexts]
     host = get(Context("cpu_pinned", 0))
-    rooms = [device.allocate(_LONG) for device in devices]
+    buffers = [device.allocate(_LONG) for device in devices]
     memory = host.allocate(_LONG)
     try:
         wires: list[float] = []
         routes: dict[tuple[int, int], Route] = {}
-        places = [HOST, *range(len(devices))]
-        raws = {HOST: memory, **dict(enumerate(rooms))}
-        for a in places:
-            for b in places:
-                if a == b or (HOST not in (a, b) and not known.peers(a, b)):
+        endpoints = [HOST, *range(len(devices))]
+        raws = {HOST: memory, **dict(enumerate(buffers))}
+        for a in endpoints:
+            for b in endpoints:
+                if a == b or (HOST not in (a, b) and not nominal.peers(a, b)):
                     continue
                 driver = devices[a if b == HOST else b]
                 if isinstance(driver, SimDevice):
@@ -64,10 +64,10 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
                 routes[a, b] = Route(max(0.0, short - _SHORT / speed), (len(wires),))
                 wires.append(speed)
     finally:
-        for device, room in zip(devices, rooms, strict=True):
-            device.free(room)
+        for device, buffer in zip(devices, buffers, strict=True):
+            device.free(buffer)
         host.free(memory)
-    return Interconnect(len(devices), tuple(wires), routes, known.launch)
+    return Interconnect(len(devices), tuple(wires), routes, nominal.launch)
 
 
 def _seconds(device: Device, target: RawArray, source: RawArray) -> float:

@@ -120,8 +120,8 @@ def aligned_empty(nbytes: int, context: Context) -> RawArray:
     ``context`` only names the device in the error.
     """
     try:
-        whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
+        padded = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: NumPy's limit on the size of an array
         raise OutOfMemoryError(f"{context}: the system refused {nbytes:,} bytes of host memory") from error
-    start = -whole.__array_interface__["data"][0] % ALIGNMENT
-    return whole[start : start + nbytes]
+    start = -padded.__array_interface__["data"][0] % ALIGNMENT
+    return padded[start : start + nbytes]

@@ -29,26 +29,26 @@ def speed(context: Context, destination: Context) -> Link | None:
         return _simulated_link(context, destination)
     if context.device_type != "gpu":
         return None
-    place: Any = get(context)
+    device: Any = get(context)
     # Measure under the lock: concurrent measurements would disturb each other, and threads need the same result.
     with _lock:
-        if destination not in place.offload_links:
-            place.offload_links[destination] = _measure_link(place, destination)
-        link: Link | None = place.offload_links[destination]
+        if destination not in device.offload_links:
+            device.offload_links[destination] = _measure_link(device, destination)
+        link: Link | None = device.offload_links[destination]
         return link
 
 
 def _simulated_link(context: Context, destination: Context) -> Link | None:
     peer = destination.device_type == "sim"
     links = interconnect([context, destination] if peer else [context])
-    ways = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
-    if links is None or any(way not in links.routes for way in ways):
+    directions = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
+    if links is None or any(direction not in links.routes for direction in directions):
         return None
-    routes = [links.routes[way] for way in ways]
+    routes = [links.routes[direction] for direction in directions]
     return Link(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
 
 
-def _measure_link(place: Any, destination: Context) -> Link | None:
+def _measure_link(device: Any, destination: Context) -> Link | None:
     """Measure short and long copies in both directions.
 
     Returns:
@@ -56,12 +56,12 @@ def _measure_link(place: Any, destination: Context) -> Link | None:
         no longer than short copies.
     """
     try:
-        place_there = get(destination)
-        here, there = place.allocate(_LONG), place_there.allocate(_LONG)
+        target_device = get(destination)
+        near, far = device.allocate(_LONG), target_device.allocate(_LONG)
         times = []
-        for target, source in ((there, here), (here, there)):
+        for target, source in ((far, near), (near, far)):
             short, long = (
-                min(place.copy_seconds(target[:nbytes], source[:nbytes]) for _ in range(_ROUNDS))
+                min(device.copy_seconds(target[:nbytes], source[:nbytes]) for _ in range(_ROUNDS))
                 for nbytes in (_SHORT, _LONG)
             )
             times.append((short, long))

@@ -91,18 +91,18 @@ def parse(text: str) -> tuple[OffloadTarget, ...]:
 def _target(part: str, text: str) -> OffloadTarget:
     kind, _, folder = part.partition(":")
     nbytes: int | None = None
-    place, _, size = folder.rpartition(":") if kind == "file" else ("", "", folder)
+    path, _, size = folder.rpartition(":") if kind == "file" else ("", "", folder)
     if _SIZE.fullmatch(size):
         nbytes = _bytes(size, part, text)
     elif kind == "file":
-        place = folder  # a folder without a limit, whatever colons it has
+        path = folder  # a folder without a limit, whatever colons it has
     elif size:
         raise ConfigError(f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB or 500MB")
     if kind not in ("host", "file", "peer"):
         raise ConfigError(f"{part!r} in {text!r} is no offload target: expected {FORM}")
-    if kind == "file" and not place:
+    if kind == "file" and not path:
         raise ConfigError(f"{part!r} in {text!r} names no folder: write file:FOLDER or file:FOLDER:SIZE")
-    return OffloadTarget(kind, nbytes, place)
+    return OffloadTarget(kind, nbytes, path)
 
 
 def _bytes(size: str, part: str, text: str) -> int:

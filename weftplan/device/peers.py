@@ -25,10 +25,10 @@ _STAGE = 4 << 20
 class Peers:
     """The peer-access checks and staging buffers of one GPU, for its copies to other GPUs."""
 
-    def __init__(self, place: Any) -> None:
-        self._place = place
+    def __init__(self, device: Any) -> None:
+        self._device = device
         self._lock = whole_in_children(ReentrantLock())
-        self._ways: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
         self._stages: dict[tuple[int, int], tuple[Any, Any]] = {}
         """By device and id of the stream object: page-locked staging buffer, and event at the end of its last copy."""
         # Not by CUDA's handle: a new stream may get the handle of a destroyed stream whose copies still run.
@@ -37,22 +37,22 @@ class Peers:
 
     def way(self, other: Any) -> str:
         """Return :data:`PEER` if this GPU copies directly to device ``other``, else the reason why not."""
-        answer = self._ways.get(other.index)
+        answer = self._answers.get(other.index)
         if answer is None:
             with self._lock:
-                answer = self._ways.get(other.index)
+                answer = self._answers.get(other.index)
                 if answer is None:
-                    answer = self._ways[other.index] = self._check_peer(other)
+                    answer = self._answers[other.index] = self._check_peer(other)
         return answer
 
     def _check_peer(self, other: Any) -> str:
-        place, index = self._place, other.index
-        runtime = place.xp.cuda.runtime
+        device, index = self._device, other.index
+        runtime = device.xp.cuda.runtime
         if not config.process("MXNET_ENABLE_GPU_P2P"):
             return "MXNET_ENABLE_GPU_P2P is off"
-        if not runtime.deviceCanAccessPeer(place.index, index):
+        if not runtime.deviceCanAccessPeer(device.index, index):
             return "the driver offers no peer access"
-        with place.xp.cuda.Device(place.index):
+        with device.xp.cuda.Device(device.index):
             try:
                 runtime.deviceEnablePeerAccess(index)
             except runtime.CUDARuntimeError as error:
@@ -63,28 +63,28 @@ class Peers:
         return PEER
 
     def _corrupts_bytes(self, other: Any) -> bool:
-        wanted = (np.arange(_CHECKED, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)
-        source, target = self._place.allocate(_CHECKED), other.allocate(_CHECKED)
-        xp = self._place.xp
-        with xp.cuda.Device(self._place.index):
+        expected = (np.arange(_CHECKED, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)
+        source, target = self._device.allocate(_CHECKED), other.allocate(_CHECKED)
+        xp = self._device.xp
+        with xp.cuda.Device(self._device.index):
             stream = xp.cuda.Stream(non_blocking=True)
-            source.set(wanted, stream=stream)
+            source.set(expected, stream=stream)
             target.data.copy_from_device_async(source.data, _CHECKED, stream)
             received = target.get(stream=stream)
-        return not np.array_equal(received, wanted)
+        return not np.array_equal(received, expected)
 
     def staged(self, dst: Any, src: Any, stream: Any, pinned: Any) -> None:
         """Enqueue a copy through the host on ``stream``; ``pinned`` is the device that allocates page-locked memory."""
         to, of = (array.reshape(-1).view(np.uint8) for array in (dst, src))
         with self._lock:
-            key = self._place.xp.cuda.runtime.getDevice(), id(stream)
+            key = self._device.xp.cuda.runtime.getDevice(), id(stream)
             if key not in self._stages:
                 self._stages[key] = self._new_stage(stream, pinned)
                 weakref.finalize(stream, self._retire_stage, key).atexit = False
-            room, event = self._stages[key]
+            buffer, event = self._stages[key]
             # One buffer suffices: the stream runs each copy out of the buffer before the next copy into it.
             for start in range(0, of.size, _STAGE):
-                part = room[: min(_STAGE, of.size - start)]
+                part = buffer[: min(_STAGE, of.size - start)]
                 of[start : start + part.size].get(stream=stream, out=part, blocking=False)
                 to[start : start + part.size].set(part, stream=stream)
             event.record(stream)
@@ -97,10 +97,10 @@ class Peers:
 
         A collected stream's buffer is reused if there is one; ``stream`` then first waits for that stream's copies.
         """
-        event = self._place.xp.cuda.Event(disable_timing=True)
+        event = self._device.xp.cuda.Event(disable_timing=True)
         try:
-            room, last = self._free_stages.popleft()
+            buffer, copied = self._free_stages.popleft()
         except IndexError:
             return pinned.allocate(_STAGE), event
-        stream.wait_event(last)
-        return room, event
+        stream.wait_event(copied)
+        return buffer, event

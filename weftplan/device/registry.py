@@ -99,13 +99,13 @@ def peers(context: Context) -> list[Context]:
         contexts = [Context("gpu", index) for index in range(count_gpus())]
     else:
         with _lock:
-            contexts = [known for known in _devices if known.device_type == context.device_type]
+            contexts = [key for key in _devices if key.device_type == context.device_type]
     return [peer for peer in contexts if peer != context]
 
 
 def put(device: Device) -> Device | None:
     """Replace the device of ``device.context``, for tests and measurements; return the previous device, or None."""
     with _lock:
-        before = _devices.get(device.context)
+        previous = _devices.get(device.context)
         _devices[device.context] = device
-        return before
+        return previous

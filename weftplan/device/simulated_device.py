@@ -357,11 +357,11 @@ class SimDevice:
         while not event.done:
             self._step(event.stream)
 
-    def _step(self, wanted: SimStream) -> None:
-        """Run one queue entry: one that ``wanted`` needs first (lazy), or any that can run (random).
+    def _step(self, waiting: SimStream) -> None:
+        """Run one queue entry: one that ``waiting`` needs first (lazy), or any that can run (random).
 
         Raises:
-            DeviceError: ``wanted`` waits for an event that cannot complete.
+            DeviceError: ``waiting`` waits for an event that cannot complete.
         """
         if self.order == "random":
             ready = [stream for stream in self._in_order() if stream._ready()]
@@ -370,7 +370,7 @@ class SimDevice:
                 return
         # Follow the chain of waits to a stream that can run; a stream met twice, or empty, means a deadlock.
         seen: list[SimStream] = []
-        stream = wanted
+        stream = waiting
         while not stream._ready():
             if stream in seen or not stream._queue:
                 raise DeviceError(

@@ -73,12 +73,12 @@ class Addresses:
         self._remove_dead()
         return len(self._memories)
 
-    def add(self, raw: RawArray, place: int) -> None:
-        """Register ``raw`` as memory of simulated device number ``place``."""
+    def add(self, raw: RawArray, number: int) -> None:
+        """Register ``raw`` as memory of simulated device number ``number``."""
         self._remove_dead()
         owning: object = raw if raw.base is None else raw.base
         owner = weakref.ref(owning, self._dead.append)
-        memory = self._memories[id(owner)] = _Memory(place, owner)
+        memory = self._memories[id(owner)] = _Memory(number, owner)
         self._ranges.add(memory, raw.ctypes.data, raw.ctypes.data + raw.nbytes)
 
     def remove(self, raw: RawArray) -> None:
@@ -106,8 +106,8 @@ class Addresses:
         if not isinstance(array, np.ndarray):
             return HOST
         self._remove_dead()
-        there = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
-        return next((memory.place for memory in there if memory.owner() is not None), HOST)
+        memories = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
+        return next((memory.place for memory in memories if memory.owner() is not None), HOST)
 
 
 class Wires:
@@ -133,9 +133,9 @@ class Wires:
             return begin + WITHIN_S
         for hop in links.hops(source, target):
             spans = [(self._busy[wire], nbytes / links.wires[wire]) for wire in hop.wires]
-            before = -1.0
-            while before != begin:  # until all wires of the hop are free at the same time
-                before = begin
+            previous = -1.0
+            while previous != begin:  # until all wires of the hop are free at the same time
+                previous = begin
                 for busy, length in spans:
                     begin = _first_gap(busy, begin, length)
             for busy, length in spans:
@@ -155,8 +155,8 @@ _COPIES = 256
 
 def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:
     """Return the first time from ``begin`` at which a wire is free for ``length`` seconds."""
-    place = max(0, bisect.bisect(busy, (begin, float("inf"))) - 1)
-    for start, end in busy[place:]:
+    index = max(0, bisect.bisect(busy, (begin, float("inf"))) - 1)
+    for start, end in busy[index:]:
         if start >= begin + length:
             break
         begin = max(begin, end)

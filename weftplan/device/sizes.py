@@ -37,9 +37,9 @@ def parse_bytes(text: str | int) -> int:
         unit = _UNITS.get(form.group(3).lower()) if form else None
         if form is None or unit is None:
             raise PlanError(f"expected a number of bytes such as 2GB, 1.5GiB or 4096; got {text!r}")
-        whole, _, part = form.group(1).partition(".")
+        integer, _, part = form.group(1).partition(".")
         # Integer arithmetic: a float would round large sizes.
-        value = int(whole + part) * 10 ** int(form.group(2) or "0") * unit // 10 ** len(part)
+        value = int(integer + part) * 10 ** int(form.group(2) or "0") * unit // 10 ** len(part)
     if value <= 0:
         raise PlanError(f"expected a positive number of bytes, got {text!r}")
     return value

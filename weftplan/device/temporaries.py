@@ -143,12 +143,12 @@ class Temporaries:
         with self._lock:
             # A finalizer may append a block during the wait, and work enqueued after the device became idle may still
             # use it. Appends go to the right, so the first `count` blocks of each list were free before the wait.
-            before = [(free_blocks, len(free_blocks)) for free_blocks in self._free.values() if free_blocks]
-            if not before:
+            lengths = [(free_blocks, len(free_blocks)) for free_blocks in self._free.values() if free_blocks]
+            if not lengths:
                 return 0
             self._synchronize()
             released = 0
-            for free_blocks, count in before:
+            for free_blocks, count in lengths:
                 for _ in range(count):
                     block = free_blocks.popleft()
                     released += block.allocation.nbytes

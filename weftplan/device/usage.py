@@ -46,9 +46,9 @@ class Usage:
         ``gpus`` has for each watched GPU ``busy`` (recent percentage of time with a running kernel), ``bytes`` (in use
         by all processes) and ``watts``. Figures that a GPU does not support are absent, and so is an empty ``gpus``.
         """
-        now, busy = time.perf_counter(), _cpu_seconds()
-        usage: dict[str, Any] = {"cpu": round((busy - self._busy) / max(now - self._at, 1e-9), 3)}
-        self._at, self._busy = now, busy
+        time_s, busy = time.perf_counter(), _cpu_seconds()
+        usage: dict[str, Any] = {"cpu": round((busy - self._busy) / max(time_s - self._at, 1e-9), 3)}
+        self._at, self._busy = time_s, busy
         gpus = {name: answer for name, handle in self._handles.items() if (answer := self._ask(handle))}
         return {**usage, "gpus": gpus} if gpus else usage
 

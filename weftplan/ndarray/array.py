@@ -93,10 +93,10 @@ class NDArray(NDArrayBase, Methods):
 
     def astype(self, dtype: DTypeLike | None, copy: bool = True) -> NDArray:
         """Return a copy with another dtype; with ``copy=False`` this array if it has that dtype."""
-        wanted = check_dtype(dtype)
-        if not copy and wanted == self.dtype:
+        target_dtype = check_dtype(dtype)
+        if not copy and target_dtype == self.dtype:
             return self
-        out = fresh(self.context, self.shape, wanted, "astype")
+        out = fresh(self.context, self.shape, target_dtype, "astype")
         copy_into(self, out)
         return out
 
@@ -139,14 +139,14 @@ class NDArray(NDArrayBase, Methods):
         if len(codes) == 1 and not isinstance(codes[0], int | np.integer):
             codes = codes[0]
         codes = tuple(int(code) for code in ([codes] if isinstance(codes, int) else codes))
-        wanted: Shape
+        target_shape: Shape
         if self.size == 0 or min(codes, default=1) > 0:
-            wanted = codes  # the codes take 0 for an unknown dimension, so empty arrays only get plain shapes
+            target_shape = codes  # the codes take 0 for an unknown dimension, so empty arrays only get plain shapes
         else:
-            wanted = reshaped(self.shape, codes, reverse=reverse)
-        if math.prod(wanted) != self.size or min(wanted, default=0) < 0:
+            target_shape = reshaped(self.shape, codes, reverse=reverse)
+        if math.prod(target_shape) != self.size or min(target_shape, default=0) < 0:
             raise ShapeError(f"cannot reshape an array of shape {self.shape} ({self.size} elements) to {codes}")
-        return NDArray(self.chunk, wanted, self.dtype, self.offset)
+        return NDArray(self.chunk, target_shape, self.dtype, self.offset)
 
     @property
     def T(self) -> NDArray:

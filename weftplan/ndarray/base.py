@@ -253,11 +253,11 @@ def check_dtype(dtype: DTypeLike | None) -> DType:
     if dtype is None:
         return np.dtype(np.float32)
     try:
-        wanted = dtype_of(dtype)
+        checked = dtype_of(dtype)
     except TypeError as error:
         if dtype == "bfloat16":
             raise DTypeError(str(error)) from None
         raise DTypeError(f"unknown dtype {dtype!r}: expected float16, float32, float64, int8, …, bool") from error
-    if not is_number(wanted) or wanted.itemsize > 8:
-        raise DTypeError(f"dtype {wanted} is not supported: expected booleans, integers or floats of at most 64 bits")
-    return wanted if wanted.isnative else wanted.newbyteorder("=")
+    if not is_number(checked) or checked.itemsize > 8:
+        raise DTypeError(f"dtype {checked} is not supported: expected booleans, integers or floats of at most 64 bits")
+    return checked if checked.isnative else checked.newbyteorder("=")

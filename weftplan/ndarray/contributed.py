@@ -55,7 +55,7 @@ def _each(
     """Do the step ``name`` for each weight, with its own rates."""
     count = size or len(arrays[0])
     targets = [None] * count if out is None else [out] if isinstance(out, NDArray) else list(out)
-    lengths = [len(one) for one in (*arrays, *rates.values(), targets)]
+    lengths = [len(values_list) for values_list in (*arrays, *rates.values(), targets)]
     if any(length != count for length in lengths):
         raise ParameterError(
             f"{name}: expected lists of {count} items, one for each weight; arrays, lrs, wds, etas and outputs have "
@@ -63,9 +63,9 @@ def _each(
         )
     step: Any = adamw_update if name == "multi_adamw_update" else mp_adamw_update
     results = []
-    for k, (target, *each) in enumerate(zip(targets, *arrays, strict=True)):
-        own = {key: values[k] for key, values in rates.items()}
-        results.append(step(*each, rescale_grad, out=target, **own, **options))
+    for k, (target, *operands) in enumerate(zip(targets, *arrays, strict=True)):
+        step_rates = {key: values[k] for key, values in rates.items()}
+        results.append(step(*operands, rescale_grad, out=target, **step_rates, **options))
     return results
 
 

@@ -27,9 +27,9 @@ def _flat(value: object, what: str) -> tuple[list[NDArray], _Form]:
         raise DTypeError(f"{what} must be an NDArray or nested lists of them, got {value!r} ({type(value).__name__})")
     arrays: list[NDArray] = []
     form: list[Any] = []
-    for one in value:
-        some, inner = _flat(one, what)
-        arrays += some
+    for entry in value:
+        leaves, inner = _flat(entry, what)
+        arrays += leaves
         form.append(inner)
     return arrays, form
 
@@ -72,8 +72,8 @@ class _Steps:
         """Stack the outputs along a new first axis of ``length``, padded with zeros if there were fewer steps."""
         results = []
         for number, column in enumerate(zip(*self._rows, strict=True)):
-            if any(one.shape != column[0].shape for one in column):
-                shapes = ", ".join(str(one.shape) for one in column)
+            if any(value.shape != column[0].shape for value in column):
+                shapes = ", ".join(str(value.shape) for value in column)
                 raise ShapeError(f"{self._what}: output {number} has other shapes at other steps: {shapes}")
             joined = stack(*column)
             if len(column) < length:
@@ -116,7 +116,7 @@ def foreach(body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states:
     """
     arrays, _ = _flat(data, "foreach: data")
     _flat(init_states, "foreach: init_states")
-    if not isinstance(data, NDArray) and not all(isinstance(one, NDArray) for one in data):
+    if not isinstance(data, NDArray) and not all(isinstance(entry, NDArray) for entry in data):
         raise DTypeError("foreach: data must be an NDArray or a flat list of them, of which rows can be taken")
     rows = [array.shape[0] if array.ndim else 0 for array in arrays]
     if not rows or min(rows) < rows[0] or not rows[0]:
@@ -162,24 +162,24 @@ def while_loop(
     if max_iterations is None:
         raise ParameterError("while_loop: max_iterations should be specified")
     limit = _number(max_iterations, int, "while_loop: max_iterations")
-    alone = isinstance(loop_vars, NDArray)
-    now = [loop_vars] if alone else loop_vars
-    if len(now) == 0:
+    is_single = isinstance(loop_vars, NDArray)
+    variables = [loop_vars] if is_single else loop_vars
+    if len(variables) == 0:
         raise ParameterError("while_loop: loop_vars should contain at least one element")
     steps = _Steps("while_loop")
-    done = 0
-    while done < limit and _number(cond(*now), bool, "while_loop: what cond gives"):
-        output, new = func(*now)
+    count = 0
+    while count < limit and _number(cond(*variables), bool, "while_loop: what cond gives"):
+        output, new = func(*variables)
         new = [] if new is None else list(new) if isinstance(new, list | tuple) else [new]
-        if len(new) != len(now):
+        if len(new) != len(variables):
             raise ParameterError(
-                f"while_loop: the length of loop_vars should be consistent during the loop: func got {len(now)} and "
-                f"gave {len(new)}"
+                f"while_loop: the length of loop_vars should be consistent during the loop: func got "
+                f"{len(variables)} and gave {len(new)}"
             )
-        now = new
+        variables = new
         steps.add([] if output is None else output)
-        done += 1
-    return steps.stacked(limit), now[0] if alone else now
+        count += 1
+    return steps.stacked(limit), variables[0] if is_single else variables
 
 
 def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:

@@ -47,9 +47,9 @@ def array(source_array: object, ctx: Context | None = None, dtype: DTypeLike | N
     """
     context = check_context(ctx)
     if isinstance(source_array, NDArray):
-        wanted = source_array.dtype if dtype is None else check_dtype(dtype)
-        return source_array.copyto(fresh(context, source_array.shape, wanted, "array"))
-    wanted = check_dtype(dtype)
+        target_dtype = source_array.dtype if dtype is None else check_dtype(dtype)
+        return source_array.copyto(fresh(context, source_array.shape, target_dtype, "array"))
+    target_dtype = check_dtype(dtype)
     try:
         values = np.asarray(source_array)
         if not is_number(values.dtype) and values.dtype.kind not in "SUO":
@@ -57,7 +57,7 @@ def array(source_array: object, ctx: Context | None = None, dtype: DTypeLike | N
         if values.dtype.kind == "O" and any(value is None for value in values.flat):
             raise TypeError("None is no number")
         with np.errstate(all="ignore"):
-            values = values.astype(wanted, copy=False)
+            values = values.astype(target_dtype, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
         raise DTypeError(
             f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}; make numbers of "
@@ -82,9 +82,9 @@ def empty(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = Non
     if stype not in (None, "default"):
         raise ParameterError("empty: only dense arrays (stype='default') are supported")
     dims = check_shape(shape)
-    wanted = check_dtype(dtype)
+    target_dtype = check_dtype(dtype)
     context = check_context(ctx)
-    return NDArray(ARRAY_CHUNK.get()(context, math.prod(dims) * wanted.itemsize), dims, wanted)
+    return NDArray(ARRAY_CHUNK.get()(context, math.prod(dims) * target_dtype.itemsize), dims, target_dtype)
 
 
 @known_keywords()
@@ -203,11 +203,11 @@ def arange(
         start, stop = 0, start
     if step == 0 or repeat < 1:
         raise ParameterError(f"arange: step must not be 0 and repeat at least 1, got step={step}, repeat={repeat}")
-    wanted = check_dtype(dtype)
+    target_dtype = check_dtype(dtype)
     values = np.arange(start, stop, step, dtype=np.float64)
-    if not is_float(wanted):
-        values = (np.arange(len(values)) * math.trunc(step) + math.trunc(start)).astype(wanted)
-    return array(np.repeat(values, repeat), ctx, wanted)
+    if not is_float(target_dtype):
+        values = (np.arange(len(values)) * math.trunc(step) + math.trunc(start)).astype(target_dtype)
+    return array(np.repeat(values, repeat), ctx, target_dtype)
 
 
 def linspace(
@@ -304,9 +304,9 @@ def stack(*arrays: Any, axis: int = 0, **kwargs: object) -> NDArray:
 
 
 def _check_arrays(name: str, arrays: Sequence[object]) -> None:
-    for position, one in enumerate(arrays):
-        if not isinstance(one, NDArray):
-            raise DTypeError(f"{name}: number {position} must be an NDArray, got {type(one).__name__}")
+    for position, entry in enumerate(arrays):
+        if not isinstance(entry, NDArray):
+            raise DTypeError(f"{name}: number {position} must be an NDArray, got {type(entry).__name__}")
     if not arrays:
         raise DTypeError(f"{name} needs at least one array")
 

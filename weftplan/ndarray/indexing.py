@@ -45,18 +45,18 @@ def getitem(array: Array, key: object) -> Array:
         key %= rows
         row = array.slice_at(key, key + 1)
         return cls(array.chunk, array.shape[1:] or (1,), array.dtype, row.offset)
-    some = _rows(array, key)
-    if some is not None:
-        return array.slice_at(*some)
+    row_range = _rows(array, key)
+    if row_range is not None:
+        return array.slice_at(*row_range)
     parts, advanced = _parse(array, key)
     if not advanced:
-        whole = _outline(array)
+        outline = _outline(array)
         key = _basic(parts)
-        view = whole[key]
+        view = outline[key]
         shape = view.shape or (1,)
         if view.flags.c_contiguous:
             return cls(
-                array.chunk, shape, array.dtype, array.offset + (_address(view) - _address(whole)) * bool(view.size)
+                array.chunk, shape, array.dtype, array.offset + (_address(view) - _address(outline)) * bool(view.size)
             )
         out = _result(array, shape, "slice")
         push_kernel(partial(_slice, key), [array, out], (array.var,), (out.var,), array.context, name="slice")
@@ -64,8 +64,8 @@ def getitem(array: Array, key: object) -> Array:
     out = _result(array, _advanced_shape(array, parts), "gather")
     indices, moved = _indices(array, parts)
 
-    def gather(source: RawArray, target: RawArray, *given: RawArray) -> None:
-        target[...] = source[indices(given)]
+    def gather(source: RawArray, target: RawArray, *index_values: RawArray) -> None:
+        target[...] = source[indices(index_values)]
 
     reads = (array.var, *(index.var for index in moved))
     push_kernel(gather, [array, out, *moved], reads, (out.var,), array.context, name="gather")
@@ -102,12 +102,12 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
     else:
         basic = _basic(parts)
         if rows is not None:
-            shape, whole = (rows[1] - rows[0], *array.shape[1:]), True
+            shape, contiguous = (rows[1] - rows[0], *array.shape[1:]), True
         else:
             part = _outline(array)[basic]
-            shape, whole = part.shape, part.flags.c_contiguous
+            shape, contiguous = part.shape, part.flags.c_contiguous
 
-        def indices(given: Sequence[RawArray]) -> Any:
+        def indices(index_values: Sequence[RawArray]) -> Any:
             return basic
 
     ndim = len(shape)
@@ -117,7 +117,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
         operand = Value(scalar_as(array.dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
-        if not advanced and whole and value.shape == array.shape == shape:
+        if not advanced and contiguous and value.shape == array.shape == shape:
             copy_into(value, array)
             return
         operand = on_context(value, array.context)
@@ -134,9 +134,9 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
         _check_fits(array, shape, operand.ready.shape)
 
     if not advanced:
-        alone = operand.__class__ is Value or operand.chunk is not array.chunk
+        no_overlap = operand.__class__ is Value or operand.chunk is not array.chunk
         source = operand.ready if operand.__class__ is Value else operand
-        if alone and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
+        if no_overlap and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
             return
 
     def scatter(target: RawArray, source: RawArray | Scalar, *index_arrays: RawArray) -> None:
@@ -147,9 +147,9 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
     name = "scatter" if advanced else "assign"
     operands = [array, operand, *moved]
     if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
-        where, place = route_from_host(array)
+        queue, lane = route_from_host(array)
         fn = computing(scatter, operands)
-        push(fn, reads, (array.var,), place, prop=where, name=name)
+        push(fn, reads, (array.var,), lane, prop=queue, name=name)
         return
     push_kernel(scatter, operands, reads, (array.var,), array.context, name=name)
 
@@ -183,15 +183,17 @@ def _trimmed(value: Any, ndim: int) -> Any:
     return value.reshape(value.shape[extra:]) if extra > 0 else value
 
 
-def _check_fits(array: NDArrayBase, shape: tuple[int, ...], given: tuple[int, ...]) -> None:
-    extra = len(given) - len(shape)
-    core = given[extra:] if extra > 0 and all(dim == 1 for dim in given[:extra]) else given
+def _check_fits(array: NDArrayBase, shape: tuple[int, ...], value_shape: tuple[int, ...]) -> None:
+    extra = len(value_shape) - len(shape)
+    core = value_shape[extra:] if extra > 0 and all(dim == 1 for dim in value_shape[:extra]) else value_shape
     try:
         fits = np.broadcast_shapes(shape, core) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise ShapeError(f"cannot assign values of shape {given} to a part of shape {shape} of an array {array.shape}")
+        raise ShapeError(
+            f"cannot assign values of shape {value_shape} to a part of shape {shape} of an array {array.shape}"
+        )
 
 
 def _parse(array: NDArrayBase, key: object) -> tuple[tuple[Any, ...], bool]:
@@ -258,8 +260,8 @@ def _address(view: RawArray) -> int:
 
 def _advanced_shape(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the shape of the selected part; raise IndexError for errors that can be detected now."""
-    known = tuple(np.zeros(part.shape, np.int64) if isinstance(part, array.__class__) else part for part in parts)
-    shape = np.broadcast_to(np.int8(0), array.shape)[known].shape
+    selectors = tuple(np.zeros(part.shape, np.int64) if isinstance(part, array.__class__) else part for part in parts)
+    shape = np.broadcast_to(np.int8(0), array.shape)[selectors].shape
     return tuple(shape) or (1,)
 
 
@@ -268,15 +270,15 @@ def _indices(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[Callable[[Sequ
     xp = device.get(array.context).xp
     cls = array.__class__
     moved = [on_context(part, array.context) for part in parts if isinstance(part, cls)]
-    known = [None if isinstance(part, cls) else part for part in parts]
+    selectors = [None if isinstance(part, cls) else part for part in parts]
     live = [isinstance(part, cls) for part in parts]
 
-    def key(given: Sequence[RawArray]) -> tuple[Any, ...]:
-        following = iter(given)
+    def key(index_values: Sequence[RawArray]) -> tuple[Any, ...]:
+        following = iter(index_values)
         with np.errstate(invalid="ignore"):  # NaN becomes a number that is out of range
             return tuple(
                 next(following).astype(np.int64) if late else xp.asarray(part) if isinstance(part, np.ndarray) else part
-                for part, late in zip(known, live, strict=True)
+                for part, late in zip(selectors, live, strict=True)
             )
 
     return key, moved

@@ -122,8 +122,8 @@ def copy_inline(source: NDArrayBase | Value, target: NDArrayBase, key: object = 
         source: a value, or an array with another chunk than ``target``.
     """
     # Only whole arrays get the larger bound: a gather or scatter by a key takes longer than its bytes suggest.
-    most = MOST_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MOST_BYTES
-    return _within(partial(_copy, source, target, key), (source,), (target,), most)
+    limit = MOST_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MOST_BYTES
+    return _within(partial(_copy, source, target, key), (source,), (target,), limit)
 
 
 def _copy(source: NDArrayBase | Value, target: NDArrayBase, key: object) -> None:

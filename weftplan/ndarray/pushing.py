@@ -55,9 +55,9 @@ def work(ctx: Context, kernel: Callable[..., object], operands: list[Operand]) -
     result of ``raw``, or None.
     """
     if ctx.device_type != "cpu":
-        place = device.get(ctx)
-        if place.asynchronous:
-            kernel = partial(_launch, place, kernel)
+        ctx_device = device.get(ctx)
+        if ctx_device.asynchronous:
+            kernel = partial(_launch, ctx_device, kernel)
     return computing(kernel, operands)
 
 
@@ -166,8 +166,8 @@ def push_kernel(
     """
     if engine.get().has_failed:
         reads = (*reads, *(var for var in _vars_of_parts(operands) if var in writes))
-    if (room := MAKE_ROOM.value) is not None:
-        reads = (*reads, *room(ctx, operands))
+    if (make_room := MAKE_ROOM.value) is not None:
+        reads = (*reads, *make_room(ctx, operands))
     fn = computing(kernel, operands) if enqueues else work(ctx, kernel, operands)
     _push(fn, reads, writes, ctx, prop, priority, name)
 
@@ -191,9 +191,9 @@ def push(
     name: str | None = None,
 ) -> None:
     """Push ``fn``, which uses only memory that is already allocated; on an asynchronous device, launch it there."""
-    place = device.get(ctx)
-    if place.asynchronous:
-        fn = partial(place.launch, fn)
+    ctx_device = device.get(ctx)
+    if ctx_device.asynchronous:
+        fn = partial(ctx_device.launch, fn)
     _push(fn, reads, writes, ctx, prop, priority, name)
 
 

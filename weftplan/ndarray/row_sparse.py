@@ -102,7 +102,7 @@ def row_sparse_array(
     Raises:
         ShapeError: rows and numbers do not fit each other, or ``shape``.
     """
-    wanted = None if dtype is None else check_dtype(dtype)
+    target_dtype = None if dtype is None else check_dtype(dtype)
     if not isinstance(arg1, tuple) or all(isinstance(dim, (int, np.integer)) for dim in arg1):
         values = np.zeros(arg1) if isinstance(arg1, tuple) else _host(arg1)
         if shape is not None and tuple(shape) != values.shape:
@@ -111,15 +111,15 @@ def row_sparse_array(
         rows, numbers = _host(arg1[0]), _host(arg1[1]).astype(np.int64).reshape(-1)
         if len(rows) != len(numbers):
             raise ShapeError(f"row_sparse_array: {len(rows)} rows for {len(numbers)} numbers of rows")
-        full = (int(numbers.max(initial=-1)) + 1, *rows.shape[1:]) if shape is None else tuple(shape)
-        if (numbers.size and not 0 <= numbers.min() <= numbers.max() < full[0]) or full[1:] != rows.shape[1:]:
+        dense = (int(numbers.max(initial=-1)) + 1, *rows.shape[1:]) if shape is None else tuple(shape)
+        if (numbers.size and not 0 <= numbers.min() <= numbers.max() < dense[0]) or dense[1:] != rows.shape[1:]:
             raise ShapeError(
-                f"row_sparse_array: rows {rows.shape} with numbers up to {numbers.max(initial=-1)} for {full}"
+                f"row_sparse_array: rows {rows.shape} with numbers up to {numbers.max(initial=-1)} for {dense}"
             )
-        values = np.zeros(full, rows.dtype)
+        values = np.zeros(dense, rows.dtype)
         values[numbers] = rows
     default_dtype = values.dtype if isinstance(arg1, (NDArray, np.ndarray)) else np.dtype(np.float32)
-    return as_row_sparse(from_host(values.astype(wanted or default_dtype), check_context(ctx)))
+    return as_row_sparse(from_host(values.astype(target_dtype or default_dtype), check_context(ctx)))
 
 
 def _host(value: object) -> RawArray:

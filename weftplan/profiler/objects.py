@@ -58,8 +58,8 @@ class _Span:
         if self._start_ns < 0:
             raise MXNetError(f"{type(self).__name__} {self.name!r}: stop() before start()")
         thread = threading.current_thread().name
-        now = time.perf_counter_ns()
-        recorder.add_user(UserRecord("span", str(self.domain), self.name, thread, self._start_ns, now, 0.0))
+        end_ns = time.perf_counter_ns()
+        recorder.add_user(UserRecord("span", str(self.domain), self.name, thread, self._start_ns, end_ns, 0.0))
         self._start_ns = -1
 
     def __enter__(self) -> Self:
@@ -118,8 +118,8 @@ class Counter:
     def _record(self, value: float) -> None:
         """Record the value; the caller holds the lock, so records are in the order of the values."""
         self.value = value
-        now = time.perf_counter_ns()
-        recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", now, now, value))
+        time_ns = time.perf_counter_ns()
+        recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", time_ns, time_ns, value))
 
     def decrement(self, delta: float = 1) -> None:
         """Subtract from the counter."""
@@ -163,5 +163,5 @@ class Marker:
         if scope not in ("process", "thread", "global"):
             raise ParameterError(f"Marker.mark: scope must be 'process', 'thread' or 'global', got {scope!r}")
         thread = threading.current_thread().name
-        now = time.perf_counter_ns()
-        recorder.add_user(UserRecord("instant", str(self.domain), self.name, thread, now, now, 0.0, scope))
+        time_ns = time.perf_counter_ns()
+        recorder.add_user(UserRecord("instant", str(self.domain), self.name, thread, time_ns, time_ns, 0.0, scope))

@@ -22,13 +22,13 @@ def recorded(kind: str) -> Iterator[None]:
     if not recorder.active:
         yield
         return
-    since, before = time.perf_counter_ns(), running.pusher
+    since, pusher = time.perf_counter_ns(), running.pusher
     running.pusher = kind
     recorder.python_operators.add(kind)
     try:
         yield
     finally:
-        running.pusher = before  # if one Python operator calls another, the operation belongs to the caller
+        running.pusher = pusher  # if one Python operator calls another, the operation belongs to the caller
         thread = threading.current_thread().name
         name = f"{kind}::pure_python"
         recorder.add_user(UserRecord("span", PYTHON_OPERATORS, name, thread, since, time.perf_counter_ns(), 0.0))

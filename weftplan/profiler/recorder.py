@@ -127,15 +127,15 @@ class Recorder:
             self._sample_once()
 
     def _sample_once(self) -> None:
-        now = time.perf_counter_ns()
+        time_ns = time.perf_counter_ns()
         for context, resource in storage.in_use().items():
             live = resource.statistics().requested_bytes
-            self.memory.append(MemorySample(now, f"live bytes {context}", live, is_live=True))
+            self.memory.append(MemorySample(time_ns, f"live bytes {context}", live, is_live=True))
             if context.device_type == "gpu":
                 free, total = device.get(context).memory_info()
                 counter = f"memory in use on {context}, all processes"
-                self.memory.append(MemorySample(now, counter, total - free, is_live=False))
-        self.memory.append(MemorySample(now, "memory of this process", host_memory.resident(), is_live=False))
+                self.memory.append(MemorySample(time_ns, counter, total - free, is_live=False))
+        self.memory.append(MemorySample(time_ns, "memory of this process", host_memory.resident(), is_live=False))
 
 
 recorder = Recorder()

@@ -41,11 +41,11 @@ class Form:
 
     def sizes(self, side: int) -> Shape:
         """Return an example shape with this image side; empty if an axis needs an unknown size."""
-        known = self.shape or (0,) * len(self.axes)
+        shape = self.shape or (0,) * len(self.axes)
         image = {"H", "W"} <= set(self.axes) and "D" not in self.axes
         sizes = tuple(
             size or _SIZES.get(axis) or (side if axis in "HW" else _COLOURS if axis == "C" and image else 0)
-            for axis, size in zip(self.axes, known, strict=True)
+            for axis, size in zip(self.axes, shape, strict=True)
         )
         return sizes if all(sizes) else ()
 
@@ -95,9 +95,9 @@ def is_label(nodes: Sequence[Node], name: str) -> bool:
     if name.endswith("label"):
         return True
     readers = [
-        node.op is not None and node.op.loss and place in node.op.ignored(node.params)
+        node.op is not None and node.op.loss and position in node.op.ignored(node.params)
         for node in nodes
-        for place, entry in enumerate(node.inputs)
+        for position, entry in enumerate(node.inputs)
         if entry.node.op is None and entry.node.name == name
     ]
     return bool(readers) and all(readers)

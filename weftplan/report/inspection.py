@@ -99,7 +99,10 @@ class Inspection:
         fields = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
         del fields["plan"]
         if self.plan is not None:
-            fields |= {"kernels": dict(self.plan.kernels), "passes": [one._asdict() for one in self.plan.passes]}
+            fields |= {
+                "kernels": dict(self.plan.kernels),
+                "passes": [graph_pass._asdict() for graph_pass in self.plan.passes],
+            }
         return fields
 
 
@@ -216,16 +219,16 @@ def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
 
 
 def _wrong_shapes(
-    nodes: Sequence[Node], given: Mapping[str, Shape], stored: Mapping[str, Shape], variables: Sequence[str]
+    nodes: Sequence[Node], shapes: Mapping[str, Shape], stored: Mapping[str, Shape], variables: Sequence[str]
 ) -> dict[str, Shape]:
     """Return parameters whose stored shapes contradict the inferred shapes."""
     rows = infer.entry_rows(nodes)
-    values = infer.infer_shapes(nodes, given)
+    values = infer.infer_shapes(nodes, shapes)
     inferred = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
     return {
         key: shape
         for key in variables
-        if key in stored and key not in given and (shape := inferred.get(key)) and not _agree(stored[key], shape)
+        if key in stored and key not in shapes and (shape := inferred.get(key)) and not _agree(stored[key], shape)
     }
 
 
@@ -237,7 +240,7 @@ def _open(shape: Shape) -> str:
 def _agree(stored: Shape, needed: Shape) -> bool:
     """Return whether two shapes are compatible; 0 is unknown."""
     return len(stored) == len(needed) and all(
-        not dim or not wanted or dim == wanted for dim, wanted in zip(stored, needed, strict=True)
+        not dim or not need or dim == need for dim, need in zip(stored, needed, strict=True)
     )
 
 
@@ -253,8 +256,8 @@ def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Shape |
     for node in nodes:
         if node.op is None:
             continue
-        own = dict.fromkeys(e for e in node.inputs if e.node.op is None and e.node.name not in fed)
-        fresh = [entry for entry in own if entry.node not in counted]
+        parameters = dict.fromkeys(e for e in node.inputs if e.node.op is None and e.node.name not in fed)
+        fresh = [entry for entry in parameters if entry.node not in counted]
         counted.update(entry.node for entry in fresh)
         sizes = [shape_of(entry) for entry in fresh]
         ins = [shape_of(entry) for entry in node.inputs]
@@ -337,12 +340,12 @@ def _variable_shapes(nodes: Sequence[Node], values: Sequence[Any]) -> dict[str, 
 
 
 def _with_labels(
-    nodes: Sequence[Node], known: Mapping[str, Shape], labels: Sequence[str], data: Sequence[Shape]
+    nodes: Sequence[Node], shapes: Mapping[str, Shape], labels: Sequence[str], data: Sequence[Shape]
 ) -> list[Any] | None:
     """Return the inferred shapes if ``labels`` have leading axes of the shapes ``data``; None if no such axes fit."""
     for leading in (shape[:length] for shape in data for length in range(len(shape), 0, -1)):
         try:
-            return list(infer.infer_shapes(nodes, {**known, **dict.fromkeys(labels, leading)}))
+            return list(infer.infer_shapes(nodes, {**shapes, **dict.fromkeys(labels, leading)}))
         except ShapeError:
             continue
     return None
@@ -362,30 +365,30 @@ def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warni
 
 
 def _verdict(
-    nodes: Sequence[Node], found: Mapping[str, Any], hints: Mapping[str, Form], stored: Mapping[str, Shape] | None
+    nodes: Sequence[Node], facts: Mapping[str, Any], hints: Mapping[str, Form], stored: Mapping[str, Shape] | None
 ) -> str:
     """Return a verdict of one sentence; ``stored``: shapes of parameters, if there are any."""
-    if found["missing_operators"]:
+    if facts["missing_operators"]:
         return f"It cannot be run as a whole. {placeholder.explain(nodes)}."
-    misfits = len(found.get("missing", ())) + len(found["wrong"])
-    if stored is not None and misfits and len(found["matched"]) <= misfits:
+    misfits = len(facts.get("missing", ())) + len(facts["wrong"])
+    if stored is not None and misfits and len(facts["matched"]) <= misfits:
         return (
-            f"These are the parameters of another network: {len(found['matched'])} of "
-            f"{len(found['matched']) + misfits} match, {len(found['missing'])} are missing, {len(found['wrong'])} have "
-            f"another shape and {len(found['unused'])} are unused."
+            f"These are the parameters of another network: {len(facts['matched'])} of "
+            f"{len(facts['matched']) + misfits} match, {len(facts['missing'])} are missing, {len(facts['wrong'])} have "
+            f"another shape and {len(facts['unused'])} are unused."
         )
-    if stored is not None and (found["missing"] or found["wrong"]):
-        numbers = ((len(found["missing"]), "missing"), (len(found["wrong"]), "of another shape"))
+    if stored is not None and (facts["missing"] or facts["wrong"]):
+        numbers = ((len(facts["missing"]), "missing"), (len(facts["wrong"]), "of another shape"))
         named = " and ".join(f"{n} {'parameter is' if n == 1 else 'parameters are'} {what}" for n, what in numbers if n)
         needed = "it has to be trained on, or given the rest, before its outputs mean anything"
         return f"It can be opened, but {named}; {needed}."
     parts = ["All its operators are supported"]
     if stored is not None:
-        parts.append(f"all its {len(found['matched'])} parameters are there")
+        parts.append(f"all its {len(facts['matched'])} parameters are there")
     text = " and ".join(parts)
-    if "inference_bytes" not in found:
-        unknown = next((one.name for one in found["inputs"] if not is_known(one.shape)), "data")
+    if "inference_bytes" not in facts:
+        unknown = next((entry.name for entry in facts["inputs"] if not is_known(entry.shape)), "data")
         form = hints.get(unknown, Form())
         typed = form.advice(unknown, usual_shape(nodes, unknown, form, stored))
         return f"{text}. To see sizes, give the shape of {unknown}: {typed}."
-    return f"{text}: it can be run, and inference takes {found['inference_bytes']:,} bytes."
+    return f"{text}: it can be run, and inference takes {facts['inference_bytes']:,} bytes."

@@ -9,7 +9,7 @@ from weftplan.profiler.recorder import OperationRecord, Recorder
 from weftplan.report.page import filled
 from weftplan.support import slots
 
-MOST_SPANS = 40_000
+SPAN_LIMIT = 40_000
 """Most operations on a page; the longest are shown."""
 KINDS = {
     "forward": "forward",
@@ -42,10 +42,10 @@ def kind_of(name: str) -> str:
 def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
     """Return the page as text. It loads no other files and needs no network."""
     records = [OperationRecord._make(record) for record in list(recorder.operations)]
-    shown = sorted(records, key=lambda record: record.start_ns - record.end_ns)[:MOST_SPANS]
+    shown = sorted(records, key=lambda record: record.start_ns - record.end_ns)[:SPAN_LIMIT]
     spans = [user for user in list(recorder.user) if user.kind == "span"]
-    first = min([*(record.start_ns for record in records), *(span.start_ns for span in spans)], default=0)
-    last = max([*(record.end_ns for record in records), *(span.end_ns for span in spans)], default=first)
+    begin_ns = min([*(record.start_ns for record in records), *(span.start_ns for span in spans)], default=0)
+    end_ns = max([*(record.end_ns for record in records), *(span.end_ns for span in spans)], default=begin_ns)
     names: dict[str, int] = {}
     kinds: list[str] = []
     lanes: dict[str, list[list[float]]] = {}
@@ -54,7 +54,7 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
         if name not in names:
             names[name] = len(names)
             kinds.append(kind)
-        lanes.setdefault(lane, []).append([_us(start - first), _us(end - start), names[name], _us(waited)])
+        lanes.setdefault(lane, []).append([_us(start - begin_ns), _us(end - start), names[name], _us(waited)])
 
     for span in spans:
         add(f"yours: {span.thread}", span.name, "yours", span.start_ns, span.end_ns, 0)
@@ -64,16 +64,16 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
         add(lane, name, kind_of(name), record.start_ns, record.end_ns, record.start_ns - record.push_ns)
     used = [kind for kind in KINDS if kind in kinds]
     data = {
-        "end": max(_us(last - first), 1.0),
+        "end": max(_us(end_ns - begin_ns), 1.0),
         "kinds": [[kind, KINDS[kind]] for kind in used],
         "names": [[name, used.index(kind)] for name, kind in zip(names, kinds, strict=True)],
         "lanes": [{"name": lane, "spans": sorted(lanes[lane])} for lane in sorted(lanes)],
-        "memory": _live_bytes(recorder, first),
+        "memory": _live_bytes(recorder, begin_ns),
         "table": _table(records),
     }
     marks = {
         "TITLE": html.escape(title),
-        "STORY": html.escape(_story(records, last - first, len(shown))).replace(" %", "&nbsp;%"),
+        "STORY": html.escape(_story(records, end_ns - begin_ns, len(shown))).replace(" %", "&nbsp;%"),
     }
     return filled("lanes_page.html", data, marks)
 
@@ -107,17 +107,17 @@ def _table(records: list[OperationRecord]) -> list[list[str | int | float]]:
     return sorted(rows.values(), key=lambda row: -row[2])[:200]
 
 
-def _story(records: list[OperationRecord], whole_ns: int, shown: int) -> str:
+def _story(records: list[OperationRecord], total_ns: int, shown: int) -> str:
     """Return the workers' utilization in words."""
     if not records:
         return "Nothing was recorded: call mx.profiler.set_state('run') before the work and set_state('stop') after it."
     busy: dict[str, int] = {}
     for record in records:
         busy[record.worker] = busy.get(record.worker, 0) + record.end_ns - record.start_ns
-    worker, most = max(busy.items(), key=lambda pair: pair[1])
+    worker, busiest_ns = max(busy.items(), key=lambda pair: pair[1])
     text = (
-        f"{len(records):,} operations ran on {len(busy)} workers in {whole_ns / 1e6:,.1f} ms. The busiest, "
-        f"{worker.removeprefix('weftplan ')}, worked {100 * most / max(whole_ns, 1):.0f} % of the time."
+        f"{len(records):,} operations ran on {len(busy)} workers in {total_ns / 1e6:,.1f} ms. The busiest, "
+        f"{worker.removeprefix('weftplan ')}, worked {100 * busiest_ns / max(total_ns, 1):.0f} % of the time."
     )
     return text if shown == len(records) else f"{text} The page shows the {shown:,} longest operations."
 

@@ -11,7 +11,7 @@ from weftplan.storage.base import Segment
 from weftplan.storage.recording import Event
 from weftplan.storage.report import by_origin
 
-MOST_SEGMENTS, MOST_HOLDERS, MOST_POINTS = 60, 200, 20_000
+SEGMENT_LIMIT, HOLDER_LIMIT, POINT_LIMIT = 60, 200, 20_000
 
 
 def memory_html(snapshot: Snapshot) -> str:
@@ -46,7 +46,7 @@ def _device(
             ["most ever from the system, bytes", statistics.peak_reserved_bytes],
             ["refused requests", statistics.failures],
         ],
-        "holders": [[origin, nbytes, count] for origin, (nbytes, count) in origins[:MOST_HOLDERS]],
+        "holders": [[origin, nbytes, count] for origin, (nbytes, count) in origins[:HOLDER_LIMIT]],
         "segments": [
             {
                 "nbytes": int(segment.raw.nbytes),
@@ -55,9 +55,9 @@ def _device(
                     for at, nbytes, held in segment.parts
                 ],
             }
-            for segment in sorted(segments, key=lambda segment: -int(segment.raw.nbytes))[:MOST_SEGMENTS]
+            for segment in sorted(segments, key=lambda segment: -int(segment.raw.nbytes))[:SEGMENT_LIMIT]
         ],
-        "timeline": timeline(events, statistics.allocated_bytes, statistics.reserved_bytes)[-MOST_POINTS:],
+        "timeline": timeline(events, statistics.allocated_bytes, statistics.reserved_bytes)[-POINT_LIMIT:],
         "refused": [[event.time_ns // 1000, event.nbytes] for event in events if event.action == "oom"],
     }
 

@@ -80,9 +80,9 @@ def _every_node(nodes: Sequence[Node], outputs: set[Node]) -> list[Box]:
     """Return a box for each operator, and for each variable that is an operator's data or an output."""
     data = {node.inputs[0].node for node in nodes if node.inputs} | outputs
     shown = [node for node in nodes if node.op is not None or node in data]
-    place = {node: k for k, node in enumerate(shown)}
+    index = {node: k for k, node in enumerate(shown)}
     return [
-        Box([node], list(dict.fromkeys(place[entry.node] for entry in node.inputs if entry.node in place)))
+        Box([node], list(dict.fromkeys(index[entry.node] for entry in node.inputs if entry.node in index)))
         for node in shown
     ]
 
@@ -110,9 +110,9 @@ def _chains(boxes: list[Box]) -> list[Box]:
         node = box.nodes[0]
         if len(box.inputs) != 1 or node.op is None or node.op.name in _LAYERS:
             continue
-        before = box.inputs[0]
-        if readers[before] == 1 and boxes[before].nodes[0].op is not None:
-            group[k] = group[before]
+        source = box.inputs[0]
+        if readers[source] == 1 and boxes[source].nodes[0].op is not None:
+            group[k] = group[source]
     return _merged(boxes, group)
 
 
@@ -144,6 +144,6 @@ def _repeats(boxes: list[Box]) -> list[Box]:
     return result
 
 
-def _slices(boxes: list[Box], most: int) -> list[Box]:
-    """Collapse neighbours in the order of execution into at most ``most`` boxes."""
-    return _merged(boxes, [k * most // len(boxes) for k in range(len(boxes))])
+def _slices(boxes: list[Box], limit: int) -> list[Box]:
+    """Collapse neighbours in the order of execution into at most ``limit`` boxes."""
+    return _merged(boxes, [k * limit // len(boxes) for k in range(len(boxes))])

@@ -70,24 +70,24 @@ def draw(symbol: Symbol, shapes: Mapping[str, Shape] | None = None, *, most: int
     >>> picture.svg.startswith("<svg"), "2 x 3" in picture.svg
     (True, True)
     """
-    boxes, known = boxes_of(symbol, most=most), known_shapes(symbol, shapes)
-    cells, layers = _layered(boxes, [_lines(box, known) for box in boxes])
+    boxes, entry_shapes = boxes_of(symbol, most=most), known_shapes(symbol, shapes)
+    cells, layers = _layered(boxes, [_lines(box, entry_shapes) for box in boxes])
     _order(layers)
-    _place(layers)
-    return NetworkPicture(_svg(boxes, cells, layers, known))
+    _set_coordinates(layers)
+    return NetworkPicture(_svg(boxes, cells, layers, entry_shapes))
 
 
 def _lines(box: Box, shapes: Mapping[Entry, Shape]) -> list[str]:
     """Return the text of a box."""
-    last = box.nodes[-1]
+    final = box.nodes[-1]
     if len(box.nodes) == 1:
-        lines = label_of(last).split("\n")
+        lines = label_of(final).split("\n")
     else:
         kinds = [f"{count // box.repeats} {kind}" if count > box.repeats else kind for kind, count in box.kinds.items()]
         lines = [] if box.repeats == 1 else [f"{box.repeats} times"]
         lines += wrap(", ".join(kinds), _CHARACTERS, max_lines=4, placeholder=" …")
-        lines.append(f"{box.nodes[0].name} … {last.name}")
-    if (shape := shapes.get(Entry(last))) is not None:
+        lines.append(f"{box.nodes[0].name} … {final.name}")
+    if (shape := shapes.get(Entry(final))) is not None:
         lines.append(" x ".join(map(str, shape)) or "scalar")
     return [line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 2]} …" for line in lines]
 
@@ -132,17 +132,19 @@ def _order(layers: Sequence[list[_Cell]]) -> None:
     """Sort each layer by the mean place of neighbours, so that few arrows cross."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
-        place = {id(cell): k for layer in layers for k, cell in enumerate(layer)}
+        index = {id(cell): k for layer in layers for k, cell in enumerate(layer)}
         for layer in layers if down else reversed(layers):
             keys = {}
             for cell in layer:
                 near = cell.above if down else cell.below
-                keys[id(cell)] = sum(place[id(one)] for one in near) / len(near) if near else place[id(cell)]
+                keys[id(cell)] = (
+                    sum(index[id(neighbour)] for neighbour in near) / len(near) if near else index[id(cell)]
+                )
             layer.sort(key=lambda cell: keys[id(cell)])
-            place.update((id(cell), k) for k, cell in enumerate(layer))
+            index.update((id(cell), k) for k, cell in enumerate(layer))
 
 
-def _place(layers: Sequence[list[_Cell]]) -> None:
+def _set_coordinates(layers: Sequence[list[_Cell]]) -> None:
     """Give each cell its coordinates: near its neighbours, without overlap."""
     y = 0.0
     for layer in layers:
@@ -163,15 +165,15 @@ def _place(layers: Sequence[list[_Cell]]) -> None:
 
 def _near_neighbours(layer: Sequence[_Cell], *, above: bool) -> None:
     """Move the cells of a layer towards the mean of their neighbours, in their order."""
-    wanted = []
+    centres = []
     for cell in layer:
         near = cell.above if above else cell.below
-        wanted.append(sum(one.x for one in near) / len(near) if near else cell.x)
-    left = float("-inf")
-    for cell, x in zip(layer, wanted, strict=True):
-        cell.x = max(x, left + cell.width / 2)
-        left = cell.x + cell.width / 2 + _GAP_X
-    shift = sum(x - cell.x for cell, x in zip(layer, wanted, strict=True)) / max(len(layer), 1)
+        centres.append(sum(neighbour.x for neighbour in near) / len(near) if near else cell.x)
+    edge = float("-inf")
+    for cell, x in zip(layer, centres, strict=True):
+        cell.x = max(x, edge + cell.width / 2)
+        edge = cell.x + cell.width / 2 + _GAP_X
+    shift = sum(x - cell.x for cell, x in zip(layer, centres, strict=True)) / max(len(layer), 1)
     for cell in layer:
         cell.x += shift
 
@@ -180,12 +182,12 @@ def _svg(
     boxes: Sequence[Box], cells: Sequence[_Cell], layers: Sequence[list[_Cell]], shapes: Mapping[Entry, Shape]
 ) -> str:
     everything = [cell for layer in layers for cell in layer]
-    left = min(cell.x - cell.width / 2 for cell in everything) - _PADDING
-    width = max(cell.x + cell.width / 2 for cell in everything) + _PADDING - left
+    min_x = min(cell.x - cell.width / 2 for cell in everything) - _PADDING
+    width = max(cell.x + cell.width / 2 for cell in everything) + _PADDING - min_x
     height = max(cell.y + cell.height for cell in everything) + 2 * _PADDING
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="{left:.1f} {-_PADDING} {width:.1f} {height:.1f}" style="max-width:100%;height:auto" '
+        f'viewBox="{min_x:.1f} {-_PADDING} {width:.1f} {height:.1f}" style="max-width:100%;height:auto" '
         f'font-family="system-ui,sans-serif" font-size="11.5">'
     ]
     for cell in cells:

@@ -49,9 +49,9 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
     nodes, steps = scratch(plan)
     entries = np.flatnonzero(plan.entry_storage >= 0)
     if device is not None:
-        where = plan.slab_device[plan.storage_slab]
-        entries = entries[where[plan.entry_storage[entries]] == device]
-        mine = where[plan.workspace_storage[nodes]] == device
+        devices = plan.slab_device[plan.storage_slab]
+        entries = entries[devices[plan.entry_storage[entries]] == device]
+        mine = devices[plan.workspace_storage[nodes]] == device
         nodes, steps = nodes[mine], steps[mine]
     return [
         *map(rows.of_entry, entries.tolist()),

@@ -106,7 +106,7 @@ def dumps(plan: MemoryPlan) -> str:
         "more_time": plan.more_time,
         "elsewhere": plan.elsewhere,
         "notes": list(plan.notes),
-        "passes": [one._asdict() for one in plan.passes],
+        "passes": [graph_pass._asdict() for graph_pass in plan.passes],
         "kernels": dict(plan.kernels),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
         "slabs": [
@@ -192,7 +192,8 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         elsewhere=int(document.get("elsewhere", 0)),
         notes=tuple(str(note) for note in document["notes"]),
         passes=tuple(
-            Pass(str(one["name"]), str(one["changed"]), str(one["switch"])) for one in document.get("passes", ())
+            Pass(str(graph_pass["name"]), str(graph_pass["changed"]), str(graph_pass["switch"]))
+            for graph_pass in document.get("passes", ())
         ),
         kernels={str(name): str(text) for name, text in document.get("kernels", {}).items()},
     )

@@ -63,8 +63,8 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan", tables: Iterable[
         "TABLES": "".join(f"<pre>{html.escape(table)}</pre>" for table in tables),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "PASSES": "".join(
-            f"<li>{html.escape(one.text)}{f', {spent}' if (spent := plan_figures.milliseconds(plan.pass_seconds.get(one.name))) else ''}</li>"
-            for one in plan.passes
+            f"<li>{html.escape(graph_pass.text)}{f', {spent}' if (spent := plan_figures.milliseconds(plan.pass_seconds.get(graph_pass.name))) else ''}</li>"
+            for graph_pass in plan.passes
         ),
     }
     return filled("plan_page.html", data, marks)

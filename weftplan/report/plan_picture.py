@@ -74,16 +74,16 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     axes.add_collection(collection)
     steps = len(plan.labels.steps)
     alive = np.concatenate([plan.timeline(0), [0]]) / unit
-    first = plan.peak_by_device[plan.contexts[0]] / unit
+    peak = plan.peak_by_device[plan.contexts[0]] / unit
     several = len(plan.contexts) > 1
     axes.step(np.arange(steps + 1), alive, where="post", color="#1c2430", lw=1.2, label="bytes in use")
-    label = f"planned peak {first:.2f} {name}" + (f" on {plan.contexts[0]}" if several else "")
-    axes.axhline(first, color="#c1121f", lw=1.2, ls="--", label=label)
+    label = f"planned peak {peak:.2f} {name}" + (f" on {plan.contexts[0]}" if several else "")
+    axes.axhline(peak, color="#c1121f", lw=1.2, ls="--", label=label)
     if not several:
         bound = plan.lower_bound / unit
         axes.axhline(bound, color="#5a6675", ls=":", lw=1.2, label=f"lower bound {bound:.2f} {name}")
     axes.set_xlim(0, max(steps, 1))
-    axes.set_ylim(0, first * 1.15 + 1e-9)
+    axes.set_ylim(0, peak * 1.15 + 1e-9)
     if plan.num_forward is not None and plan.num_forward < steps:
         axes.axvline(plan.num_forward, color="#9a6fb0", lw=1.2, label="backward begins")
     axes.set_xlabel("step (forward, then backward)")

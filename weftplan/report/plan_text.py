@@ -34,8 +34,10 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
     kinds = ", ".join(f"{counts[kind]} {kind.name.lower()}" for kind in Kind if counts[kind])
     lines.append(f"entries: {kinds}; {reuse(plan)}")
     if steps:
-        where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_names[plan.labels.steps[step]]!r})"
-        lines.append(f"alive at the peak, step {step} of {steps}, {where}:")
+        node_text = (
+            f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_names[plan.labels.steps[step]]!r})"
+        )
+        lines.append(f"alive at the peak, step {step} of {steps}, {node_text}:")
         for item in alive_at(plan, step, limit):
             kind = "scratch" if item.use == "scratch" else f"{item.dtype} {item.shape}"
             lines.append(
@@ -73,12 +75,12 @@ results of the backward part (58 %); the largest buffer, fc2_backward_output0, i
     by_use: dict[str, int] = {}
     for item in buffers:
         by_use[item.use] = by_use.get(item.use, 0) + item.nbytes
-    use, most = max(by_use.items(), key=lambda pair: pair[1])
-    where = plan.labels.node_names[plan.labels.steps[step]]
+    use, nbytes = max(by_use.items(), key=lambda pair: pair[1])
+    node_name = plan.labels.node_names[plan.labels.steps[step]]
     return (
-        f"At most {amount(top)} are in use, at {lasts:,} of {len(alive):,} steps: step {step:,}, which runs {where}. "
-        f"The largest part of it is {_IN_WORDS.get(use, use)} ({100 * most / top:.0f} %); the largest buffer, "
-        f"{buffers[0].name}, is {100 * buffers[0].nbytes / top:.0f} % of it."
+        f"At most {amount(top)} are in use, at {lasts:,} of {len(alive):,} steps: step {step:,}, which runs "
+        f"{node_name}. The largest part of it is {_IN_WORDS.get(use, use)} ({100 * nbytes / top:.0f} %); "
+        f"the largest buffer, {buffers[0].name}, is {100 * buffers[0].nbytes / top:.0f} % of it."
     )
 
 

@@ -11,7 +11,7 @@ from weftplan.report.page import filled
 from weftplan.support import slots
 from weftplan.training.fit.events import PHASES
 
-MOST_POINTS = 1500
+POINT_LIMIT = 1500
 """Most points of a curve; if there are more, only every n-th is drawn."""
 
 Event = Mapping[str, Any]
@@ -33,12 +33,12 @@ def training_html(
         links: (text, address) of related pages.
     """
     steps = [event for event in events if event.get("event") == "step"]
-    every = max(1, -(-len(steps) // MOST_POINTS))
+    every = max(1, -(-len(steps) // POINT_LIMIT))
     shown = [*steps[::every], *([steps[-1]] if steps and (len(steps) - 1) % every else [])]
     data = {
         "charts": _charts(shown, [event for event in events if event.get("event") == "epoch"]),
         "marks": [
-            {"step": event["step"], "kind": event["event"], "text": _told(event)}
+            {"step": event["step"], "kind": event["event"], "text": _described(event)}
             for event in events
             if event.get("event") in ("warning", "resume", "checkpoint failed") and "step" in event
         ],
@@ -48,7 +48,7 @@ def training_html(
             if event.get("event") == "epoch"
         ],
         "log": [
-            [event["event"], event.get("step"), _told(event)]
+            [event["event"], event.get("step"), _described(event)]
             for event in events
             if event.get("event") not in ("step", "epoch", "begin")
         ][-200:],
@@ -76,9 +76,9 @@ def story(events: Sequence[Event]) -> str:
     spent = {phase: sum(event["seconds"].get(phase, 0.0) for event in steps) for phase in PHASES}
     total = max(sum(spent.values()), 1e-9)
     shares = ", ".join(f"{100 * spent[phase] / total:.0f} % {words}" for phase, words in _PHASES.items())
-    last = steps[-1]
+    final = steps[-1]
     epochs = sum(event.get("event") == "epoch" for event in events)
-    text = f"{last['step']:,} steps, {epochs} whole epoch{'s' * (epochs != 1)}, {_duration(total)}: {shares}."
+    text = f"{final['step']:,} steps, {epochs} whole epoch{'s' * (epochs != 1)}, {_duration(total)}: {shares}."
     kinds = [event.get("event") for event in events]
     for kind, words in (("resume", "resumed"), ("checkpoint", "checkpoints written"), ("warning", "warnings")):
         count = kinds.count(kind)
@@ -135,8 +135,8 @@ def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[_Chart]:
         ("learning rate", "", (("learning_rate", "rate", "a"),)),
         ("loss scale", "", (("loss_scale", "scale", "a"),)),
     )
-    for title, unit, wanted in plain:
-        lines = [_line(words, color, steps, lambda e, key=key: e.get(key)) for key, words, color in wanted]
+    for title, unit, series in plain:
+        lines = [_line(words, color, steps, lambda e, key=key: e.get(key)) for key, words, color in series]
         lines = [line for line in lines if any(value is not None for _, value in line["points"])]
         if lines:
             charts.append({"title": title, "unit": unit, "lines": lines})
@@ -170,7 +170,7 @@ def _per_step(event: Event, phase: str) -> float:
     return seconds / max(steps, 1)
 
 
-def _told(event: Event) -> str:
+def _described(event: Event) -> str:
     """Return an event in words."""
     if "text" in event:
         return str(event["text"])

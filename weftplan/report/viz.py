@@ -125,9 +125,11 @@ class Dot:
             name = self._picture.save(f"{text}.svg")
         else:
             name = f"{text}.{kind}"
-            done = subprocess.run([program, f"-T{kind}", "-o", name, text], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise MXNetError(f"{program} cannot draw {text} as {kind}: {done.stderr.strip()}")
+            process = subprocess.run(
+                [program, f"-T{kind}", "-o", name, text], capture_output=True, text=True, check=False
+            )
+            if process.returncode:
+                raise MXNetError(f"{program} cannot draw {text} as {kind}: {process.stderr.strip()}")
         if cleanup:
             os.unlink(text)
         if view:
@@ -219,41 +221,45 @@ def plot_network(
     return Dot("\n".join([*lines, "}"]), title, draw(symbol, shape), save_format)
 
 
-def _variables(nodes: list[Node], known: Mapping[str, object], error: type[MXNetError]) -> None:
-    missing = sorted(set(known) - {node.name for node in nodes if node.op is None})
+def _variables(nodes: list[Node], values: Mapping[str, object], error: type[MXNetError]) -> None:
+    missing = sorted(set(values) - {node.name for node in nodes if node.op is None})
     if missing:
         raise error(f"no variable is called {', '.join(missing)}")
 
 
-def _output_dtypes(nodes: list[Node], known: Mapping[str, DTypeLike] | None) -> dict[Entry, list[str]]:
-    """Return words for the dtypes of all entries; empty without ``known``."""
-    if known is None:
+def _output_dtypes(nodes: list[Node], dtypes_by_name: Mapping[str, DTypeLike] | None) -> dict[Entry, list[str]]:
+    """Return words for the dtypes of all entries; empty without ``dtypes_by_name``."""
+    if dtypes_by_name is None:
         return {}
-    _variables(nodes, known, DTypeError)
-    values = infer.infer_dtypes(nodes, {name: p_dtype(dtype) for name, dtype in known.items()})
+    _variables(nodes, dtypes_by_name, DTypeError)
+    values = infer.infer_dtypes(nodes, {name: p_dtype(dtype) for name, dtype in dtypes_by_name.items()})
     dtypes = {}
     for node, start in zip(nodes, infer.entry_rows(nodes), strict=False):
         for k in range(node.num_outputs):
             dtype = values[start + k]
             if dtype is None:
-                raise DTypeError(f"the dtype of {node.name!r} cannot be inferred from {dict(known)}; give more dtypes")
+                raise DTypeError(
+                    f"the dtype of {node.name!r} cannot be inferred from {dict(dtypes_by_name)}; give more dtypes"
+                )
             dtypes[Entry(node, k)] = [str(dtype)]
     return dtypes
 
 
-def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
-    """Return the shapes of all entries; empty without ``known``."""
-    if known is None:
+def _output_shapes(nodes: list[Node], shapes_by_name: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
+    """Return the shapes of all entries; empty without ``shapes_by_name``."""
+    if shapes_by_name is None:
         return {}
-    _variables(nodes, known, ShapeError)
-    values = infer.infer_shapes(nodes, known)
+    _variables(nodes, shapes_by_name, ShapeError)
+    values = infer.infer_shapes(nodes, shapes_by_name)
     shapes: dict[Entry, Shape] = {}
     rows = infer.entry_rows(nodes)
     for node, start in zip(nodes, rows, strict=False):
         for k in range(node.num_outputs):
             shape = values[start + k]
             if shape is None or not is_known(shape):
-                raise ShapeError(f"the shape of {node.name!r} cannot be inferred from {dict(known)}; give more shapes")
+                raise ShapeError(
+                    f"the shape of {node.name!r} cannot be inferred from {dict(shapes_by_name)}; give more shapes"
+                )
             shapes[Entry(node, k)] = shape
     return shapes
 
@@ -282,9 +288,9 @@ def _size(shape: Shape | None) -> int:
 
 def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[str], None]) -> None:
     """Return one table row; extra cells go under the last column, one per line."""
-    first, remaining = cells[:4], cells[4:]
+    front, remaining = cells[:4], cells[4:]
     line = ""
-    for cell, stop in zip(first, stops, strict=False):
+    for cell, stop in zip(front, stops, strict=False):
         line = (line + cell)[: stop - 1].ljust(stop)
     echo(line.rstrip())
     for cell in remaining:

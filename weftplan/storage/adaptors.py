@@ -100,8 +100,8 @@ class PoisonResource(Adaptor):
         if self.context.is_host and (immediate or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # fill on the GPU's current stream; without a stream, wait for the fill
-            place = device.get(self.context)
-            launch = place.launch_untimed if isinstance(place, SimDevice) else place.launch
+            memory_device = device.get(self.context)
+            launch = memory_device.launch_untimed if isinstance(memory_device, SimDevice) else memory_device.launch
             launch(partial(raw.fill, self.byte))
 
 
@@ -197,14 +197,14 @@ class StatisticsResource(Adaptor):
 
     def _refusal(self, nbytes: int, cause: str) -> OutOfMemoryError:
         """Return the error of a refused request, with the figures of this resource."""
-        now = self.statistics()
+        statistics = self.statistics()
         return OutOfMemoryError(
             report(
                 nbytes,
                 context=self.context,
-                requested=now.requested_bytes,
-                allocated=now.allocated_bytes,
-                reserved=now.reserved_bytes,
+                requested=statistics.requested_bytes,
+                allocated=statistics.allocated_bytes,
+                reserved=statistics.reserved_bytes,
                 largest_free=0,
                 holders=self.holders(),
                 cause=cause,

@@ -53,24 +53,24 @@ class AutoGrowth(ChunkPool):
         size = up(nbytes, self.unit)
         block = self._best_fit(size)
         if block is None:
-            wanted = max(size, self.chunk)
-            if self.release_idle or self._too_much(size, wanted):
+            growth = max(size, self.chunk)
+            if self.release_idle or self._too_much(size, growth):
                 self._release_all()
             try:
-                block = self._grow(wanted)
+                block = self._grow(growth)
             except OutOfMemoryError:
                 if not self._release_all():
                     raise
-                block = self._grow(wanted)
+                block = self._grow(growth)
         else:
             self._hits += 1
         if block.size > size:
             block = self._split(block, size, high=True)
         return block, self._view(block, nbytes), size
 
-    def _too_much(self, size: int, wanted: int) -> bool:
-        """Return whether growing by ``wanted`` bytes, for ``size`` in use, exceeds the spare share."""
+    def _too_much(self, size: int, growth: int) -> bool:
+        """Return whether growing by ``growth`` bytes, for ``size`` in use, exceeds the spare share."""
         if self.spare is None:
             return False
-        most = max(self._peak_allocated, self._allocated + size)
-        return self._reserved + wanted > max(int(most * (1 + self.spare)), self.chunk)
+        peak = max(self._peak_allocated, self._allocated + size)
+        return self._reserved + growth > max(int(peak * (1 + self.spare)), self.chunk)

@@ -122,10 +122,10 @@ class ChunkPool(Ledger):
         new.left, new.right, block.right = block, block.right, new
         if new.right is not None:
             new.right.left = new
-        taken, left_over = (new, block) if high else (block, new)
-        left_over.free = True
-        insort(self._free, left_over.key)
-        return taken
+        cut, free_part = (new, block) if high else (block, new)
+        free_part.free = True
+        insort(self._free, free_part.key)
+        return cut
 
     def _remove(self, block: Block) -> bool:
         """Remove a free block from the list. Return False if it is missing, which means that it is lost."""
@@ -166,8 +166,8 @@ class ChunkPool(Ledger):
                 return 0
             # The lowest position among all blocks that fit, not the best fit: arrays move towards the start.
             fitting = self._free[bisect_left(self._free, (size,)) :]
-            place, block = min(((entry[1], entry[2]) for entry in fitting), default=(0, old), key=itemgetter(0))
-            if block is old or place > old.key[1]:
+            address, block = min(((entry[1], entry[2]) for entry in fitting), default=(0, old), key=itemgetter(0))
+            if block is old or address > old.key[1]:
                 return 0
             self._remove(block)
             block.free = False

@@ -59,8 +59,8 @@ def chosen(context: Context) -> str:
     """
     strategy = config.process("FLAGS_allocator_strategy")
     share = config.lookup(_sizes(context.device_type)[0])
-    alone = config.lookup("FLAGS_allocator_strategy").text is None and share.text is not None
-    return "naive_best_fit" if alone else str(strategy)
+    only_share_set = config.lookup("FLAGS_allocator_strategy").text is None and share.text is not None
+    return "naive_best_fit" if only_share_set else str(strategy)
 
 
 def build(device: Device, strategy: str) -> Resource:

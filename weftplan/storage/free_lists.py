@@ -12,9 +12,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-MOST = 4096
+TOUCHED_LIMIT = 4096
 """Maximum number of sizes with a free list."""
-MOST_ON_ONE = 1024
+LIST_LIMIT = 1024
 """Maximum length of a free list, enough for loops that create that number of small arrays."""
 
 Entry = tuple[int, int, Any, Any, int]
@@ -48,7 +48,7 @@ class FreeLists(dict[int, FreeList]):
 
     def add(self, nbytes: int) -> None:
         """Create a free list for ``nbytes``, unless there are too many."""
-        if len(self) < MOST:
+        if len(self) < TOUCHED_LIMIT:
             self.setdefault(nbytes, FreeList())
 
     def emptied(self, size: int | None) -> list[Entry]:
@@ -90,16 +90,18 @@ class FreeLists(dict[int, FreeList]):
         number = _counted(free_list)
         below = len(free_list) - number
         requested = allocated = 0
-        taken: list[Entry] = []
+        entries: list[Entry] = []
         try:
             with suppress(IndexError):  # another thread took the last entry
-                taken.extend(islice(iter(free_list.pop, None), number))  # one call, which Ctrl-C cannot split
-            counted = [entry for entry in taken if entry[0] >= 0]
-            written_off = [(min(order, ~order), nbytes, raw, block, size) for order, nbytes, raw, block, size in taken]
+                entries.extend(islice(iter(free_list.pop, None), number))  # one call, which Ctrl-C cannot split
+            counted = [entry for entry in entries if entry[0] >= 0]
+            written_off = [
+                (min(order, ~order), nbytes, raw, block, size) for order, nbytes, raw, block, size in entries
+            ]
             requested, allocated = sum([entry[1] for entry in counted]), sum([entry[4] for entry in counted])
-            taken = written_off  # no call from here until the caller has the figures
+            entries = written_off  # no call from here until the caller has the figures
         finally:
-            free_list[below:below] = taken[::-1]
+            free_list[below:below] = entries[::-1]
         return requested, allocated
 
     def counted(self) -> tuple[int, int]:

@@ -77,9 +77,9 @@ class _Margins(Adaptor):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         nbytes = checked_size(nbytes, self.context)
-        whole = self.upstream.allocate(nbytes + 2 * MARGIN if nbytes else 0, name=name)
-        middle = whole.raw[MARGIN : MARGIN + nbytes] if nbytes else whole.raw
-        allocation = Allocation(middle, nbytes, self.context, name, whole, whole.size)
+        outer = self.upstream.allocate(nbytes + 2 * MARGIN if nbytes else 0, name=name)
+        middle = outer.raw[MARGIN : MARGIN + nbytes] if nbytes else outer.raw
+        allocation = Allocation(middle, nbytes, self.context, name, outer, outer.size)
         for margin in _margins(allocation):
             if self.context.is_host:
                 margin.fill(FILL)
@@ -91,10 +91,10 @@ class _Margins(Adaptor):
         super(Adaptor, self).free_behind(allocation)  # the margins are checked
 
     def free(self, allocation: Allocation) -> None:
-        whole, error = allocation.block, damage(allocation)
-        if whole.raw is None:
+        outer, error = allocation.block, damage(allocation)
+        if outer.raw is None:
             raise wrong_free(allocation, self)
-        self.upstream.free(whole)
+        self.upstream.free(outer)
         allocation.raw = None
         if error is not None:
             raise error
@@ -112,9 +112,9 @@ def damage(allocation: Allocation) -> GuardError | None:
     changes = []
     if not allocation.context.is_host:  # earlier writes of any stream must be visible
         device.get(allocation.context).synchronize()
-    for margin, where in zip(_margins(allocation), ("before the start", "past the end"), strict=False):
+    for margin, side in zip(_margins(allocation), ("before the start", "past the end"), strict=False):
         if changed := int((margin != FILL).sum()):
-            changes.append(f"{changed} bytes {where}")
+            changes.append(f"{changed} bytes {side}")
     if not changes:
         return None
     return GuardError(
@@ -126,5 +126,5 @@ def _margins(allocation: Allocation) -> tuple[RawArray, ...]:
     """Return both margins; none around an empty allocation."""
     if not allocation.nbytes:
         return ()
-    whole = allocation.block.raw
-    return () if whole is None else (whole[:MARGIN], whole[MARGIN + allocation.nbytes :])
+    raw = allocation.block.raw
+    return () if raw is None else (raw[:MARGIN], raw[MARGIN + allocation.nbytes :])

@@ -21,7 +21,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
-from weftplan.storage.free_lists import MOST_ON_ONE, Entry, FreeList, FreeLists, by_order
+from weftplan.storage.free_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
 from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
 from weftplan.storage.stream_order import StreamOrder, free_after
@@ -255,7 +255,7 @@ class Ledger(Resource):
             recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
         free_list = self._free_lists.get(nbytes)
-        if free_list is None or len(free_list) >= MOST_ON_ONE:
+        if free_list is None or len(free_list) >= LIST_LIMIT:
             self._take_back((self._order(), nbytes, raw, allocation.block, allocation.size))
             return
         free_list.append((self._order(), nbytes, raw, allocation.block, allocation.size))

@@ -45,7 +45,7 @@ class _Pool(Ledger):
         self._granted_until = 0.0
         self._window = _WINDOW
         """Allocations left in this window."""
-        self._recent = self._before = 0
+        self._recent = self._previous = 0
         """Peaks of live bytes in this window and the previous one."""
         self._rounded: dict[int, int] = {}
         """Bounded cache of rounded sizes for the fast path."""
@@ -78,14 +78,16 @@ class _Pool(Ledger):
         stack = self._free.get(size)
         if stack:
             self._hits += 1
-            own = self._streams.choose((address_of(one), size) for one in reversed(stack)) if self._streams else 0
-            raw = stack.pop(-1 - own)
+            number = (
+                self._streams.choose((address_of(block), size) for block in reversed(stack)) if self._streams else 0
+            )
+            raw = stack.pop(-1 - number)
             if not stack:
                 del self._free[size]
             return raw, raw[:nbytes], size
         # Release before growing, so that the pool does not exceed the recent peak and the slack.
         if self.slack is not None:
-            self._release(self._reserved + size - max(self._recent, self._before) - self.slack)
+            self._release(self._reserved + size - max(self._recent, self._previous) - self.slack)
         if self._reserved > self._allocated and not self._leaves_reserve(size):
             self._release_all()
         try:
@@ -99,17 +101,17 @@ class _Pool(Ledger):
 
     def _leaves_reserve(self, size: int) -> bool:
         """Return whether a block from the system leaves the reserve free."""
-        now = time.monotonic()
+        time_s = time.monotonic()
         # Ask the system once per 64th part of its free memory and 20 ms: with 10,000 small arrays the queries would
         # dominate.
-        if size > self._granted or now > self._granted_until:
+        if size > self._granted or time_s > self._granted_until:
             free, total = self.device.memory_info()
-            left = free - total * self.reserve // 100
-            if left <= 0 or size > left:
+            above_reserve = free - total * self.reserve // 100
+            if above_reserve <= 0 or size > above_reserve:
                 self._granted = 0
                 return False
-            self._granted = max(size, int(left) >> 6)
-            self._granted_until = now + _GRANTED_S
+            self._granted = max(size, int(above_reserve) >> 6)
+            self._granted_until = time_s + _GRANTED_S
         self._granted -= size
         return True
 
@@ -121,8 +123,8 @@ class _Pool(Ledger):
         self._window -= 1
         if self._window <= 0:
             self._window = _WINDOW
-            self._before, self._recent = self._recent, live
-            self._release(self._reserved - self._before - (self.slack or 0))
+            self._previous, self._recent = self._recent, live
+            self._release(self._reserved - self._previous - (self.slack or 0))
 
     def give_block(self, block: RawArray, size: int) -> None:
         stack = self._free.get(size)

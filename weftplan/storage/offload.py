@@ -135,9 +135,9 @@ def offload(
             continue
         stored = None
         try:
-            for place in target.contexts(context, files=number, peers=peers(context)):
+            for target_context in target.contexts(context, files=number, peers=peers(context)):
                 try:
-                    resource = registry.get(place)
+                    resource = registry.get(target_context)
                     stored = Offloaded(target, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
                     _count_waiting(nbytes)
                     break
@@ -216,14 +216,14 @@ def _settle() -> None:
 
 def _copy(target: RawArray, to: Context, source: RawArray, origin: Context, stream_ordered: bool) -> None:
     """Copy and wait for completion, after all work of the devices; ``stream_ordered``: only the stream's."""
-    place = device.get(origin if origin.has_streams else to)
+    copier = device.get(origin if origin.has_streams else to)
     if stream_ordered and current_stream() is not None:
-        place.copy(target, source)
+        copier.copy(target, source)
         return
     with no_stream():
         for end in {origin, to}:  # either may have incomplete copies
             if device.get(end).asynchronous:
                 device.get(end).synchronize()
-        place.copy(target, source)
-        if place.asynchronous:
-            place.synchronize()
+        copier.copy(target, source)
+        if copier.asynchronous:
+            copier.synchronize()

@@ -21,7 +21,7 @@ from weftplan.errors import MXNetError
 from weftplan.storage.base import Allocation
 from weftplan.support.array_types import RawArray
 
-_MOST_KNOWN = 65536
+_CACHE_LIMIT = 65536
 
 
 class Event(NamedTuple):
@@ -51,27 +51,27 @@ class Recorder:
         most: number of records to retain; older records are dropped.
     """
 
-    def __init__(self, most: int) -> None:
-        self.records: deque[Record] = deque(maxlen=most)
+    def __init__(self, max_records: int) -> None:
+        self.records: deque[Record] = deque(maxlen=max_records)
         self._append = self.records.append
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._view_addresses: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Address cache of block views, by id. The weak reference detects a reused id."""
         self._blocks: dict[int, int] = {}
         """Address cache of whole blocks, by id; :meth:`shrunk` and :meth:`grown` invalidate it."""
 
-    def _where(self, block: object, raw: RawArray) -> int:
+    def _address(self, block: object, raw: RawArray) -> int:
         """Return the address of ``raw``, memory at the start of ``block``."""
         if block.__class__ is raw.__class__:  # a whole system block
-            if len(self._blocks) >= _MOST_KNOWN:
+            if len(self._blocks) >= _CACHE_LIMIT:
                 self._blocks.clear()
             return self._blocks.get(id(block)) or self._blocks.setdefault(id(block), address_of(block))
-        cached = self._known.get(id(raw))
+        cached = self._view_addresses.get(id(raw))
         if cached is not None and cached[0]() is raw:
             return cached[1]
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
+        if len(self._view_addresses) >= _CACHE_LIMIT:
+            self._view_addresses.clear()
         address = address_of(raw)
-        self._known[id(raw)] = weakref.ref(raw), address
+        self._view_addresses[id(raw)] = weakref.ref(raw), address
         return address
 
     # The next two methods run for every allocation and free, so they inline the common case.
@@ -81,7 +81,7 @@ class Recorder:
         if allocation.nbytes:
             block, raw = allocation.block, allocation.raw
             address_ = self._blocks.get(id(block), 0) if block.__class__ is raw.__class__ else 0
-            address_ = address_ or self._where(block, raw)
+            address_ = address_ or self._address(block, raw)
             self._append(("alloc", time_ns(), allocation.context, address_, allocation.size, allocation.name))
 
     def freed(self, allocation: Allocation, raw: RawArray) -> None:
@@ -89,12 +89,12 @@ class Recorder:
         if allocation.nbytes:
             block = allocation.block
             address_ = self._blocks.get(id(block), 0) if block.__class__ is raw.__class__ else 0
-            address_ = address_ or self._where(block, raw)
+            address_ = address_ or self._address(block, raw)
             self._append(("free", time_ns(), allocation.context, address_, allocation.size, allocation.name))
 
     def handed_over(self, allocation: Allocation, name: object) -> None:
         """Record that an allocation passed to its next holder, ``name``, without a free."""
-        address_ = self._where(allocation.block, allocation.raw)
+        address_ = self._address(allocation.block, allocation.raw)
         self.records.append(("free", time_ns(), allocation.context, address_, allocation.size, allocation.name, name))
 
     def grown(self, context: Context, raw: RawArray) -> None:

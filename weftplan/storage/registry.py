@@ -71,38 +71,42 @@ def _poisoned(context: Context) -> Resource:
     """Create the stack of a context up to the poison."""
     if context.device_type == "file":  # its unit is a page of the file system
         return AutoGrowth(device.get(context), release_idle=True)
-    where = flags.limited(device.get(context))
+    memory_device = flags.limited(device.get(context))
     strategy = flags.chosen(context)
-    own = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
-    if strategy != "mxnet" and own.text is not None:
-        flags.without_effect(where, ("FLAGS_allocator_strategy",), f"{own.variable.name} is set, and nearer to it")
+    pool_type = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
+    if strategy != "mxnet" and pool_type.text is not None:
+        flags.without_effect(
+            memory_device, ("FLAGS_allocator_strategy",), f"{pool_type.variable.name} is set, and nearer to it"
+        )
         strategy = "mxnet"
     if strategy == "mxnet":
-        flags.warn_of_unused(where)
-        resource = _mxnet(where)
+        flags.warn_of_unused(memory_device)
+        resource = _mxnet(memory_device)
     else:
-        resource = flags.build(where, strategy)
+        resource = flags.build(memory_device, strategy)
     if config.process("FLAGS_init_allocated_mem"):
         if strategy == "naive_best_fit" or config.process("WEFTPLAN_STORAGE_COMPAT") != "paddle":
             return PoisonResource(resource, PADDLE_POISON)
-        flags.without_effect(where, ("FLAGS_init_allocated_mem",), "Paddle fills memory with naive_best_fit alone")
+        flags.without_effect(
+            memory_device, ("FLAGS_init_allocated_mem",), "Paddle fills memory with naive_best_fit alone"
+        )
     return PoisonResource(resource) if context.device_type == "sim" else resource
 
 
-def _mxnet(where: device.Device) -> Resource:
+def _mxnet(memory_device: device.Device) -> Resource:
     """Create the MXNet pool that is configured for a device."""
-    prefix = f"MXNET_{_PREFIX[where.context.device_type]}_MEM_"
+    prefix = f"MXNET_{_PREFIX[memory_device.context.device_type]}_MEM_"
     kind = config.process(prefix + "POOL_TYPE")
     if kind == "Unpooled":
-        return RawResource(where)
+        return RawResource(memory_device)
     page = config.process(prefix + "POOL_PAGE_SIZE")
     reserve = config.process(prefix + "POOL_RESERVE")
-    slack = _HOST_SLACK if where.context.device_type == "cpu" else None
+    slack = _HOST_SLACK if memory_device.context.device_type == "cpu" else None
     if kind == "Round":
         cutoff = config.process(prefix + "POOL_ROUND_LINEAR_CUTOFF")
-        return RoundPool(where, page=page, cutoff=cutoff, reserve=reserve, slack=slack)
+        return RoundPool(memory_device, page=page, cutoff=cutoff, reserve=reserve, slack=slack)
     large = config.process(prefix + "LARGE_ALLOC_ROUND_SIZE")
-    return NaivePool(where, page=page, large=large, reserve=reserve, slack=slack)
+    return NaivePool(memory_device, page=page, large=large, reserve=reserve, slack=slack)
 
 
 def in_use() -> dict[Context, Resource]:
@@ -114,10 +118,10 @@ def in_use() -> dict[Context, Resource]:
 def empty_cache(context: Context | None = None) -> int:
     """Return unused blocks of one context, or of all, to the system; return the bytes."""
     with _lock:
-        places = [key for key in _resources if context is None or key == context]
-        chosen = [_resources[key] for key in places]
-    for place in places:
-        _take_temporaries_back(place, 0)
+        contexts = [key for key in _resources if context is None or key == context]
+        chosen = [_resources[key] for key in contexts]
+    for key_context in contexts:
+        _take_temporaries_back(key_context, 0)
     return sum(resource.empty_cache() for resource in chosen)
 
 
@@ -165,17 +169,18 @@ def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
     for key, resource in in_use().items():
         if context is not None and key != context:
             continue
-        now = resource.statistics()
+        statistics = resource.statistics()
         rows = (
-            ("asked for", now.requested_bytes, now.peak_requested_bytes),
-            ("in use, rounded", now.allocated_bytes, now.peak_allocated_bytes),
-            ("reserved", now.reserved_bytes, now.peak_reserved_bytes),
+            ("asked for", statistics.requested_bytes, statistics.peak_requested_bytes),
+            ("in use, rounded", statistics.allocated_bytes, statistics.peak_allocated_bytes),
+            ("reserved", statistics.reserved_bytes, statistics.peak_reserved_bytes),
         )
         parts.append(f"{key}: {resource!r}")
         parts += [f"  {name:<16} {nbytes:>18,} bytes   peak {peak:>18,}" for name, nbytes, peak in rows]
         parts.append(
-            f"  {now.live:,} live of {now.allocations:,} allocations, {now.hits:,} of them from the cache; "
-            f"{now.system_allocations:,} from the system, {now.failures:,} refused"
+            f"  {statistics.live:,} live of {statistics.allocations:,} allocations, "
+            f"{statistics.hits:,} of them from the cache; "
+            f"{statistics.system_allocations:,} from the system, {statistics.failures:,} refused"
         )
         parts.append(f"  held by: {largest_holders(resource.holders(), holders)}")
     return "\n".join(parts)
@@ -209,7 +214,7 @@ def using(resource: Resource) -> Iterator[Resource]:
     global changes
     context = resource.context
     with _lock:
-        before = _resources.get(context)
+        previous = _resources.get(context)
         _resources[context] = resource
         changes += 1
     try:
@@ -217,7 +222,7 @@ def using(resource: Resource) -> Iterator[Resource]:
     finally:
         with _lock:
             changes += 1
-            if before is None:
+            if previous is None:
                 del _resources[context]
             else:
-                _resources[context] = before
+                _resources[context] = previous

@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Climbing(threading.local):
-    now = False
+    active = False
     why: str = ""
 
 
@@ -61,9 +61,9 @@ def add(height: int, rung: Rung, *, again: bool = False) -> None:
 
 def climb(context: Context, nbytes: int) -> Iterator[None]:
     """Yield after each rung that may have freed memory; :func:`again` retries then."""
-    if _climbing.now:
+    if _climbing.active:
         return
-    _climbing.now, _climbing.why = True, ""
+    _climbing.active, _climbing.why = True, ""
     try:
         for height in sorted(_rungs):
             for rung, repeated in _rungs[height]:
@@ -72,7 +72,7 @@ def climb(context: Context, nbytes: int) -> Iterator[None]:
                     if not repeated:
                         break
     finally:
-        _climbing.now = False
+        _climbing.active = False
 
 
 def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
@@ -113,8 +113,8 @@ def other_thread_starves(contexts: Iterable[Context]) -> bool:
     """Return whether another thread is starved on one of ``contexts``."""
     if not _starved:
         return False
-    wanted, here = set(contexts), threading.get_ident()
-    return any(context in wanted and thread != here for thread, context in list(_starved.values()))
+    needed, caller = set(contexts), threading.get_ident()
+    return any(context in needed and thread != caller for thread, context in list(_starved.values()))
 
 
 def starved_threads() -> set[int]:

@@ -55,13 +55,13 @@ def by_origin(holders: Iterable[Holder]) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def largest_holders(holders: Iterable[Holder], most: int = _LISTED_HOLDERS) -> str:
+def largest_holders(holders: Iterable[Holder], limit: int = _LISTED_HOLDERS) -> str:
     """Return the origins that hold most, as text."""
     origins = by_origin(holders)
-    largest = heapq.nlargest(most, origins.items(), key=lambda item: item[1][0])
+    largest = heapq.nlargest(limit, origins.items(), key=lambda item: item[1][0])
     entries = [f"{origin}: {nbytes:,}" + (f" in {n}" if n > 1 else "") for origin, (nbytes, n) in largest]
-    if len(origins) > most:
-        entries.append(f"{len(origins) - most} more")
+    if len(origins) > limit:
+        entries.append(f"{len(origins) - limit} more")
     return "; ".join(entries) or "nobody"
 
 

@@ -47,14 +47,14 @@ class Snapshot:
 
     def as_dict(self) -> dict[str, object]:
         """Return the format of PyTorch's memory viewer, that of ``torch.cuda.memory._snapshot()``."""
-        index = {context: place for place, context in enumerate(self.contexts)}
+        index = {context: number for number, context in enumerate(self.contexts)}
         traces: list[list[dict[str, object]]] = [[] for _ in self.contexts]
         for event in self.events:
             if event.context in index:
                 traces[index[event.context]] += _entries(event)
         return {
             "segments": [
-                _segment(segment, place) for place, segments in enumerate(self.segments) for segment in segments
+                _segment(segment, number) for number, segments in enumerate(self.segments) for segment in segments
             ],
             "device_traces": traces,
             "allocator_settings": {"weftplan": self.settings},
@@ -109,7 +109,7 @@ def frames_of(name: object) -> list[dict[str, object]]:
     return [{"name": site["name"], "filename": site["filename"], "line": int(site["line"])}]
 
 
-def _segment(segment: Segment, place: int) -> dict[str, object]:
+def _segment(segment: Segment, number: int) -> dict[str, object]:
     """Return one system block in the viewer's format."""
     begin = address_of(segment.raw)
     blocks: list[dict[str, Any]] = []
@@ -125,7 +125,7 @@ def _segment(segment: Segment, place: int) -> dict[str, object]:
         )
     active = [block for block in blocks if block["state"] == "active_allocated"]
     return {
-        "device": place,
+        "device": number,
         "address": begin,
         "total_size": int(segment.raw.nbytes),
         "allocated_size": sum(block["size"] for block in active),

@@ -89,12 +89,12 @@ class StreamOrder:
                 at += 1
         return False
 
-    def choose(self, places: Iterable[tuple[int, int]]) -> int:
+    def choose(self, candidates: Iterable[tuple[int, int]]) -> int:
         """Return the index of the first range that the current stream need not wait for; 0 if there is none.
 
         Each range is (address, number of bytes). Only the first :data:`_LOOKED_AT` ranges are examined.
         """
-        for number, (start, nbytes) in enumerate(islice(places, _LOOKED_AT)):
+        for number, (start, nbytes) in enumerate(islice(candidates, _LOOKED_AT)):
             if not self.waits(start, nbytes):
                 return number
         return 0
@@ -109,18 +109,18 @@ class StreamOrder:
         """Remove all overlapping ranges and return them; their parts outside stay listed."""
         with self._lock:
             ranges = self._ranges
-            first = bisect_right(ranges, start, key=_start)
-            if first and ranges[first - 1].stop > start:
-                first -= 1
-            last = first
-            while last < len(ranges) and ranges[last].start < stop:
-                last += 1
+            begin = bisect_right(ranges, start, key=_start)
+            if begin and ranges[begin - 1].stop > start:
+                begin -= 1
+            end = begin
+            while end < len(ranges) and ranges[end].start < stop:
+                end += 1
             # Only the first and the last range can extend beyond the bytes.
-            overlapping = ranges[first:last]
+            overlapping = ranges[begin:end]
             if overlapping:
                 outside = [overlapping[0]._replace(stop=start)] if overlapping[0].start < start else []
                 outside += [overlapping[-1]._replace(start=stop)] if overlapping[-1].stop > stop else []
-                ranges[first:last] = outside
+                ranges[begin:end] = outside
             return overlapping
 
     def _sweep(self) -> None:

@@ -53,11 +53,11 @@ class AddressRanges(Generic[T]):
                 self.remove(entry)
         while True:
             changes = self._changes
-            first = bisect_left(self._ranges, (low - self._longest,))
-            last = bisect_left(self._ranges, (high,))
-            found = {number: entry for _, end, number, entry in self._ranges[first:last] if end > low}
+            begin = bisect_left(self._ranges, (low - self._longest,))
+            stop = bisect_left(self._ranges, (high,))
+            entries = {number: entry for _, end, number, entry in self._ranges[begin:stop] if end > low}
             if self._changes == changes:
-                return [entry for number, entry in found.items() if number in self._of]
+                return [entry for number, entry in entries.items() if number in self._of]
 
     def end(self, entry: T) -> None:
         """Remove ``entry`` as soon as its memory is no longer in use."""
@@ -72,8 +72,8 @@ class AddressRanges(Generic[T]):
         for removed in self._of.pop(id(entry), ()):
             while True:
                 changes = self._changes
-                place = bisect_left(self._ranges, removed)
+                index = bisect_left(self._ranges, removed)
                 if self._changes == changes:
-                    del self._ranges[place]
+                    del self._ranges[index]
                     self._changes += 1
                     break

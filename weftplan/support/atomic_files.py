@@ -67,16 +67,16 @@ def open_to_read(path: str | os.PathLike[str]) -> io.BufferedReader:
     return open(path, "rb")
 
 
-def check_unpacked(nbytes: int, packed: int, where: str) -> None:
-    """Raise FormatError if ``packed`` bytes of a file do not justify ``nbytes`` of memory; ``where`` names the file."""
+def check_unpacked(nbytes: int, packed: int, file: str) -> None:
+    """Raise FormatError if ``packed`` bytes of a file do not justify ``nbytes`` of memory; ``file`` names the file."""
     if nbytes > max(FREE, RATIO * packed):
         raise FormatError(
-            f"{where}: {packed:,} bytes are said to unpack to {nbytes:,} or more, which is over {RATIO} times as many: "
+            f"{file}: {packed:,} bytes are said to unpack to {nbytes:,} or more, which is over {RATIO} times as many: "
             f"unpack the file first if you trust it"
         )
 
 
-def unpack_gzip(content: bytes, where: str) -> bytes:
+def unpack_gzip(content: bytes, file: str) -> bytes:
     """Return the unpacked bytes of a gzip file; return any other bytes unchanged.
 
     Raises:
@@ -84,16 +84,16 @@ def unpack_gzip(content: bytes, where: str) -> bytes:
     """
     if content[:2] != _GZIP:
         return content
-    most = max(FREE, RATIO * len(content))
+    limit = max(FREE, RATIO * len(content))
     try:
-        unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise FormatError(f"{where}: a gzip file that is truncated or damaged: {error}") from error
-    check_unpacked(len(unpacked), len(content), where)
+        raise FormatError(f"{file}: a gzip file that is truncated or damaged: {error}") from error
+    check_unpacked(len(unpacked), len(content), file)
     return unpacked
 
 
-def check_zip(file: BinaryIO, where: str, *, stored: bool = False) -> None:
+def check_zip(file: BinaryIO, name: str, *, stored: bool = False) -> None:
     """Raise FormatError if the members of a zip archive take more memory than its size justifies, or than it holds.
 
     Args:
@@ -104,11 +104,11 @@ def check_zip(file: BinaryIO, where: str, *, stored: bool = False) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        raise FormatError(f"{where}: a zip archive that is truncated or damaged: {error}") from error
+        raise FormatError(f"{name}: a zip archive that is truncated or damaged: {error}") from error
     nbytes = sum(member.file_size for member in members)
     if stored and (nbytes > packed or any(member.compress_type != zipfile.ZIP_STORED for member in members)):
-        raise FormatError(f"{where}: expected arrays that are not compressed, {packed:,} bytes hold {nbytes:,}")
-    check_unpacked(nbytes, packed, where)
+        raise FormatError(f"{name}: expected arrays that are not compressed, {packed:,} bytes hold {nbytes:,}")
+    check_unpacked(nbytes, packed, name)
 
 
 @contextmanager
@@ -124,14 +124,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     target = os.path.realpath(os.fspath(path))
     try:
-        before = os.stat(target)
+        status = os.stat(target)
     except OSError:
-        before = None
-    if before is not None and not stat.S_ISREG(before.st_mode):
+        status = None
+    if status is not None and not stat.S_ISREG(status.st_mode):
         with naming(path), open(path, "wb") as file:
             yield file
         return
-    if before is not None and not os.access(target, os.W_OK):
+    if status is not None and not os.access(target, os.W_OK):
         raise PermissionError(13, "the file is write-protected", os.fspath(path))
     temporary = _beside(target)
     try:
@@ -144,9 +144,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if before is not None:
+        if status is not None:
             with contextlib.suppress(OSError):  # of another owner
-                os.chmod(temporary, stat.S_IMODE(before.st_mode))
+                os.chmod(temporary, stat.S_IMODE(status.st_mode))
         os.replace(temporary, target)
         _keep_name(os.path.dirname(target))
     except BaseException:

@@ -49,8 +49,8 @@ _rule = _Rule()
 
 def usable_cpus() -> int:
     """Return the number of CPUs in this process's affinity mask, or the quota of its control groups if it is lower."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(there, control_groups.cpu_quota() or there)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, control_groups.cpu_quota() or cpus)
 
 
 def planned() -> tuple[int | None, str]:

@@ -65,8 +65,8 @@ def sit(undisturbed: AbstractContextManager[None] | None) -> AbstractContextMana
     Returns:
         The previous context.
     """
-    before, _thread.seat = _thread.seat, undisturbed
-    return before
+    previous, _thread.seat = _thread.seat, undisturbed
+    return previous
 
 
 def usable_cores() -> int:
@@ -75,12 +75,12 @@ def usable_cores() -> int:
     Raises:
         ConfigError: WEFTPLAN_KERNEL_CORES is no number of cores.
     """
-    there = blas_threads.usable_cpus()
-    most = int(config.process(VARIABLE))
-    if not most:  # containers and scripts for MXNet limit the threads of an operator with this variable
+    cpus = blas_threads.usable_cpus()
+    limit = int(config.process(VARIABLE))
+    if not limit:  # containers and scripts for MXNet limit the threads of an operator with this variable
         words = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-        most = int(words) if words.isdecimal() else 0
-    return min(there, most) if most else there
+        limit = int(words) if words.isdecimal() else 0
+    return min(cpus, limit) if limit else cpus
 
 
 def idle_cores() -> int:
@@ -126,9 +126,9 @@ def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
     free = list(range(parts))
 
     def part(number: int) -> None:
-        room = free.pop()
-        work(number, room)
-        free.append(room)
+        index = free.pop()
+        work(number, index)
+        free.append(index)
 
     split(part, parts)
 
@@ -147,18 +147,18 @@ def with_lookers(run: Callable[[Sequence[int]], object], most: int, *, all_or_no
     """
     with _thread.seat or _NOTHING:
         with _pool_lock:
-            taken = [helper for helper in _pool.free if helper.looks][:most]
-            if len(taken) < (most if all_or_none else 1):
+            lent = [helper for helper in _pool.free if helper.looks][:most]
+            if len(lent) < (most if all_or_none else 1):
                 return False
-            for helper in taken:
+            for helper in lent:
                 _pool.free.remove(helper)
-            _pool.lent += len(taken)
+            _pool.lent += len(lent)
         try:
-            run([helper.words for helper in taken])
+            run([helper.words for helper in lent])
         finally:
             with _pool_lock:
-                _pool.free.extend(taken)
-                _pool.lent -= len(taken)
+                _pool.free.extend(lent)
+                _pool.lent -= len(lent)
     return True
 
 
@@ -178,17 +178,17 @@ def call_looker() -> None:
     This serves callers with many short parts. Waking a helper costs the caller about 100 microseconds on a virtual
     machine, which is too long for a single short part.
     """
-    now = time.monotonic()
-    soon, _Calls.missed = now - _Calls.missed < _SOON_S, now
-    if not soon or now - _Calls.woken < _AGAIN_S:
+    time_s = time.monotonic()
+    soon, _Calls.missed = time_s - _Calls.missed < _SOON_S, time_s
+    if not soon or time_s - _Calls.woken < _AGAIN_S:
         return
-    _Calls.woken = now
+    _Calls.woken = time_s
     with _thread.seat or _NOTHING, contextlib.suppress(RuntimeError):
-        taken = _helpers(1)
-        for helper in taken:
+        helpers = _helpers(1)
+        for helper in helpers:
             helper.give(_only_look, _no_work)
         with _pool_lock:
-            _pool.free.extend(taken)
+            _pool.free.extend(helpers)
 
 
 def _only_look(work: Callable[[_Word], None], at_work: _Word) -> None: ...
@@ -227,25 +227,25 @@ class _Job:
 
     def __init__(self, work: Callable[[int, int], object], ranges: list[tuple[int, int]]) -> None:
         self._work = work
-        self._left = deque(ranges)
+        self._ranges = deque(ranges)
         self._busy: list[tuple[Lock, _Word]] = []
         self._errors: list[BaseException] = []
 
     def run(self, helpers: int) -> None:
         """Do all ranges, with at most ``helpers`` helpers."""
-        taken: list[_Helper] = []
+        started: list[_Helper] = []
         try:
             # If no thread can start (at exit of the interpreter, or at the system's limit) the owner does all ranges.
             with contextlib.suppress(RuntimeError):
                 for helper in _helpers(helpers):
-                    taken.append(helper)
+                    started.append(helper)
                     # In a copy of the context variables, because NumPy keeps its error state (overflow, …) there.
                     helper.give(copy_context().run, self._help)
             self._finish()
         finally:
             # Helpers do not return themselves: they would need the interpreter, and the next job would miss them.
             with _pool_lock:
-                _pool.free.extend(taken)
+                _pool.free.extend(started)
 
     def _help(self, at_work: _Word) -> None:
         """Do ranges until none is left; :meth:`_finish` raises their errors."""
@@ -264,7 +264,7 @@ class _Job:
     def _do(self) -> None:
         while True:
             try:
-                lo, hi = self._left.pop()
+                lo, hi = self._ranges.pop()
             except IndexError:
                 return
             self._work(lo, hi)
@@ -277,7 +277,7 @@ class _Job:
         try:
             self._do()
         finally:
-            self._left.clear()
+            self._ranges.clear()
             for busy, at_work in list(self._busy):
                 at_work.look()
                 busy.acquire()
@@ -399,18 +399,18 @@ class _Helper:
                 del run, work  # hold no reference while asleep
 
 
-def _helpers(wanted: int) -> list[_Helper]:
-    """Take up to ``wanted`` free helpers; start new threads while the pool has fewer than ``wanted`` in all.
+def _helpers(count: int) -> list[_Helper]:
+    """Take up to ``count`` free helpers; start new threads while the pool has fewer than ``count`` in all.
 
     Raises:
         RuntimeError: no thread can be started.
     """
     with _pool_lock:
-        while len(_pool.free) < wanted and _pool.started < wanted:
+        while len(_pool.free) < count and _pool.started < count:
             _pool.free.append(_Helper(_pool.started))
             _pool.started += 1
-        helpers = _pool.free[:wanted]
-        del _pool.free[:wanted]
+        helpers = _pool.free[:count]
+        del _pool.free[:count]
         return helpers
 
 

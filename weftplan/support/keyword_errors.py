@@ -35,19 +35,23 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         parameters = list(inspect.signature(function).parameters.values())
-        if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return function  # unknown keywords are passed on to another function, which checks them
-        known = frozenset(one.name for one in parameters if one.kind in _NAMED)
+        accepted = frozenset(parameter.name for parameter in parameters if parameter.kind in _NAMED)
         constructs = function.__name__ == "__init__"
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            if kwargs and not known.issuperset(kwargs):
-                unknown = next(name for name in kwargs if name not in known)
+            if kwargs and not accepted.issuperset(kwargs):
+                unknown = next(name for name in kwargs if name not in accepted)
                 if constructs:
                     kind = type(args[0])
                     raise _error(f"{kind.__name__} has no setting", unknown, settings_of(kind), elsewhere)
-                names = [one.name for one in parameters if one.kind in _NAMED and one.name not in ("self", "cls")]
+                names = [
+                    parameter.name
+                    for parameter in parameters
+                    if parameter.kind in _NAMED and parameter.name not in ("self", "cls")
+                ]
                 raise _error(f"{function.__name__} has no argument", unknown, names, elsewhere)
             try:
                 return function(*args, **kwargs)
@@ -66,35 +70,37 @@ class Constructed:
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).get("__init__")
-        if inspect.isfunction(own):
-            cls.__init__ = known_keywords()(own)  # type: ignore[method-assign]
+        constructor = vars(cls).get("__init__")
+        if inspect.isfunction(constructor):
+            cls.__init__ = known_keywords()(constructor)  # type: ignore[method-assign]
 
 
 def settings_of(kind: type) -> list[str]:
     """Return the settings that a class's constructor takes, including those that it passes on to its bases."""
-    known: list[str] = []
+    settings: list[str] = []
     for base in kind.__mro__:
         if base is object or "__init__" not in vars(base):
             continue
         parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        known += [one.name for one in parameters if one.kind in _NAMED]
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        settings += [parameter.name for parameter in parameters if parameter.kind in _NAMED]
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return list(dict.fromkeys(known))
+    return list(dict.fromkeys(settings))
 
 
-def changed_settings(made: object) -> dict[str, object]:
+def changed_settings(instance: object) -> dict[str, object]:
     """Return the settings of an object that differ from its constructor's defaults, as its attributes hold them now.
 
     A setting without an attribute of its name is left out.
     """
     changed: dict[str, Any] = {}
-    for base in type(made).__mro__:
-        own = vars(base).get("__init__")
-        for name, one in inspect.signature(own).parameters.items() if inspect.isfunction(own) else ():
-            if one.kind in _NAMED and name in vars(made) and name not in changed:
-                changed[name] = vars(made)[name], one.default
+    for base in type(instance).__mro__:
+        constructor = vars(base).get("__init__")
+        for name, parameter in (
+            inspect.signature(constructor).parameters.items() if inspect.isfunction(constructor) else ()
+        ):
+            if parameter.kind in _NAMED and name in vars(instance) and name not in changed:
+                changed[name] = vars(instance)[name], parameter.default
     return {name: value for name, (value, default) in changed.items() if not _same(value, default)}
 
 
@@ -111,8 +117,8 @@ def _same(value: object, default: object) -> bool:
     return value is default or (isinstance(default, (str, int, float, tuple)) and bool(value == default))
 
 
-def _error(what: str, name: str, known: Iterable[str], elsewhere: dict[str, str]) -> KeywordError:
+def _error(what: str, name: str, names: Iterable[str], elsewhere: dict[str, str]) -> KeywordError:
     if name in elsewhere:
         return KeywordError(f"{what} {name!r}: {elsewhere[name]}")
-    known = list(known)
-    return KeywordError(f"{what} {name!r}: {did_you_mean(name, known)}known: {', '.join(known)}")
+    names = list(names)
+    return KeywordError(f"{what} {name!r}: {did_you_mean(name, names)}known: {', '.join(names)}")

@@ -93,13 +93,13 @@ class Aliases:
         """Return a function that gets the module whose alias ``name`` is, or a submodule of an aliased module."""
         if name in self._deeper:
             return partial(late_import, f"{self._package}.{self._deeper[name]}")
-        parent, _, last = name.rpartition(".")
+        parent, _, leaf = name.rpartition(".")
         holder = sys.modules.get(f"{self._package}.{parent}") if parent else None
         if holder is None or holder.__name__ == f"{self._package}.{parent}":
             return None
-        own = f"{holder.__name__}.{last}"
-        exists = own in sys.modules or (hasattr(holder, "__path__") and importlib.util.find_spec(own) is not None)
-        return partial(late_import, own) if exists else None
+        target = f"{holder.__name__}.{leaf}"
+        exists = target in sys.modules or (hasattr(holder, "__path__") and importlib.util.find_spec(target) is not None)
+        return partial(late_import, target) if exists else None
 
     def other(self, name: str) -> Callable[[], ModuleType] | None:
         """Return a function that gets the module stored as an attribute called ``name``.
@@ -107,7 +107,7 @@ class Aliases:
         Raises:
             ModuleNotFoundError: it is absent on purpose.
         """
-        parent, _, last = name.rpartition(".")
+        parent, _, leaf = name.rpartition(".")
         if not parent and name in self._names:
             return partial(getattr, sys.modules[self._package], name)
         reason = self._absent.get(name)
@@ -115,15 +115,15 @@ class Aliases:
             # Without `name=`: with it, ``from package import name`` would replace the text by "cannot import name".
             raise ModuleNotFoundError(f"{self._package} has no {name} on purpose: {reason}")
         holder = sys.modules.get(f"{self._package}.{parent}") if parent else None
-        if holder is None or last.startswith("_"):
+        if holder is None or leaf.startswith("_"):
             return None
         try:
-            value = getattr(holder, last)
+            value = getattr(holder, leaf)
         except AttributeError as error:
             if "on purpose" in str(error):
                 raise ModuleNotFoundError(str(error)) from None
             return None
-        return partial(getattr, holder, last) if isinstance(value, ModuleType) else None
+        return partial(getattr, holder, leaf) if isinstance(value, ModuleType) else None
 
 
 class _Finder:
@@ -131,18 +131,18 @@ class _Finder:
 
     def __init__(self, package: str, find: Callable[[str], Callable[[], ModuleType] | None]) -> None:
         self._prefix, self._find = f"{package}.", find
-        self._asked = threading.local()
+        self._finding = threading.local()
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return a spec for a name that this finder knows."""
-        asked = vars(self._asked).setdefault("names", set())
-        if not fullname.startswith(self._prefix) or fullname in asked:
+        names = vars(self._finding).setdefault("names", set())
+        if not fullname.startswith(self._prefix) or fullname in names:
             return None
-        asked.add(fullname)  # the look-up below may import the same name
+        names.add(fullname)  # the look-up below may import the same name
         try:
             get = self._find(fullname.removeprefix(self._prefix))
         finally:
-            asked.discard(fullname)
+            names.discard(fullname)
         # As a package, so that it may have deeper names; a module with a path keeps its own.
         return None if get is None else ModuleSpec(fullname, cast(Any, self), loader_state=get, is_package=True)
 

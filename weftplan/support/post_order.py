@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
+def deepest_first(nodes: Sequence[int], inputs: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
     """Return ``nodes`` in depth-first post-order, deepest input first; ties keep the order of the inputs.
 
     Args:
         nodes: node numbers in topological order.
-        before: inputs of each node, by node number; inputs that are not in ``nodes`` are ignored.
+        inputs: inputs of each node, by node number; inputs that are not in ``nodes`` are ignored.
     """
     depth: dict[int, int] = {}
     needs: dict[int, list[int]] = {}
     needed: set[int] = set()
     for node in nodes:
-        inside = [other for other in before[node] if other in depth]
+        inside = [other for other in inputs[node] if other in depth]
         if len(inside) == 2:
             first, second = inside
             if depth[second] > depth[first]:

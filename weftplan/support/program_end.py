@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST = 200
+LINE_LENGTH = 200
 """Maximum length of a reason, in characters."""
 
 
@@ -87,5 +87,5 @@ def _uncaught() -> BaseException | None:
 
 
 def _line(text: str) -> str:
-    first = text.splitlines()[0]
-    return first if len(first) <= MOST else first[: MOST - 3] + "..."
+    line = text.splitlines()[0]
+    return line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 3] + "..."

@@ -110,28 +110,28 @@ class LiveLine:
     def __init__(self, stream: TextIO | None = None, *, patience: float = 0.0, lines: bool = False) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._lines = lines
-        now = time.perf_counter()
-        self._live_at, self._line_at = now + patience, now + LINE_PERIOD
+        time_s = time.perf_counter()
+        self._live_at, self._line_at = time_s + patience, time_s + LINE_PERIOD
         self._shown = 0
         """Characters now on the line."""
 
     def update(self, text: Callable[[int], str]) -> None:
         """Show ``text(columns)`` if the next update is due."""
-        now = time.perf_counter()
-        if now < self._live_at:
+        time_s = time.perf_counter()
+        if time_s < self._live_at:
             return
         width = live_width(self._stream)
         if width is not None:
-            self._live_at = now + PERIOD
+            self._live_at = time_s + PERIOD
             self.clear()
             line = text(width - 1)[: width - 1]
             self._write(line)
             self._shown = len(line)
-        elif self._lines and now >= self._line_at:
-            self._line_at = now + LINE_PERIOD
+        elif self._lines and time_s >= self._line_at:
+            self._line_at = time_s + LINE_PERIOD
             self._write(f"{text(LONG)}\n")
         else:
-            self._live_at = min(now + PERIOD, self._line_at) if self._lines else now + PERIOD
+            self._live_at = min(time_s + PERIOD, self._line_at) if self._lines else time_s + PERIOD
 
     def clear(self) -> None:
         """Erase the line, so that other text can be written."""
@@ -202,10 +202,10 @@ class Progress:
         if not self._count:
             return f"{self._text} … {seconds:.0f} s"
         of = "" if self._total is None else f" of {self._total:,}"
-        left = ""
+        estimate = ""
         if self._total is not None and self._total > self._count:
-            left = f", {seconds * (self._total - self._count) / self._count:.0f} s left"
-        return f"{self._text}: {self._count:,}{of} {self._unit}, {self._count / max(seconds, 1e-9):,.1f}/s{left}"
+            estimate = f", {seconds * (self._total - self._count) / self._count:.0f} s left"
+        return f"{self._text}: {self._count:,}{of} {self._unit}, {self._count / max(seconds, 1e-9):,.1f}/s{estimate}"
 
     def __enter__(self) -> Progress:
         if self._line is not None:
@@ -222,7 +222,7 @@ class Progress:
             self._line.update(self._shown)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._done.set()
         if self._thread is not None:

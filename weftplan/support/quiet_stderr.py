@@ -10,15 +10,15 @@ from contextlib import contextmanager, suppress
 @contextmanager
 def without_stderr() -> Iterator[None]:
     """Discard the output of all threads on standard error within the ``with`` block."""
-    kept = -1
+    saved = -1
     with suppress(OSError):  # without a standard error there is nothing to discard
-        kept = os.dup(2)
+        saved = os.dup(2)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)
         os.close(null)
     try:
         yield
     finally:
-        if kept >= 0:
-            os.dup2(kept, 2)
-            os.close(kept)
+        if saved >= 0:
+            os.dup2(saved, 2)
+            os.close(saved)

@@ -36,11 +36,11 @@ def undeclared_write(label: str, error: BaseException) -> BaseException:
         text = str(error) if isinstance(error, ValueError) else ""
         if "read-only" not in text and "WRITEABLE" not in text:
             return error
-        where = _suspects(error.__traceback__)
+        suspects = _suspects(error.__traceback__)
     except Exception:  # raised by the user's error class, or by an inspected object
         return error
     raised = UndeclaredWriteError(
-        f"operation {label!r} wrote to an array that it declared as read{where}; declare the array as written, or "
+        f"operation {label!r} wrote to an array that it declared as read{suspects}; declare the array as written, or "
         f"write to a copy"
     )
     raised.__cause__ = error
@@ -75,7 +75,7 @@ def _suspects(trace: TracebackType | None) -> str:
 def _describe(value: object) -> str:
     """Describe a read-only array, or the first of them in a tuple or list; empty for anything else."""
     if isinstance(value, (tuple, list)):
-        return next((text for one in value if isinstance(one, np.ndarray) and (text := _describe(one))), "")
+        return next((text for entry in value if isinstance(entry, np.ndarray) and (text := _describe(entry))), "")
     if getattr(getattr(value, "flags", None), "writeable", True) is not False:
         return ""
     return f"{type(value).__name__} of shape {getattr(value, 'shape', '?')} and dtype {getattr(value, 'dtype', '?')}"

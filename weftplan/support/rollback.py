@@ -35,16 +35,16 @@ def rollback(*objects: object) -> Iterator[None]:
     (1, [1])
     """
     saved = [
-        (vars(one), [(name, value, _copy(value)) for name, value in vars(one).items()])
-        for one in {id(one): one for one in objects}.values()
+        (vars(target), [(name, value, _copy(value)) for name, value in vars(target).items()])
+        for target in {id(target): target for target in objects}.values()
     ]
     try:
         yield
     except BaseException:
-        for fields, before in saved:
-            for name in fields.keys() - {name for name, _, _ in before}:
+        for fields, values in saved:
+            for name in fields.keys() - {name for name, _, _ in values}:
                 del fields[name]
-            for name, value, items in before:
+            for name, value, items in values:
                 fields[name] = value
                 if items is not None:
                     _restore(value, items)

@@ -58,28 +58,28 @@ def _under(caches: str, kind: str) -> Path:
     return Path(caches, _OURS, kind)
 
 
-def refusal(place: Path) -> str | None:
+def refusal(directory: Path) -> str | None:
     """Return why files of an existing folder must not be loaded; None if only this user can have written there."""
     try:
-        status = os.lstat(place)
+        status = os.lstat(directory)
     except OSError as error:
-        return f"{place}: {error.strerror}"
+        return f"{directory}: {error.strerror}"
     if not stat.S_ISDIR(status.st_mode):
-        return f"{place} is no folder"
+        return f"{directory} is no folder"
     me = _user()
     if me is None:
-        return f"{place}: this system does not tell who may write there"
+        return f"{directory}: this system does not tell who may write there"
     if status.st_uid != me:
-        return f"{place} belongs to another user"
+        return f"{directory} belongs to another user"
     if status.st_mode & 0o077:
-        return f"{place} has permissions for others (expected 0700)"
-    return _open_to_others(place.parent)
+        return f"{directory} has permissions for others (expected 0700)"
+    return _writable_path(directory.parent)
 
 
-def _open_to_others(place: Path) -> str | None:
+def _writable_path(path: Path) -> str | None:
     """Describe the first folder or link on a path that another user can replace; None if there is none."""
     me = _user()
-    for above, status in _way(os.fspath(place)):
+    for above, status in _visited(os.fspath(path)):
         if status.st_uid not in (0, me):
             return f"{above} belongs to another user"
         if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
@@ -87,26 +87,26 @@ def _open_to_others(place: Path) -> str | None:
     return None
 
 
-def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _visited(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every folder and link that the system visits when it resolves an absolute path, with its status."""
-    here, names = os.sep, path.split(os.sep)[::-1]
-    yield here, os.lstat(here)
+    directory, names = os.sep, path.split(os.sep)[::-1]
+    yield directory, os.lstat(directory)
     while names:
         name = names.pop()
         if name in ("", os.curdir):
             continue
         if name == os.pardir:
-            here = os.path.dirname(here)
+            directory = os.path.dirname(directory)
             continue
-        step = os.path.join(here, name)
+        step = os.path.join(directory, name)
         status = os.lstat(step)
         yield step, status
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(step)
             names += target.split(os.sep)[::-1]
-            here = os.sep if os.path.isabs(target) else here
+            directory = os.sep if os.path.isabs(target) else directory
         else:
-            here = step
+            directory = step
 
 
 def _user() -> int | None:
@@ -114,23 +114,25 @@ def _user() -> int | None:
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
-def obstacle(place: Path) -> str | None:
+def obstacle(directory: Path) -> str | None:
     """Return why no file can be stored in a folder, which may not exist yet; None if it can.
 
     The answer is for a report: only :func:`keep` finds out for certain.
     """
-    there = place
-    while not os.path.lexists(there) and there != there.parent:
-        there = there.parent
-    if there == place:
-        refused = refusal(place)
+    existing = directory
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if existing == directory:
+        refused = refusal(directory)
         if refused is not None:
             return refused
-    elif not there.is_dir():
-        return f"{there} is no folder"
-    elif open_to := _open_to_others(there.parent if there.name == _OURS else there):  # ours is closed on first use
+    elif not existing.is_dir():
+        return f"{existing} is no folder"
+    elif open_to := _writable_path(
+        existing.parent if existing.name == _OURS else existing
+    ):  # ours is closed on first use
         return open_to
-    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} cannot be written"
 
 
 def key(*parts: str) -> str:
@@ -143,19 +145,19 @@ def key(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def load(place: Path | None, name: str) -> bytes | None:
+def load(directory: Path | None, name: str) -> bytes | None:
     """Return the object called ``name``, or None if there is none that can be trusted."""
-    if place is None:
+    if directory is None:
         return None
     try:
-        handle = os.open(os.path.join(place, name[:1], name), _READ)
+        handle = os.open(os.path.join(directory, name[:1], name), _READ)
         with os.fdopen(handle, "rb") as file:
             # The folder is checked last: often there is no such file, and any change that another user could make
             # until then could also have been made before the file was opened.
             status = os.fstat(handle)
             if status.st_uid != _user() or status.st_mode & 0o022 or not stat.S_ISREG(status.st_mode):
                 return None
-            if refusal(place) is not None:
+            if refusal(directory) is not None:
                 return None
             data = file.read()
     except OSError:
@@ -167,20 +169,20 @@ def load(place: Path | None, name: str) -> bytes | None:
     return content
 
 
-def keep(place: Path | None, name: str, content: bytes) -> bool:
+def keep(directory: Path | None, name: str, content: bytes) -> bool:
     """Store an object under a :func:`key`; return False if that is not possible.
 
     One call in sixteen removes the oldest files, until at most :data:`MOST` bytes and :data:`MOST_FILES` files remain.
     """
-    if place is None:
+    if directory is None:
         return False
-    shard = os.path.join(place, name[:1])
+    shard = os.path.join(directory, name[:1])
     try:
-        if not os.path.isdir(place):
-            _make(place)
-        refused = refusal(place)
+        if not os.path.isdir(directory):
+            _make(directory)
+        refused = refusal(directory)
         if refused is not None:
-            _say_once(place, refused)
+            _say_once(directory, refused)
             return False
         if not os.path.isdir(shard):
             with contextlib.suppress(FileExistsError):
@@ -198,13 +200,13 @@ TRIES = 20
 """How often :func:`clear` removes a folder in which other processes store files meanwhile."""
 
 
-def usage(place: Path) -> tuple[int, int]:
+def usage(directory: Path) -> tuple[int, int]:
     """Return (files, bytes) in the folder of a kind."""
-    sizes = [size for folder, _, _ in os.walk(place) for _, size, _ in _files(folder)]
+    sizes = [size for folder, _, _ in os.walk(directory) for _, size, _ in _files(folder)]
     return len(sizes), sum(sizes)
 
 
-def clear(place: Path) -> None:
+def clear(directory: Path) -> None:
     """Remove the folder of a kind; processes that store files there meanwhile lose only these files.
 
     Raises:
@@ -212,17 +214,17 @@ def clear(place: Path) -> None:
     """
     for attempt in range(TRIES):
         try:
-            if os.path.lexists(place):
-                shutil.rmtree(place)
+            if os.path.lexists(directory):
+                shutil.rmtree(directory)
             return
         except OSError as error:  # another process stored a file in a folder that was being removed, or removed one
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or attempt == TRIES - 1:
                 raise
 
 
-def _make(place: Path) -> None:
+def _make(directory: Path) -> None:
     """Make a folder and its parents for this user alone, whatever the umask; tighten an open folder of ours."""
-    for folder in (*reversed(place.parents), place):
+    for folder in (*reversed(directory.parents), directory):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         if folder.name == _OURS:
@@ -232,8 +234,8 @@ def _make(place: Path) -> None:
 
 
 @lru_cache(maxsize=16)
-def _say_once(place: Path, reason: str) -> None:
-    log.warning("nothing is kept in %s, so every process makes it again: %s", place, reason)
+def _say_once(directory: Path, reason: str) -> None:
+    log.warning("nothing is kept in %s, so every process makes it again: %s", directory, reason)
 
 
 def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
@@ -248,19 +250,19 @@ def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
     return sorted(written)
 
 
-def _drop_eldest(shard: str, most: int, most_files: int) -> None:
-    """Remove the oldest files until at most ``most`` bytes and ``most_files`` files are left.
+def _drop_eldest(shard: str, max_bytes: int, max_files: int) -> None:
+    """Remove the oldest files until at most ``max_bytes`` bytes and ``max_files`` files are left.
 
     Files that an earlier release has stored directly in the folder of the kind are removed too.
     """
     written = _files(shard)
-    left, files = sum(size for _, size, _ in written), len(written)
-    gone = [path for _, _, path in _files(os.path.dirname(shard))]
+    nbytes, files = sum(size for _, size, _ in written), len(written)
+    removed = [path for _, _, path in _files(os.path.dirname(shard))]
     for _, size, path in written:
-        if left <= most and files <= most_files:
+        if nbytes <= max_bytes and files <= max_files:
             break
-        left, files = left - size, files - 1
-        gone.append(path)
-    for path in gone:
+        nbytes, files = nbytes - size, files - 1
+        removed.append(path)
+    for path in removed:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -82,7 +82,7 @@ def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
     return AttrScope(**scope).get(attr) if attr else dict(scope)
 
 
-def stored_key(key: str, where: str) -> str:
+def stored_key(key: str, source: str) -> str:
     """Return the key under which a node attribute is stored: hidden names get their underscores.
 
     Raises:
@@ -97,7 +97,7 @@ def stored_key(key: str, where: str) -> str:
         if key.endswith(f"_{hidden}"):
             owner = key.removesuffix(f"_{hidden}")
             raise ParameterError(
-                f"{where}: {key!r} would belong to input {owner!r}; make that input yourself and set it there: "
+                f"{source}: {key!r} would belong to input {owner!r}; make that input yourself and set it there: "
                 f"{owner}=Variable({owner!r}, {hidden}=...)"
             )
     return key
@@ -127,8 +127,8 @@ def read_grad_req(
         MXNetError: of the class ``error``, if a value is not in :data:`GRAD_REQS`.
     """
     requests = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
-    wanted = {name: requests.get(name, "null") for name in arguments}
-    for name, req in wanted.items():
+    reqs = {name: requests.get(name, "null") for name in arguments}
+    for name, req in reqs.items():
         if not isinstance(req, str) or req not in GRAD_REQS:
             raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")
-    return wanted
+    return reqs

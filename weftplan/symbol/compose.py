@@ -77,8 +77,8 @@ def apply(
     Raises:
         ParameterError: a parameter or an input does not fit the operator.
     """
-    where = f"operator {op.name} ({name!r})"
-    stored = {stored_key(key, where): to_text(value) for key, value in (attrs or {}).items()}
+    owner = f"operator {op.name} ({name!r})"
+    stored = {stored_key(key, owner): to_text(value) for key, value in (attrs or {}).items()}
     keyword = keyword or {}
     if op.variadic is not None and op.variadic not in stored:
         stored[op.variadic] = str(len(positional) + len(keyword))
@@ -95,23 +95,23 @@ def _match_inputs(
     node: Node, names: Sequence[str], positional: Sequence[Entry | None], keyword: Mapping[str, Entry]
 ) -> list[Entry]:
     assert node.op is not None
-    where = f"operator {node.op.name} ({node.name!r})"
+    caller = f"operator {node.op.name} ({node.name!r})"
     while len(positional) > len(names) and positional[-1] is None:
         positional = positional[:-1]  # an input that these parameters leave out
     if len(positional) > len(names):
-        raise ParameterError(f"{where} takes {len(names)} input(s) {listed(names)}, got {len(positional)}")
+        raise ParameterError(f"{caller} takes {len(names)} input(s) {listed(names)}, got {len(positional)}")
     by_name: dict[str, Entry] = {}
     for input_name, entry in zip(names, positional, strict=False):
         if entry is not None:
             by_name[input_name] = entry
     if keyword and node.op.variadic is not None and not set(keyword) <= set(names):
-        raise ParameterError(f"{where} takes any number of inputs by position, not by name {sorted(keyword)}")
+        raise ParameterError(f"{caller} takes any number of inputs by position, not by name {sorted(keyword)}")
     for key, entry in keyword.items():
         if key not in names:
             hint = did_you_mean(key, names)
-            raise ParameterError(f"{where}: no input is called {key!r}; {hint}inputs: {listed(names)}")
+            raise ParameterError(f"{caller}: no input is called {key!r}; {hint}inputs: {listed(names)}")
         if key in by_name:
-            raise ParameterError(f"{where}: input {key!r} is given twice, by position and by name")
+            raise ParameterError(f"{caller}: input {key!r} is given twice, by position and by name")
         by_name[key] = entry
     return [by_name[n] if n in by_name else auto_variable(node, n) for n in names]
 
@@ -190,8 +190,8 @@ def substitute(
     if name and heads[0].node not in replace:
         copied[0].node.name = name
     if replace:
-        others = set(topological_order(replace.values()))
+        replacements = set(topological_order(replace.values()))
         for node in topological_order(copied):
-            if node.op is not None and node.op.aux and node not in others:
+            if node.op is not None and node.op.aux and node not in replacements:
                 _count_writers(node)
     return copied

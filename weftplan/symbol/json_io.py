@@ -147,7 +147,7 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
 
 
 def _stand_in(
-    data: dict[str, Any], nodes: Sequence[Node], heads: Sequence[Entry], which: list[int], where: str
+    data: dict[str, Any], nodes: Sequence[Node], heads: Sequence[Entry], which: list[int], source: str
 ) -> None:
     """Give each node with an unknown operator a placeholder with the number of outputs that the file uses."""
     raw, counts = data["nodes"], placeholder.output_counts(data, len(nodes))
@@ -157,20 +157,20 @@ def _stand_in(
     for i in which:
         node = nodes[i]
         outputs = max(counts[i] or 1, used.get(node, 1))
-        node.op = placeholder.make(raw[i]["op"], len(node.inputs), outputs, f"{where}: node {i} ({node.name!r})")
+        node.op = placeholder.make(raw[i]["op"], len(node.inputs), outputs, f"{source}: node {i} ({node.name!r})")
 
 
-def _finish(node: Node, version: int, where: str) -> None:
+def _finish(node: Node, version: int, source: str) -> None:
     """Upgrade an operator node from its file's version, parse its parameters, check its inputs."""
     assert node.op is not None
     if placeholder.is_placeholder(node):
         return
-    kept = hidden_keys(node, where)
+    hidden = hidden_keys(node, source)
     if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         del node.attrs["axis"]  # which meant no axis
     # An operator without parameters may carry any attribute, as in MXNet.
-    texts = {k: v for k, v in node.attrs.items() if k not in kept} if node.op.params else {}
-    node.params = stored_params(node, texts, where)
+    texts = {k: v for k, v in node.attrs.items() if k not in hidden} if node.op.params else {}
+    node.params = stored_params(node, texts, source)
     names = node.op.input_names(node.params)
     if version < 900:  # files without auxiliary states
         node.inputs += [auto_variable(node, name) for name in names[len(node.inputs) :]]
@@ -178,7 +178,7 @@ def _finish(node: Node, version: int, where: str) -> None:
         default_initializers(node)
     if len(names) != len(node.inputs):
         raise FormatError(
-            f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
+            f"{source}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
             f"its operator takes {len(names)}: {listed(names)}"
         )
 
@@ -228,21 +228,21 @@ def _deps(items: object, nodes: Sequence[Node], what: str) -> list[Node]:
     return [nodes[i] for i in items]
 
 
-def _list(data: dict[str, Any], key: str, where: str) -> list[Any]:
+def _list(data: dict[str, Any], key: str, source: str) -> list[Any]:
     value = data.get(key)
     if not isinstance(value, list):
-        raise FormatError(f"{where}: {key!r} must be a list, got {type(value).__name__}; this is not a symbol file")
+        raise FormatError(f"{source}: {key!r} must be a list, got {type(value).__name__}; this is not a symbol file")
     return value
 
 
-def _version(data: Mapping[str, object], where: str) -> int:
+def _version(data: Mapping[str, object], source: str) -> int:
     """Return the release that wrote the file; 800 if it is not stated, as in releases up to 0.8."""
     attrs = data.get("attrs")
     stored = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
     if stored is None:
         return 800
     if not isinstance(stored, list) or len(stored) != 2 or type(stored[1]) is not int:
-        raise FormatError(f'{where}: mxnet_version must be ["int", number], got {stored!r}')
+        raise FormatError(f'{source}: mxnet_version must be ["int", number], got {stored!r}')
     return stored[1]
 
 
@@ -289,7 +289,7 @@ def variable_keys(node: Node) -> None:
             node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
 
 
-def stored_params(node: Node, texts: Mapping[str, str], where: str) -> NodeParams:
+def stored_params(node: Node, texts: Mapping[str, str], source: str) -> NodeParams:
     """Parse the parameters of a node in a file; its inputs are those that the file lists.
 
     Raises:
@@ -303,13 +303,13 @@ def stored_params(node: Node, texts: Mapping[str, str], where: str) -> NodeParam
         for param in node.op.params:
             if param.parse is p_inputs and params[param.name] > len(node.inputs):
                 raise FormatError(
-                    f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), but its parameter "
+                    f"{source}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), but its parameter "
                     f"{param.name} says {params[param.name]}"
                 )
     return params
 
 
-def hidden_keys(node: Node, where: str) -> set[str]:
+def hidden_keys(node: Node, source: str) -> set[str]:
     """Add underscores to hidden names on an operator; move ``<input>_<hidden>`` to that input if it is a variable.
 
     Return the remaining keys that are no parameters.
@@ -327,13 +327,13 @@ def hidden_keys(node: Node, where: str) -> set[str]:
     if not attributes:
         return set()
     assert node.op is not None
-    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in attributes}, where)
+    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in attributes}, source)
     inputs = dict(zip(node.op.input_names(params), (entry.node for entry in node.inputs), strict=False))
-    kept: set[str] = set()
+    keys: set[str] = set()
     for key, hidden in attributes.items():
         owner = inputs.get(key.removesuffix(f"_{hidden}"))
         if owner is None or owner.op is not None:
-            kept.add(key)
+            keys.add(key)
         else:
             owner.attrs[f"__{hidden}__"] = node.attrs.pop(key)
-    return kept
+    return keys

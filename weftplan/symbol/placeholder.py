@@ -83,15 +83,19 @@ def usable(nodes: Sequence[Node]) -> list[Node]:
 def explain(nodes: Sequence[Node]) -> str:
     """Describe the missing operators of a graph, its usable outputs, and how to provide the operators."""
     lines = []
-    for name, where in missing(nodes).items():
-        more = f", and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
+    for name, nodes_of_op in missing(nodes).items():
+        more = f", and {len(nodes_of_op) - _SHOWN} more" if len(nodes_of_op) > _SHOWN else ""
         near = did_you_mean(name, registry.names()).rstrip()
-        count = f"{len(where)} node{'s' * (len(where) > 1)}"
-        lines.append(f"{name} ({count}: {', '.join(where[:_SHOWN])}{more}{near and f'; {near}'})")
+        count = f"{len(nodes_of_op)} node{'s' * (len(nodes_of_op) > 1)}"
+        lines.append(f"{name} ({count}: {', '.join(nodes_of_op[:_SHOWN])}{more}{near and f'; {near}'})")
     good = usable(nodes)
     if good:
-        last = good[-1]
-        output = f"{last.name}_{last.op.output_names(last.params)[0]}" if last.op is not None else last.name
+        output_node = good[-1]
+        output = (
+            f"{output_node.name}_{output_node.op.output_names(output_node.params)[0]}"
+            if output_node.op is not None
+            else output_node.name
+        )
         part = (
             f"Of {sum(node.op is not None for node in nodes)} operations {len(good)} can be used without: cut the "
             f"network with symbol.get_internals()[{output!r}], for instance"

@@ -69,7 +69,9 @@ class OnnxFile:
             content = file.read()
         try:
             model = self._onnx.load_model_from_string(content)
-            self._opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
+            self._opset = max(
+                (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0
+            )
             if not model.graph.node and not model.graph.output:
                 raise FormatError(f"{self._where}: no ONNX model: it has no nodes and no outputs")
         except FormatError:
@@ -115,11 +117,11 @@ def _dims(value: Any) -> Shape:
 
 
 def _read(
-    onnx: ModuleType, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
+    onnx: ModuleType, graph: Any, shapes: Mapping[str, Shape], opset: int, file: str, room: int
 ) -> tuple[Symbol, Params, Params]:
-    check_amount(graph.initializer, where)
-    constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
-    model = Model({}, opset, where, room)
+    check_amount(graph.initializer, file)
+    constants = {tensor.name: _tensor(onnx, tensor, file) for tensor in graph.initializer}
+    model = Model({}, opset, file, room)
     for value in graph.input:
         if value.name in constants:
             continue
@@ -132,7 +134,7 @@ def _read(
     model.values.update(constants)
     named = _Names(graph)
     for node in graph.node:
-        attrs = {one.name: _attribute(onnx, one, where) for one in node.attribute}
+        attrs = {attribute.name: _attribute(onnx, attribute, file) for attribute in node.attribute}
         call = Call(model, node, attrs)
         for name in node.input:
             if name and name not in model.values:
@@ -144,12 +146,12 @@ def _read(
             results = RULES[node.op_type](call)
         several = results if isinstance(results, (list, tuple)) else [results]
         named.give(several, node.output)
-        model.values.update((name, one) for name, one in zip(node.output, several, strict=False) if name)
+        model.values.update((name, value) for name, value in zip(node.output, several, strict=False) if name)
     heads = []
     for output in graph.output:
         value = model.values.get(output.name)
         if value is None:
-            raise FormatError(f"{where}: output {output.name!r} comes from nowhere")
+            raise FormatError(f"{file}: output {output.name!r} comes from nowhere")
         heads.append(value if isinstance(value, Symbol) else model.parameter(output.name, value))
     symbol = heads[0] if len(heads) == 1 else sym.Group(heads)
     used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
@@ -167,9 +169,9 @@ class _Names:
         self._taken = {value.name for value in (*graph.input, *graph.initializer)}
         self._seen: set[Node] = set()
 
-    def give(self, made: Sequence[object], outputs: Sequence[str]) -> None:
+    def give(self, nodes: Sequence[object], outputs: Sequence[str]) -> None:
         """Name the nodes of the outputs, except nodes that another operator created."""
-        for one, output in zip(made, outputs, strict=False):
+        for one, output in zip(nodes, outputs, strict=False):
             node = one.entries[0].node if isinstance(one, Symbol) else None
             if node is None or node.is_variable or node in self._seen:
                 continue
@@ -180,22 +182,22 @@ class _Names:
             self._taken.add(node.name)
 
 
-def _tensor(onnx: ModuleType, tensor: Any, where: str) -> RawArray:
+def _tensor(onnx: ModuleType, tensor: Any, file: str) -> RawArray:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return external_tensor(onnx, tensor, where)
+        return external_tensor(onnx, tensor, file)
     if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > max(8 * tensor.ByteSize(), 8):
-        raise FormatError(f"{where}: damaged: {tensor.name!r} has shape {list(tensor.dims)} and fewer bytes")
+        raise FormatError(f"{file}: damaged: {tensor.name!r} has shape {list(tensor.dims)} and fewer bytes")
     values: RawArray = onnx.numpy_helper.to_array(tensor)
     return values
 
 
-def _attribute(onnx: ModuleType, attribute: Any, where: str) -> Any:
+def _attribute(onnx: ModuleType, attribute: Any, file: str) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, list) and value and isinstance(value[0], bytes):
-        return [one.decode(errors="replace") for one in value]
-    return _tensor(onnx, value, where) if isinstance(value, onnx.TensorProto) else value
+        return [text.decode(errors="replace") for text in value]
+    return _tensor(onnx, value, file) if isinstance(value, onnx.TensorProto) else value
 
 
 def _fold(call: Call) -> RawArray | None:

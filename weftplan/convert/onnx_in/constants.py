@@ -36,7 +36,7 @@ def _axes(call: Call) -> tuple[int, ...] | None:
 
 
 def _ranged(call: Call, inputs: Constants) -> RawArray:
-    start, limit, step = (np.reshape(one, -1)[0] for one in inputs)
+    start, limit, step = (np.reshape(number, -1)[0] for number in inputs)
     if not step:
         raise call.refuse("a range that never ends")
     call.spend(max(0, math.ceil((float(limit) - float(start)) / float(step))), np.float64)
@@ -50,9 +50,9 @@ def _expanded(call: Call, inputs: Constants) -> RawArray:
 
 
 def _gathered(call: Call, inputs: Constants) -> RawArray:
-    values, places, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
-    call.spend(values.size // max(values.shape[axis], 1) * places.size, values.dtype)
-    return np.take(values, places, axis=axis)
+    values, indices, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
+    call.spend(values.size // max(values.shape[axis], 1) * indices.size, values.dtype)
+    return np.take(values, indices, axis=axis)
 
 
 def _joined(call: Call, inputs: Constants) -> RawArray:

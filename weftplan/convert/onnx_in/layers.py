@@ -103,11 +103,11 @@ def _conv(call: Call) -> Symbol:
 def _pool(call: Call) -> Symbol:
     kernel = tuple(call.get("kernel_shape"))
     axes = len(kernel)
-    strides, ones = tuple(call.get("strides") or (1,) * axes), (1,) * axes
-    if tuple(call.get("dilations") or ones) != ones or call.outputs > 1:
+    strides, no_stride = tuple(call.get("strides") or (1,) * axes), (1,) * axes
+    if tuple(call.get("dilations") or no_stride) != no_stride or call.outputs > 1:
         raise call.refuse("dilations and the indices of maxima are not read")
     counted = call.op != "AveragePool" or bool(call.get("count_include_pad", 0))
-    pads = _pads(call, kernel, strides, ones)
+    pads = _pads(call, kernel, strides, no_stride)
     uneven = pads[:axes] != pads[axes:]
     if uneven and not counted:
         raise call.refuse(f"pads={pads}: an average that leaves padding out needs the same on both sides")

@@ -38,8 +38,8 @@ def _refuse_rest(call: Call) -> None:
 
 @rule("LSTM", "GRU", "RNN")
 def _recurrent(call: Call) -> list[Symbol]:
-    way = str(call.get("direction", "forward")).lower()
-    directions = 2 if way == "bidirectional" else 1
+    direction = str(call.get("direction", "forward")).lower()
+    directions = 2 if direction == "bidirectional" else 1
     mode = _mode(call, directions)
     _refuse_rest(call)
     weight, recurrent = call.constant(1), call.constant(2)
@@ -54,7 +54,7 @@ def _recurrent(call: Call) -> list[Symbol]:
     shape = call.shape()
     steps, batch = (shape[1], shape[0]) if batch_first else shape[:2]
     data = call.make("SwapAxis", call.symbol(), dim1=0, dim2=1) if batch_first else call.symbol()
-    if way == "reverse":
+    if direction == "reverse":
         data = call.make("reverse", data, axis=(0,))
     states = [_state(call, k, (directions, batch, size), batch_first) for k in ((5, 6) if mode == "lstm" else (5,))]
     if mode == "gru" and not call.get("linear_before_reset", 0):
@@ -64,7 +64,7 @@ def _recurrent(call: Call) -> list[Symbol]:
     else:
         packed = _packed(mode, size, weight, recurrent, bias)
         lengths = _lengths(call, steps)
-        if lengths and way == "reverse":
+        if lengths and direction == "reverse":
             raise call.refuse("sequence lengths are not read with direction reverse")
         node = call.make(
             "RNN", data, call.model.parameter(f"{call.name}_parameters", packed), *states, *lengths, mode=mode,
@@ -73,7 +73,7 @@ def _recurrent(call: Call) -> list[Symbol]:
         )  # fmt: skip
         results = [node[k] for k in range(1 + len(states))]
     whole = call.make("reshape", results[0], shape=(0, 0, directions, size))
-    if way == "reverse":
+    if direction == "reverse":
         whole = call.make("reverse", whole, axis=(0,))
     whole = call.make("transpose", whole, axes=(1, 0, 2, 3) if batch_first else (0, 2, 1, 3))
     ends = [call.make("SwapAxis", end, dim1=0, dim2=1) if batch_first else end for end in results[1:]]
@@ -97,14 +97,14 @@ def _lengths(call: Call, steps: int) -> list[Symbol]:
 
 def _ordered(rows: RawArray, mode: str, size: int) -> RawArray:
     """Return ``rows``, whose gates are in ONNX's order, flattened with the gates in weftplan's order."""
-    apart = rows.reshape(GATES[mode], size, *rows.shape[1:])
-    return apart[list(FROM_ONNX[mode])].reshape(-1)
+    gates = rows.reshape(GATES[mode], size, *rows.shape[1:])
+    return gates[list(FROM_ONNX[mode])].reshape(-1)
 
 
 def _packed(mode: str, size: int, weight: RawArray, recurrent: RawArray, bias: RawArray) -> RawArray:
     """Return the vector of all parameters: weights of each direction, then biases."""
     parts = [_ordered(rows, mode, size) for pair in zip(weight, recurrent, strict=True) for rows in pair]
-    parts += [_ordered(half, mode, size) for one in bias for half in np.split(one, 2)]
+    parts += [_ordered(half, mode, size) for vector in bias for half in np.split(vector, 2)]
     return np.concatenate(parts).astype(np.float32)
 
 
@@ -130,12 +130,12 @@ def _unrolled_gru(
     h = call.make("reshape", state, shape=(-3, 0))
     outputs = []
     for t in range(steps):
-        now = call.make("reshape", call.make("slice_axis", inputs, axis=0, begin=t, end=t + 1), shape=(-3, 0))
-        gates = call.make("slice_axis", now, axis=1, begin=0, end=2 * size) + call.make(
+        step = call.make("reshape", call.make("slice_axis", inputs, axis=0, begin=t, end=t + 1), shape=(-3, 0))
+        gates = call.make("slice_axis", step, axis=1, begin=0, end=2 * size) + call.make(
             "FullyConnected", h, gate_weight, num_hidden=2 * size, no_bias=True
         )
         update, reset = call.make("SliceChannel", call.make("sigmoid", gates), num_outputs=2, axis=1)
-        new = call.make("slice_axis", now, axis=1, begin=2 * size, end=3 * size) + call.make(
+        new = call.make("slice_axis", step, axis=1, begin=2 * size, end=3 * size) + call.make(
             "FullyConnected", reset * h, new_weight, num_hidden=size, no_bias=True
         )
         new = call.make("tanh", new)

@@ -106,9 +106,9 @@ def _unsqueeze(call: Call) -> Symbol:
 def _gather(call: Call) -> Symbol:
     axis = call.get("axis", 0)
     if not isinstance(call.inputs[1], Symbol) and np.ndim(call.inputs[1]) == 0:
-        place = int(call.inputs[1]) % call.shape()[axis]
+        position = int(call.inputs[1]) % call.shape()[axis]
         return call.make(
-            "squeeze", call.make("slice_axis", call.symbol(), axis=axis, begin=place, end=place + 1), axis=axis
+            "squeeze", call.make("slice_axis", call.symbol(), axis=axis, begin=position, end=position + 1), axis=axis
         )
     return call.make("take", call.symbol(), call.symbol(1), axis=axis, mode="wrap")
 
@@ -142,8 +142,8 @@ def _resize(call: Call) -> Symbol:
     way = call.get("coordinate_transformation_mode", "half_pixel" if call.model.opset >= 11 else "asymmetric")
     if len(shape) == 4 and list(shape[:2]) == sizes[:2]:
         factor = sizes[2] // shape[2]
-        whole = [sizes[2], sizes[3]] == [shape[2] * factor, shape[3] * factor]
-        if mode == "nearest" and whole and (way == "asymmetric" or factor in (1, 2)):
+        is_multiple = [sizes[2], sizes[3]] == [shape[2] * factor, shape[3] * factor]
+        if mode == "nearest" and is_multiple and (way == "asymmetric" or factor in (1, 2)):
             return call.make("UpSampling", call.symbol(), scale=factor, sample_type="nearest", num_args=1)
         if mode == "linear" and way in ("align_corners", "half_pixel", "pytorch_half_pixel"):
             corners = way == "align_corners"

@@ -49,8 +49,8 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         lines = "; ".join(f"{op} ({len(names)}: {', '.join(names[:3])})" for op, names in lost.items())
         raise UnknownOperatorError(f"convert: no ONNX counterpart is known for {len(lost)} operator(s): {lines}")
     stored = {key: value.asnumpy() for table in (args, aux) for key, value in table.items()}
-    known = {**{key: value.shape for key, value in stored.items()}, **shapes}
-    graph = Graph(symbol, known, {key: value.dtype for key, value in stored.items()})
+    input_shapes = {**{key: value.shape for key, value in stored.items()}, **shapes}
+    graph = Graph(symbol, input_shapes, {key: value.dtype for key, value in stored.items()})
     for node in nodes:
         if node.op is not None:
             RULES[node.op.name](Call(graph, node))

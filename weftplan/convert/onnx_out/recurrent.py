@@ -27,10 +27,10 @@ def _gates(call: Call, part: str, rest: list[int]) -> str:
     """Return the gates of one direction in ONNX's order: (1, gates · size, …)."""
     mode, size = call.params["mode"], call.params["state_size"]
     order = TO_ONNX[mode]
-    apart = call.emit("Reshape", [part, call.constant([len(order), size, *rest], np.int64)])
+    gates = call.emit("Reshape", [part, call.constant([len(order), size, *rest], np.int64)])
     if len(order) > 1:
-        apart = call.emit("Gather", [apart, call.constant(order, np.int64)], axis=0)
-    return call.emit("Reshape", [apart, call.constant([1, len(order) * size, *rest], np.int64)])
+        gates = call.emit("Gather", [gates, call.constant(order, np.int64)], axis=0)
+    return call.emit("Reshape", [gates, call.constant([1, len(order) * size, *rest], np.int64)])
 
 
 def _joined(call: Call, parts: list[str], axis: int = 0) -> str:
@@ -67,8 +67,8 @@ def _rnn(call: Call) -> None:
         facts["activations"] = ["Relu"] * directions
     data, ends = call.inputs[0], [[] for _ in states]  # type: ignore[var-annotated]
     for layer in range(layers):
-        places = [call.constant([number], np.int64) for number in (layer * directions, (layer + 1) * directions, 0)]
-        begin = [call.emit("Slice", [state, *places]) for state in states]
+        indices = [call.constant([number], np.int64) for number in (layer * directions, (layer + 1) * directions, 0)]
+        begin = [call.emit("Slice", [state, *indices]) for state in states]
         names = [call.fresh() for _ in range(1 + len(states))]
         of_input, of_state = weights[layer]
         call.emit(
@@ -78,10 +78,10 @@ def _rnn(call: Call) -> None:
             **facts,
         )
         turned = call.emit("Transpose", [names[0]], perm=[0, 2, 1, 3])
-        last = call.outputs[0] if layer == layers - 1 else None
-        data = call.emit("Reshape", [turned, call.constant([steps, batch, directions * size], np.int64)], last)
-        for one, end in zip(names[1:], ends, strict=True):
-            end.append(one)
+        final = call.outputs[0] if layer == layers - 1 else None
+        data = call.emit("Reshape", [turned, call.constant([steps, batch, directions * size], np.int64)], final)
+        for name, end in zip(names[1:], ends, strict=True):
+            end.append(name)
     if p["state_outputs"]:
         for output, end in zip(call.outputs[1:], ends, strict=False):
             call.emit("Concat", end, output, axis=0)

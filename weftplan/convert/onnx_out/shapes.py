@@ -46,7 +46,7 @@ def _stack(call: Call) -> None:
     axis = call.params["axis"] % len(call.out_shape())
     dims = list(call.out_shape())
     dims[axis] = 1
-    parts = [call.emit("Reshape", [one, call.constant(dims, np.int64)]) for one in call.inputs]
+    parts = [call.emit("Reshape", [entry, call.constant(dims, np.int64)]) for entry in call.inputs]
     call.end("Concat", parts, axis=axis)
 
 

@@ -72,8 +72,8 @@ class Graph:
         self.all = topological_order(symbol.entries)
         self.rows = dict(zip(self.all, infer.entry_rows(self.all), strict=False))
         self.shapes = infer.infer_shapes(self.all, shapes)
-        known = {node: np.dtype(dtypes.get(node.name, np.float32)) for node in self.all if node.op is None}
-        self.dtypes = infer.infer_dtypes(self.all, known)
+        variable_dtypes = {node: np.dtype(dtypes.get(node.name, np.float32)) for node in self.all if node.op is None}
+        self.dtypes = infer.infer_dtypes(self.all, variable_dtypes)
         self.nodes: list[Any] = []
         self.initializers: dict[str, Any] = {}
         self.taken = {node.name for node in self.all if node.op is None}

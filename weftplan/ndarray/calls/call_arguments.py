@@ -43,7 +43,7 @@ def understood(
     if remaining and remaining[0] is not None and not isinstance(remaining[0], str):
         # Text and None may be meant for a parameter; missing inputs are reported later.
         names = () if callable(op.inputs) else op.inputs
-        missing = names[len(inputs) :] if not any(one in named for one in names) else ()
+        missing = names[len(inputs) :] if not any(name in named for name in names) else ()
         if missing:
             raise DTypeError(
                 f"{op.name}: input {missing[0]} must be an NDArray, got {type(remaining[0]).__name__}; make one with "

@@ -53,8 +53,8 @@ class Repeated:
         nbytes, shape, dtype = plan.outputs[0]
         if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-            bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
-            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
+            kernel_call = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
+            self.small = SmallWork(kernel_call, op.name, shape, dtype, nbytes, plan.workspace)
 
 
 Calls: TypeAlias = "dict[tuple[object, ...], Repeated | None]"
@@ -71,7 +71,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     reads = []
     context = None
     target: NDArray | None = None
-    here = True
+    same_context = True
     parts: list[Any] = []
     for value in args:
         kind = value.__class__
@@ -82,7 +82,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             chunk = value.chunk
             reads.append(chunk.var)
             if chunk.context is not context:
-                here = context is None or (here and context == chunk.context)
+                same_context = context is None or (same_context and context == chunk.context)
                 context = chunk.context
         elif kind in _PLAIN:
             parts += (kind, value)
@@ -100,7 +100,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
                 parts += (key, value.shape, value.dtype)
                 chunk = value.chunk
                 if chunk.context is not context:
-                    here = context is None or (here and context == chunk.context)
+                    same_context = context is None or (same_context and context == chunk.context)
                     context = chunk.context
                 if key == "out":
                     target = value
@@ -112,26 +112,26 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             else:
                 return call_settled(name, args, kwargs)
     form = tuple(parts)
-    known = cache.get(form)
-    if known is None:
+    cached = cache.get(form)
+    if cached is None:
         return call_settled(name, args, kwargs) if form in cache else _first(cache, form, name, args, kwargs, arrays)
-    if not here or context is None or context.device_type != "cpu":
+    if not same_context or context is None or context.device_type != "cpu":
         return call_settled(name, args, kwargs)
-    if known.order is not None:
-        arrays = [arrays[i] for i in known.order]
+    if cached.order is not None:
+        arrays = [arrays[i] for i in cached.order]
     if target is not None:
-        if all(may_share(known.plan, i, 0, array, target) for i, array in enumerate(arrays)):
-            push_into(known.op, known.plan, arrays, target, context, known.small)
+        if all(may_share(cached.plan, i, 0, array, target) for i, array in enumerate(arrays)):
+            push_into(cached.op, cached.plan, arrays, target, context, cached.small)
             return target
         return call_settled(name, args, kwargs)
-    if known.small is not None:
-        result = run_inline(known.small, arrays, NDArray, context, reads)
+    if cached.small is not None:
+        result = run_inline(cached.small, arrays, NDArray, context, reads)
         if result is not None:
             return result
-    nbytes, shape, dtype = known.plan.outputs[0]
-    chunk = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    nbytes, shape, dtype = cached.plan.outputs[0]
+    chunk = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=cached.op.name, prompt=False)
     out = NDArray(chunk, shape, dtype)
-    push_call(known.op, known.plan, arrays, out, context)
+    push_call(cached.op, cached.plan, arrays, out, context)
     return out
 
 
@@ -143,7 +143,7 @@ def _first(
     op = registry.get(name)
     inputs, params, out, ctx, is_train = understood(op, args, kwargs)
     results = invoke(op, inputs, params, out, ctx=ctx, is_train=is_train)
-    known = None
+    repeated = None
     order = _order(inputs, arrays, any(value.__class__ is NDArray for value in kwargs.values()))
     targets = () if out is None else (out,)
     usual = arrays and order is not None and not is_train and ctx is None and (out is None or out.__class__ is NDArray)
@@ -151,10 +151,10 @@ def _first(
     if usual and not op.random and not op.single and arrays[0].context.device_type == "cpu":
         plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
-            known = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
+            repeated = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
     if len(cache) >= _MOST_KEPT:
         cache.clear()
-    cache[form] = known
+    cache[form] = repeated
     return results[0] if len(results) == 1 else results
 
 
@@ -163,14 +163,14 @@ def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) ->
 
     Return None if they are ambiguous, since the same array may be passed for several inputs.
     """
-    places = {id(array): i for i, array in enumerate(arrays)}
-    if len(inputs) != len(arrays) or (named and len(places) != len(arrays)):
+    positions = {id(array): i for i, array in enumerate(arrays)}
+    if len(inputs) != len(arrays) or (named and len(positions) != len(arrays)):
         return None
-    if all(one is other for one, other in zip(inputs, arrays, strict=True)):
+    if all(operand is other for operand, other in zip(inputs, arrays, strict=True)):
         return tuple(range(len(inputs)))
-    if not named or any(id(array) not in places for array in inputs):
+    if not named or any(id(array) not in positions for array in inputs):
         return None
-    return tuple(places[id(array)] for array in inputs)
+    return tuple(positions[id(array)] for array in inputs)
 
 
 _methods: dict[str, Calls] = {}

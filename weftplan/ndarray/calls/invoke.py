@@ -62,7 +62,7 @@ def invoke(
     context = _context_of(op, inputs, ctx, targets)
     plan = settled(op, inputs, params or {}, targets, context.device_type == "gpu")
     outputs, copied = _outputs_into(op, plan, inputs, targets, context)
-    place = device.get(context)
+    target_device = device.get(context)
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     writes = [a.chunk.var for a in outputs]
     independent = not targets and not op.aux
@@ -70,15 +70,15 @@ def invoke(
         writes += [inputs[i].var for i in op.mutated(plan.params)]
         writes += [target.var for target in targets]
     scratch: list[NDArray] = []
-    if plan.workspace and (place.asynchronous or MAKE_ROOM.value is not None):
+    if plan.workspace and (target_device.asynchronous or MAKE_ROOM.value is not None):
         # In a chunk, so that it is freed only after the device has finished, and allocated jointly with the others.
         scratch.append(_workspace(op, plan, context))
         writes.append(scratch[0].var)
     key = next_key(context) if op.random else (0, 0)
-    kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
+    kernel = _Kernel(op, plan, target_device, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
     operands: list[Operand] = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
-    if independent and not place.asynchronous and MAKE_ROOM.value is None:
+    if independent and not target_device.asynchronous and MAKE_ROOM.value is None:
         # New arrays have no readers, and a var that is read twice counts once.
         engine.get().push(partial(compute, kernel, operands), reads, tuple(writes), context, name=op.name)
     else:
@@ -151,8 +151,10 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     context = inputs[0].context
     for array in inputs:
         if array.context != context:
-            where = ", ".join(str(a.context) for a in inputs)
-            raise DeviceError(f"{op.name}: all inputs must be on one context, they are on {where}; use as_in_context")
+            contexts = ", ".join(str(a.context) for a in inputs)
+            raise DeviceError(
+                f"{op.name}: all inputs must be on one context, they are on {contexts}; use as_in_context"
+            )
     return context
 
 

@@ -89,11 +89,11 @@ def _settle(
         raise ParameterError(f"{op.name}: out= needs {visible} arrays, got {len(targets)}")
     shapes: list[Shape | None] = [a.shape for a in inputs]
     kinds: list[DType | None] = [a.dtype for a in inputs]
-    known = [*(t.shape for t in targets), *[None] * (count - len(targets))]
-    known_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
+    out_shapes = [*(t.shape for t in targets), *[None] * (count - len(targets))]
+    target_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
     try:
-        ins, outs = op.infer_shape(parsed, list(shapes), list(known))
-        in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(known_kinds))
+        ins, outs = op.infer_shape(parsed, list(shapes), list(out_shapes))
+        in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(target_kinds))
     except (ShapeError, DTypeError) as error:
         shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))
         raise type(error)(f"{op.name}({shown}): {error}") from own(error)

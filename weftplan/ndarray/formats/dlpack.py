@@ -90,12 +90,12 @@ def from_dlpack(dlpack: object) -> NDArray:
     kind, index = source.__dlpack_device__()
     if int(kind) == 2:
         context = Context("gpu", int(index))
-        place = device.get(context)
+        source_device = device.get(context)
         imported = []
         # Without a stream of ours the launch ends by waiting for CuPy's stream, after the other library's kernels. Our
         # streams do not wait for CuPy's.
         with no_stream():
-            place.launch(lambda: imported.append(place.xp.from_dlpack(source)))
+            source_device.launch(lambda: imported.append(source_device.xp.from_dlpack(source)))
         return adopt(imported[0], context)
     try:
         foreign = np.from_dlpack(source)
@@ -133,8 +133,8 @@ def from_numpy(ndarray: RawArray, zero_copy: bool = True) -> NDArray:
         return shared
     ndarray.flags.writeable = False
     if not lent:
-        place = id(ndarray)
-        _lent[place] = weakref.ref(ndarray, lambda gone: _lent.pop(place, None))
+        identity = id(ndarray)
+        _lent[identity] = weakref.ref(ndarray, lambda gone: _lent.pop(identity, None))
     return shared
 
 

@@ -40,8 +40,8 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Ma
             file.write(part)
 
 
-def encode(arrays: Mapping[str, Host], metadata: Mapping[str, str], where: str) -> list[bytes | memoryview]:
-    """Return the content of a file in parts; ``where`` names it in errors.
+def encode(arrays: Mapping[str, Host], metadata: Mapping[str, str], file: str) -> list[bytes | memoryview]:
+    """Return the content of a file in parts; ``file`` names it in errors.
 
     Raises:
         FormatError: the format does not support a dtype.
@@ -52,7 +52,7 @@ def encode(arrays: Mapping[str, Host], metadata: Mapping[str, str], where: str) 
         values = np.ascontiguousarray(array)
         kind = _NAMES.get(values.dtype.newbyteorder("<"))
         if kind is None:
-            raise FormatError(f"{where}: {name} has dtype {values.dtype}, which safetensors does not know")
+            raise FormatError(f"{file}: {name} has dtype {values.dtype}, which safetensors does not know")
         # Not the contiguous copy's shape, which has one dimension if the array has none.
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + values.nbytes]}
         end += values.nbytes
@@ -73,8 +73,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, objec
         return decode(file.read(), os.fspath(path))
 
 
-def decode(content: bytes, where: str) -> tuple[dict[str, Host], dict[str, Any]]:
-    """Return (arrays by name, metadata) of a file's content; ``where`` names it in errors.
+def decode(content: bytes, file: str) -> tuple[dict[str, Host], dict[str, Any]]:
+    """Return (arrays by name, metadata) of a file's content; ``file`` names it in errors.
 
     Raises:
         FormatError: as :func:`read`.
@@ -82,36 +82,36 @@ def decode(content: bytes, where: str) -> tuple[dict[str, Host], dict[str, Any]]
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
         what = other_kind(content[:64]) or f"the header is said to have {size:,} of {len(content):,} bytes"
-        raise FormatError(f"{where}: no safetensors file: {what}")
+        raise FormatError(f"{file}: no safetensors file: {what}")
     try:
         header = json.loads(content[8 : 8 + size])
     except (ValueError, RecursionError) as error:
         what = other_kind(content[:64]) or f"its header is no JSON ({error})"
-        raise FormatError(f"{where}: no safetensors file: {what}") from error
+        raise FormatError(f"{file}: no safetensors file: {what}") from error
     if not isinstance(header, dict):
-        raise FormatError(f"{where}: no safetensors file: its header is no object")
+        raise FormatError(f"{file}: no safetensors file: its header is no object")
     metadata = header.pop("__metadata__", {})
     data = memoryview(content)[8 + size :]
-    left, arrays = len(data), {}
+    remaining, arrays = len(data), {}
     for name, entry in header.items():
-        values = _array(data, name, entry, where)
-        left -= values.nbytes
-        if left < 0:
-            raise FormatError(f"{where}: damaged: {name!r} and arrays before it share bytes")
+        values = _array(data, name, entry, file)
+        remaining -= values.nbytes
+        if remaining < 0:
+            raise FormatError(f"{file}: damaged: {name!r} and arrays before it share bytes")
         arrays[name] = values
     return arrays, metadata if isinstance(metadata, dict) else {}
 
 
-def _array(data: memoryview, name: str, entry: object, where: str) -> Host:
-    what = f"{where}: damaged: {name!r}"
+def _array(data: memoryview, name: str, entry: object, file: str) -> Host:
+    what = f"{file}: damaged: {name!r}"
     if not isinstance(entry, dict):
         raise FormatError(f"{what} is described by {entry!r}")
     kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if kind not in _DTYPES:
-        raise FormatError(f"{where}: {name!r} has dtype {kind!r}; those read are {', '.join(_DTYPES)}")
+        raise FormatError(f"{file}: {name!r} has dtype {kind!r}; those read are {', '.join(_DTYPES)}")
     if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim < 1 << 62 for dim in shape):
         raise FormatError(f"{what} has shape {shape!r}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(one) is int for one in offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         raise FormatError(f"{what} has data_offsets {offsets!r}")
     start, end = offsets
     dtype = np.dtype(_DTYPES[kind])

@@ -90,9 +90,9 @@ def _write(file: BinaryIO, arrays: Sequence[NDArray], names: Sequence[str]) -> N
 
 def _header(array: NDArray) -> bytes:
     version = _V3 if array.size == 0 or not array.shape else _V2
-    where = array.context
+    context = array.context
     # MXNet knows no simulated devices, and memory that is pinned here need not be there.
-    kind, index = (where.device_typeid, where.device_id) if where.device_type in ("cpu", "gpu") else (1, 0)
+    kind, index = (context.device_typeid, context.device_id) if context.device_type in ("cpu", "gpu") else (1, 0)
     return struct.pack(
         f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.dtype)
     )
@@ -139,16 +139,16 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict
     return _read(view.cast("B"), "buffer")
 
 
-def load_record(data: bytes, where: str) -> NDArray:
-    """Read a single array record, as MXNet pickles arrays; ``where`` names its source in messages.
+def load_record(data: bytes, file: str) -> NDArray:
+    """Read a single array record, as MXNet pickles arrays; ``file`` names its source in messages.
 
     Raises:
         FormatError: truncated, damaged, or a sparse array.
     """
-    reader = _Reader(memoryview(data), where)
+    reader = _Reader(memoryview(data), file)
     record = reader.record(0)
     if isinstance(record, str) or reader.left:
-        raise FormatError(f"{where}: expected one dense array, got {record if isinstance(record, str) else 'more'}")
+        raise FormatError(f"{file}: expected one dense array, got {record if isinstance(record, str) else 'more'}")
     values, context, _ = record
     return from_host(values, context)
 
@@ -156,32 +156,32 @@ def load_record(data: bytes, where: str) -> NDArray:
 slots.ARRAY_RECORD.fill(load_record)
 
 
-def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
+def _read(data: memoryview, file: str) -> list[NDArray] | dict[str, NDArray]:
     if len(data) < 24 and (_text(bytes(data)) or other_kind(bytes(data))):
-        raise FormatError(f"{where}: no .params file: {_instead(bytes(data), 0)}")
-    reader = _Reader(data, where)
+        raise FormatError(f"{file}: no .params file: {_instead(bytes(data), 0)}")
+    reader = _Reader(data, file)
     magic, _, count = reader.unpack("<QQQ", "header")
     if magic != _LIST_MAGIC:
-        raise FormatError(f"{where}: no .params file: {_instead(bytes(data[:512]), magic)}")
+        raise FormatError(f"{file}: no .params file: {_instead(bytes(data[:512]), magic)}")
     if count > reader.left // 4:
-        raise FormatError(f"{where}: truncated or damaged: {count:,} arrays cannot fit in {reader.left:,} bytes")
+        raise FormatError(f"{file}: truncated or damaged: {count:,} arrays cannot fit in {reader.left:,} bytes")
     records = [reader.record(index) for index in range(count)]
     (named,) = reader.unpack("<Q", "number of names")
     if named not in (0, count):
-        raise FormatError(f"{where}: damaged: {named:,} names for {count:,} arrays")
+        raise FormatError(f"{file}: damaged: {named:,} names for {count:,} arrays")
     names = list(reader.names(named))
     if reader.left:
-        raise FormatError(f"{where}: damaged: {reader.left:,} bytes follow the last name")
+        raise FormatError(f"{file}: damaged: {reader.left:,} bytes follow the last name")
     if len(set(names)) != len(names):
-        raise FormatError(f"{where}: damaged: a name occurs twice")
+        raise FormatError(f"{file}: damaged: a name occurs twice")
     arrays = []
     for index, record in enumerate(records):
         shown = repr(names[index]) if names else f"number {index}"
         if isinstance(record, str):
-            raise FormatError(f"{where}: array {shown} is {record}: only dense arrays are supported; save it as dense")
+            raise FormatError(f"{file}: array {shown} is {record}: only dense arrays are supported; save it as dense")
         values, context, note = record
         if note:
-            warnings.warn(f"{where}: array {shown} {note}", stacklevel=3)
+            warnings.warn(f"{file}: array {shown} {note}", stacklevel=3)
         arrays.append(from_host(values, context))
     return dict(zip(names, arrays, strict=True)) if names else arrays
 
@@ -198,8 +198,8 @@ def _text(start: bytes) -> str:
 def _instead(start: bytes, magic: int) -> str:
     """Describe the kind of a file that begins with these bytes."""
     text = _text(start)
-    if found := other_kind(start):
-        return found
+    if kind := other_kind(start):
+        return kind
     if text.lstrip().startswith("{"):
         return "it is JSON text; a symbol file is opened with mx.sym.load"
     if text:

@@ -298,7 +298,7 @@ class MovableChunk(Chunk):
         self._tell()
 
     def _tell(self) -> None:
-        for method in [found for ref in self._watchers if (found := ref()) is not None]:
+        for method in [watcher for ref in self._watchers if (watcher := ref()) is not None]:
             method()
         self._watchers = [ref for ref in self._watchers if ref() is not None]
 

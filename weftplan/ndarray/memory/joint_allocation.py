@@ -142,7 +142,7 @@ def _tried(
         OutOfMemoryError: there was no room in the ``last`` attempt, or a retry cannot help.
     """
     with _beginning:
-        before, _here.attempt = _here.attempt, attempt
+        previous, _here.attempt = _here.attempt, attempt
         attempt.context = None
         try:
             held = get()
@@ -156,7 +156,7 @@ def _tried(
             return None
         finally:
             attempt.fresh.clear()
-            _here.attempt = before
+            _here.attempt = previous
 
 
 def refused(context: Context) -> bool:
@@ -251,8 +251,8 @@ def _await_one(begun: dict[int, int], end: float) -> None:
 
 
 def _looks_of_others() -> dict[int, int]:
-    here = threading.get_ident()
-    return {key: thread for key, thread in list(_looks.items()) if thread != here}
+    caller = threading.get_ident()
+    return {key: thread for key, thread in list(_looks.items()) if thread != caller}
 
 
 def _others() -> dict[int, int]:

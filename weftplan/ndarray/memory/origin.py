@@ -40,8 +40,8 @@ def origin_of(name: str | None, nbytes: int) -> object:
     code, inner = frame.f_code, None
     while True:
         filename = code.co_filename
-        known = _origins.get(filename)
-        if not (origin(filename) if known is None else known):
+        cached = _origins.get(filename)
+        if not (origin(filename) if cached is None else cached):
             break
         inner, frame = code, frame.f_back
         if frame is None:

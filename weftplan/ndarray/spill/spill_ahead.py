@@ -101,16 +101,16 @@ def gone(chunk: Guest) -> None:
         _changes.append((context, id(chunk), None))
 
 
-def short(context: Context, nbytes: int, there: Sequence[Guest]) -> None:
-    """Record that a device has no room for ``nbytes`` while it holds ``there``, least recently used first."""
+def short(context: Context, nbytes: int, holders: Sequence[Guest]) -> None:
+    """Record that a device has no room for ``nbytes`` while it holds ``holders``, least recently used first."""
     with _lock:
         _catch_up()
-        held = sum([chunk.nbytes for chunk in there])
+        held = sum([chunk.nbytes for chunk in holders])
         model = _models.get(context)
         if model is None:
             model = _models[context] = _Model()
             model.budget = held
-            for chunk in there:
+            for chunk in holders:
                 model.add(chunk)
         elif model.total + nbytes <= model.budget:  # memory outside the model takes room, too
             model.budget = max(min(model.budget - nbytes, held), held // 2)
@@ -123,7 +123,7 @@ def forget() -> None:
         _changes.clear()
 
 
-def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequence[object]) -> tuple[Var, ...]:
+def make_room(targets: tuple[OffloadTarget, ...], context: Context, operands: Sequence[object]) -> tuple[Var, ...]:
     """Push the copies that an operation on ``operands`` depends on; return the vars that it has to read."""
     if not _models:
         return ()
@@ -139,7 +139,7 @@ def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequ
             if chunk is not None and chunk.may_leave and chunk.context == context:
                 chunks[id(chunk)] = chunk
         need = sum([chunk.nbytes for key, chunk in chunks.items() if key not in model.present])
-        away = [chunk for key, chunk in chunks.items() if chunk.away or chunk.sent_away]
+        offloaded = [chunk for key, chunk in chunks.items() if chunk.away or chunk.sent_away]
         leaving = _victims(model, need, chunks, current) if need else []
         for chunk in chunks.values():
             model.add(chunk)
@@ -147,13 +147,13 @@ def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequ
     orders = []
     for chunk in leaving:
         order = current.new_order("room")
-        lane, prop = _lane(where, context, out=True)
-        back = partial(_write_back, weakref.ref(chunk), where)
-        current.push(back, (chunk.var,), (order,), lane, prop=prop, name="write back")
+        lane, prop = _lane(targets, context, out=True)
+        write_back = partial(_write_back, weakref.ref(chunk), targets)
+        current.push(write_back, (chunk.var,), (order,), lane, prop=prop, name="write back")
         orders.append(order)
-    for chunk in away:
+    for chunk in offloaded:
         if chunk.var.failure is None:
-            lane, prop = _lane(where, context, out=False)
+            lane, prop = _lane(targets, context, out=False)
             bring = partial(_bring_back, weakref.ref(chunk))
             current.push(bring, orders, (chunk.var,), lane, prop=prop, name="bring back")
     return tuple(orders)
@@ -196,21 +196,21 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: object) 
     return victims
 
 
-def _lane(where: tuple[OffloadTarget, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
+def _lane(targets: tuple[OffloadTarget, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
     """Return the queue of copies to or from offload targets: the device's if it has streams, else the file's."""
     if context.has_streams:
         return context, FnProperty.COPY_FROM_GPU if out else FnProperty.COPY_TO_GPU
-    place = Context("file", 0) if where[0].kind == "file" else context
-    return place, FnProperty.COPY_TO_GPU if out else FnProperty.COPY_FROM_GPU
+    lane_context = Context("file", 0) if targets[0].kind == "file" else context
+    return lane_context, FnProperty.COPY_TO_GPU if out else FnProperty.COPY_FROM_GPU
 
 
-def _write_back(ref: weakref.ref[Guest], where: tuple[OffloadTarget, ...]) -> None:
+def _write_back(ref: weakref.ref[Guest], targets: tuple[OffloadTarget, ...]) -> None:
     """Offload a chunk if it is still present and has no views; runs as an operation."""
     chunk = ref()
     if chunk is not None:
         try:
             with joint_allocation.Look():
-                chunk.leave(where, stream_ordered=True)
+                chunk.leave(targets, stream_ordered=True)
         except (OutOfMemoryError, DeviceError, OSError):
             return  # the chunk stays; the allocation that needs the room reports the error
 

@@ -126,7 +126,7 @@ class SpillableChunk(Chunk):
             if self._raw is not None:
                 return self._raw
         resource, allocation = self._take()
-        offloaded = taken = None
+        offloaded = used = None
         try:
             with self._moving:
                 raw = self._raw
@@ -137,18 +137,18 @@ class SpillableChunk(Chunk):
                         offloaded.read(raw, self.context, stream_ordered=stream_ordered)
                     self._target, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
-                    taken = allocation
+                    used = allocation
                     if offloaded is None:
                         joint_allocation.first_memory(self)
         finally:
-            if taken is None:
+            if used is None:
                 resource.free(allocation)
         if offloaded is not None:
             if stream_ordered:
                 _free_behind(*offloaded.given_up())  # after the copy
             else:
                 offloaded.free()
-        if taken is not None:
+        if used is not None:
             self._enrol()
             if not stream_ordered and self.may_leave:
                 spill_ahead.came(self)
@@ -187,7 +187,7 @@ class SpillableChunk(Chunk):
                     self._raw = raw
             if offloaded is None:
                 return False
-            place, release = self._place, self._release
+            reservation, release = self._place, self._release
             self._release, self._target, self._place = offloaded.free, offloaded, None
         finally:
             self._moving.release()
@@ -195,8 +195,8 @@ class SpillableChunk(Chunk):
         _members.pop(id(self), None)
         if not stream_ordered:
             spill_ahead.gone(self)
-        if stream is not None and place is not None:
-            _free_behind(*place)  # after the copy
+        if stream is not None and reservation is not None:
+            _free_behind(*reservation)  # after the copy
             return True
         if stream is not None:
             stream.synchronize()
@@ -248,15 +248,15 @@ class SpillableChunk(Chunk):
     def drop_in_order(self) -> None:
         """Free the memory as :meth:`drop` does, in the order of the current stream, without waiting for it."""
         with self._moving:
-            place = self._place if self._raw is not None else None
-            if place is not None:
+            reservation = self._place if self._raw is not None else None
+            if reservation is not None:
                 self._release = self._raw = self._place = None
-        if place is None:
+        if reservation is None:
             self.drop()
             return
         _members.pop(id(self), None)
         spill_ahead.gone(self)
-        _free_behind(*place)
+        _free_behind(*reservation)
 
     @property
     def away(self) -> bool:
@@ -296,21 +296,21 @@ _ALONE = _measured() if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
 
 def _settled(context: Context) -> list[SpillableChunk]:
     """Synchronize a device and return its chunks that may be offloaded or moved, least recently used first."""
-    known = [chunk for ref in list(_members.values()) if (chunk := ref()) is not None and chunk.context == context]
-    known.sort(key=lambda chunk: chunk._used)
-    place = device.get(context)
-    if known and place.asynchronous:  # enqueued kernels use bytes, and may hold references
+    chunks = [chunk for ref in list(_members.values()) if (chunk := ref()) is not None and chunk.context == context]
+    chunks.sort(key=lambda chunk: chunk._used)
+    chunk_device = device.get(context)
+    if chunks and chunk_device.asynchronous:  # enqueued kernels use bytes, and may hold references
         with no_stream():
-            place.synchronize()
-    return known
+            chunk_device.synchronize()
+    return chunks
 
 
 def _compact(context: Context) -> int:
     """Move chunks to lower addresses, the highest first, until no chunk can move; return the bytes moved."""
-    total, known = 0, [(address_of(raw), chunk) for chunk in _settled(context) if (raw := chunk._raw) is not None]
-    known.sort(key=lambda pair: -pair[0])
+    total, chunks = 0, [(address_of(raw), chunk) for chunk in _settled(context) if (raw := chunk._raw) is not None]
+    chunks.sort(key=lambda pair: -pair[0])
     raw = None  # a remaining reference would make the last chunk count as used
-    while moved := sum([chunk.relocate() for _, chunk in known]):
+    while moved := sum([chunk.relocate() for _, chunk in chunks]):
         total += moved
     return total
 
@@ -327,9 +327,9 @@ def _send_away(context: Context, nbytes: int) -> bool:
     """Offload the least recently used arrays until ``nbytes`` are freed; a step of the ladder."""
     if not _setting.targets:
         return False
-    freed, known = 0, _settled(context)
-    spill_ahead.short(context, nbytes, known)
-    for chunk in known:
+    freed, chunks = 0, _settled(context)
+    spill_ahead.short(context, nbytes, chunks)
+    for chunk in chunks:
         try:
             if chunk.leave(_setting.targets):
                 freed += chunk.nbytes
@@ -386,12 +386,12 @@ def _first(*args: Any, **kwargs: Any) -> Chunk:
 @contextmanager
 def using(text: str, *, movable: bool = False) -> Iterator[None]:
     """Offload arrays made in the ``with`` block to the targets that ``text`` lists, as in ``WEFTPLAN_SPILL``."""
-    before_class, before, moved = slots.ARRAY_CHUNK.value, _setting.targets, _setting.movable
+    before_class, previous, moved = slots.ARRAY_CHUNK.value, _setting.targets, _setting.movable
     start(parse(text), movable=movable)
     try:
         yield
     finally:
-        start(before, movable=moved)
+        start(previous, movable=moved)
         slots.ARRAY_CHUNK.value = before_class
 
 

@@ -166,15 +166,15 @@ def split_v2(
         ParameterError: ``indices_or_sections`` is neither a number nor a sequence of indices.
     """
     if isinstance(indices_or_sections, list | tuple):
-        sections, places = 0, [0, *indices_or_sections]  # a list, since MXNet writes one
+        sections, indices = 0, [0, *indices_or_sections]  # a list, since MXNet writes one
     elif isinstance(indices_or_sections, int):
-        sections, places = indices_or_sections, []
+        sections, indices = indices_or_sections, []
     else:
         raise ParameterError(
             f"split_v2: expected the number of sections or a tuple of places, got {type(indices_or_sections).__name__}"
         )
     return function("_split_v2")(
-        ary, indices=places, axis=axis, squeeze_axis=squeeze_axis, sections=sections, name=name
+        ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections, name=name
     )
 
 

@@ -46,7 +46,7 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
     declared = {param.name for param in op.params}
 
     def call(*args: object, **kwargs: Any) -> Symbol:
-        given_name = kwargs.pop("name", None)
+        node_name = kwargs.pop("name", None)
         attr = kwargs.pop("attr", None)
         if kwargs.pop("out", None) is not None:
             raise ParameterError(f"operator {op.name}: out= is for arrays; the planner places a symbol's outputs")
@@ -72,7 +72,7 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
                 params[key] = value
         # The scope's attributes win over keywords of the same name, as in MXNet.
         params.update(attribute.current(attr))
-        node = apply(op, name.current().get(given_name, hint), positional, keyword, params)
+        node = apply(op, name.current().get(node_name, hint), positional, keyword, params)
         return visible(node)
 
     call.__name__ = call.__qualname__ = spelling
@@ -108,8 +108,8 @@ def _positional_params(op: Op, args: tuple[object, ...], split: int, kwargs: Map
     # An array, or a symbol after another argument.
     misplaced = any(hasattr(value, "wait_to_read") for value in args[split:])
     if misplaced or twice or count > len(names):
-        most = len(args) if misplaced and op.variadic is not None else len(_input_names(op, kwargs))
-        if split < most:
+        inputs = len(args) if misplaced and op.variadic is not None else len(_input_names(op, kwargs))
+        if split < inputs:
             raise _no_symbol(op, f"input {split}", args[split])
     if twice:
         raise ParameterError(f"operator {op.name}: parameter {twice[0]!r} is given twice, by position and by name")

@@ -31,9 +31,9 @@ def is_np_shape() -> bool:
 
 def set_np_shape(active: bool) -> bool:
     """Write unknown dimensions as -1 (or as 0 if not ``active``); return the previous setting."""
-    before = is_np_shape()
+    previous = is_np_shape()
     _local.active = bool(active)
-    return before
+    return previous
 
 
 class np_shape:
@@ -50,16 +50,16 @@ class np_shape:
 
     def __init__(self, active: bool = True) -> None:
         self._active = active
-        self._before: list[bool] = []
+        self._previous: list[bool] = []
 
     def __enter__(self) -> np_shape:
-        self._before.append(set_np_shape(self._active))
+        self._previous.append(set_np_shape(self._active))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        set_np_shape(self._before.pop())
+        set_np_shape(self._previous.pop())
 
 
 def use_np_shape(function: F) -> F:

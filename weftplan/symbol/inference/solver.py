@@ -70,13 +70,13 @@ class Kind(Generic[F]):
                 f"{where(node)} takes {len(names)} input(s) {list(names)}, but the graph gives it {len(ins)}"
             )
         try:
-            made_ins, made_outs = self.rule(op)(node.params, list(ins), list(outs))
+            rule_ins, rule_outs = self.rule(op)(node.params, list(ins), list(outs))
             new_ins = [
                 new if old is None or old is new else self.merge(old, new, f"input {name}")
-                for name, old, new in zip(names, ins, made_ins, strict=True)
+                for name, old, new in zip(names, ins, rule_ins, strict=True)
             ]
             new_outs = [
-                new if old is None else self.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)
+                new if old is None else self.merge(old, new, "output") for old, new in zip(outs, rule_outs, strict=True)
             ]
         except ParameterError as error:
             raise ParameterError(f"Error in {where(node)}: {error}{made_at(node)}") from own(error)
@@ -251,8 +251,8 @@ class _Solver(Generic[F]):
                 continue
             if fact is None:
                 fact = facts.get(node.name)
-            is_given = fact is not None
-            if not is_given:
+            by_caller = fact is not None
+            if not by_caller:
                 fact = node.attrs.get(kind.hint)
             if fact is None or (kind is DTYPES and fact == "-1"):
                 continue
@@ -265,20 +265,20 @@ class _Solver(Generic[F]):
                 if repeats:
                     parsed[fact] = value
             except (ValueError, TypeError) as error:
-                source = f"the {kind.word} given for" if is_given else f"attribute {kind.hint} of"
-                where = "" if is_given else made_at(node)
-                raise ParameterError(f"{source} variable {node.name!r}{where} is {fact!r}: {error}") from error
+                source = f"the {kind.word} given for" if by_caller else f"attribute {kind.hint} of"
+                created = "" if by_caller else made_at(node)
+                raise ParameterError(f"{source} variable {node.name!r}{created} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
-    def _filled(self, node: Node, given: F | None) -> F | None:
+    def _filled(self, node: Node, fact: F | None) -> F | None:
         """Merge the given fact of a variable with its attribute, unless they conflict."""
         hint = node.attrs.get(self.kind.hint)
         if hint is None:
-            return given
+            return fact
         try:
-            return self.kind.merge(given, self.kind.parse(hint), node.name)
+            return self.kind.merge(fact, self.kind.parse(hint), node.name)
         except (ValueError, TypeError):
-            return given
+            return fact
 
     def _walk(self, order: Iterable[int], stale: set[int] | None) -> set[int]:
         """Visit all operator nodes, or only users of ``stale`` entries.
@@ -286,7 +286,7 @@ class _Solver(Generic[F]):
         Return the entries that changed after a user of them was visited, so that their users need another visit.
         """
         nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
-        controls, told = self.controls, self.kind.told
+        controls, answer = self.controls, self.kind.told
         # Invariant: seen[e] is 1 if a node already visited in this walk uses entry e and has left it incomplete
         # (complete facts never change); if the walk skips nodes, all entries count as seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
@@ -323,7 +323,7 @@ class _Solver(Generic[F]):
                 key = (id(op), id(node.params), *ins, *outs)
                 result = memo.get(key)
                 if result is None:
-                    result = memo[key] = told(op, node, ins, outs)
+                    result = memo[key] = answer(op, node, ins, outs)
                 new_ins, new_outs, open_ins, open_outs = result
                 for position, new in new_ins:
                     e = reads[position]
@@ -370,7 +370,7 @@ def of_one_dtype(
     for fact in values:
         if fact is not None and fact is not default and fact != default:
             return None
-    others: dict[Sort, News] = {}
+    deviations: dict[Sort, News] = {}
     for sort, i in sorts.items():
         node, op = nodes[i], nodes[i].op
         if op is None or op.single or op.backward_of is not None:
@@ -385,12 +385,12 @@ def of_one_dtype(
             return None
         news = [(k, fact) for k, fact in new_outs if differ(fact, default)]
         if news:
-            others[sort] = news
+            deviations[sort] = news
     dtypes = [default] * len(values)
-    if others:
-        ops = {op for op, _, _ in others}
-        some = [i for i, node in enumerate(nodes) if id(node.op) in ops]
-        odd = {rows[i] + k: fact for i in some for k, fact in others.get(sort_of(nodes[i]), ())}
+    if deviations:
+        ops = {op for op, _, _ in deviations}
+        deviating = [i for i, node in enumerate(nodes) if id(node.op) in ops]
+        odd = {rows[i] + k: fact for i in deviating for k, fact in deviations.get(sort_of(nodes[i]), ())}
         if not odd.keys().isdisjoint(chain.from_iterable(inputs)):
             return None
         for e, fact in odd.items():
