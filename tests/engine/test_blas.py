@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import threadpoolctl
 
 from weftplan import config
 from weftplan.errors import ConfigError
@@ -62,7 +63,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch):
 
         lib_controllers = [library]  # noqa: RUF012 - a double
 
-    monkeypatch.setattr(blas_threads, "ThreadpoolController", Controller)
+    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", Controller)
     monkeypatch.setattr(blas_threads, "_rule", blas_threads._Rule())
     yield library
     config._reset_for_tests()

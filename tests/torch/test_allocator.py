@@ -33,7 +33,7 @@ def test_requests_are_rounded_up_to_512_bytes() -> None:
     [(1, 2), (MIB, 2), (MIB + 1, 20), (10 * MIB - 512, 20), (10 * MIB, 10), (10 * MIB + 1, 12), (33 * MIB, 34)],
 )
 def test_sizes_of_segments(size: int, segment: int) -> None:
-    """Small requests take segments of 2 MiB, those below 10 MiB of 20 MiB, larger ones multiples of 2 MiB."""
+    """Small requests take segments of 2 MiB, requests below 10 MiB of 20 MiB, larger requests multiples of 2 MiB."""
     assert reserved_for(size) == segment * MIB
 
 
@@ -79,7 +79,7 @@ def test_freed_neighbours_merge() -> None:
 
 
 def test_free_segments_are_released_at_the_limit() -> None:
-    """At the limit, free segments return to the device and the request succeeds; used ones stay, and it fails."""
+    """At the limit, free segments return to the device and the request succeeds; used segments stay, and it fails."""
     allocator = Allocator(limit=40 * MIB)
     first = allocator.allocate(30 * MIB)
     allocator.free(first)
@@ -100,7 +100,7 @@ def test_streams_do_not_share_blocks() -> None:
 
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
-    """Blocks above the size are not split, smaller requests do not take them, and larger ones only nearly whole."""
+    """Blocks above the size are not split, smaller requests do not take them, and larger requests only nearly whole."""
     settings = Settings(max_split_size=100 * MIB)
     for freed, asked, total in ((200, 50, 250), (200, 185, 200), (200, 150, 350)):
         allocator = Allocator(settings=settings)

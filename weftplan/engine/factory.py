@@ -279,12 +279,15 @@ def _close(engine: Engine) -> None:
 
 def _finish(engine: Engine) -> None:
     """Wait until no user operation is pending, without a time limit. Stop if no thread is working on them."""
+    ran_user_code = users_pending()
     while users_pending():
         if engine._wait_idle(EXIT_PATIENCE_S):
             return
         _print_busy(engine)
         if not engine._at_work():
             return
+    if ran_user_code:
+        engine._wait_idle(EXIT_PATIENCE_S)  # for the operations that its code has pushed
 
 
 def _print_busy(engine: Engine) -> None:

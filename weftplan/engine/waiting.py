@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import NoReturn
 
 from weftplan.engine.execution import Execution, running
 from weftplan.engine.failure import Failure, add_note
@@ -286,14 +285,19 @@ class Waiting(Execution):
                 failure.heal_everywhere(self._failed_vars)
 
     def _refuse(self, message: str) -> None:
-        """Make every later push and wait raise EngineError."""
+        """Make every later push and wait raise EngineError, except those of user code inside a pending operation."""
 
-        def refuse(*args: object, **kwargs: object) -> NoReturn:
-            raise EngineError(message)
+        def guarded(verb: Callable[..., object]) -> Callable[..., object]:
+            def refuse(*args: object, **kwargs: object) -> object:
+                if running.in_user_code():  # it was pushed before, and the engine waits for it
+                    return verb(*args, **kwargs)
+                raise EngineError(message)
+
+            return refuse
 
         verbs = ("wait_for_var", "wait_until_written", "wait_for_all", "future")
         for verb in ("push", "push_async", "run_inline", "write_inline", "begin", "delete_variable", *verbs):
-            setattr(self, verb, refuse)
+            setattr(self, verb, guarded(getattr(self, verb)))
 
 
 def _for_coroutines(error: BaseException) -> BaseException:

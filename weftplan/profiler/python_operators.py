@@ -1,7 +1,7 @@
 """Profiling of Python operators: time in Python itself, and in each operation that they call.
 
-A Python operator is one operation of the engine, whose user code pushes further ones. While a recording is active, its
-call and these operations become spans of one domain, under MXNet's names: ``kind::pure_python`` and
+A Python operator is one operation of the engine; its user code pushes further operations. While a recording is active,
+its call and these operations become spans of one domain, under MXNet's names: ``kind::pure_python`` and
 ``kind::operation``. Otherwise the module does nothing.
 """
 

@@ -1,12 +1,12 @@
 """A model of PyTorch's caching allocator for CUDA: the bytes that it reserves for a sequence of requests.
 
-Rules and their sources, read on 2026-11-29 (the notes on CUDA semantics of PyTorch 2.13, *Memory management*, and
-``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` of the same version):
+Rules, as PyTorch's notes on CUDA semantics (*Memory management*) describe them and
+``c10/cuda/CUDACachingAllocator.cpp`` implements them. They were compared with published runs, not with that file line by line:
 
 * A request is rounded up to 512 bytes. One of at most 1 MiB comes from the small pool, whose segments have 2 MiB.
   Others come from the large pool: below 10 MiB from segments of 20 MiB, above from a segment of its own, in units of
   2 MiB.
-* The smallest free block that fits is taken, the one with the lowest address among equals. It is split if the rest is
+* The smallest free block that fits is taken; among equals, that with the lowest address. It is split if the rest is
   at least 512 bytes (small pool) or more than 1 MiB (large pool). A freed block merges with its free neighbours.
 * If the device has no memory left, all segments without a used block are released, and the request is repeated.
 * ``max_split_size_mb``: blocks above it are not split, requests below it do not take such blocks, and one above it
@@ -109,7 +109,7 @@ class Block:
         return rest
 
     def absorb_next(self) -> None:
-        """Merge the block after this one, which is in no list, into this one."""
+        """Merge the next block, which is in no list, into this block."""
         rest = self.after
         assert rest is not None
         self.size, self.after = self.size + rest.size, rest.after

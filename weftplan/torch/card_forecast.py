@@ -1,4 +1,4 @@
-"""Say whether a training step fits a card: what the card will show, and the smallest limit that the step survives.
+"""Say whether a training step fits a card: the bytes that it will show, and the smallest limit that the step survives.
 
 The step is traced on the CPU, translated by the rows of :mod:`weftplan.torch.card_rules`, and its requests are replayed
 through the model of PyTorch's allocator. No card is needed.
@@ -33,9 +33,10 @@ ARCHITECTURES = {
     "blackwell": (("RTX 50", "B200"), (420, 760)),
 }
 """Prefixes of cards, and the MiB that a process takes on the card outside PyTorch's allocator: CUDA context, loaded
-kernels and libraries. Sources, read on 2026-11-29: 300 to 400 MiB with lazy loading, above 1,000 MiB without, before
-CUDA 11.7 (PyTorch issues 107667 and 109888); 426 MiB on an RTX 6000 Ada (unsloth-zoo pull request 1053, PyTorch 2.10);
-about 1,430 MiB on an A100 (records of GPUMemNet, fitted). An end without a record is that of the next older kind."""
+kernels and libraries. Sources: 300 to 400 MiB with lazy loading, above 1,000 MiB without, before
+CUDA 11.7 (PyTorch's tracker, numbers 107667 and 109888); 426 MiB on an RTX 6000 Ada (unsloth-zoo, number 1053, with
+PyTorch 2.10); about 1,430 MiB on an A100 (records of GPUMemNet, fitted). An end without a record is that of the next
+older kind."""
 TRIES = 6
 """Traces of other batches until the largest that was found to fit is the answer."""
 FEW_CALLS = 3000
@@ -52,9 +53,9 @@ class Forecast:
     fits: bool | None
     """Whether the step fits; None if that depends on the assumed ranges."""
     parts: dict[str, int]
-    """Bytes by part at the allocator's peak: tensors by purpose, scratch, and what the allocator adds."""
+    """Bytes by part at the allocator's peak: tensors by purpose, scratch, and bytes that the allocator adds."""
     reserved: tuple[int, int]
-    """Bytes that the allocator reserves without a limit: with no workspaces of convolutions, and with large ones."""
+    """Bytes that the allocator reserves without a limit: with no workspaces of convolutions, and with large."""
     survives: tuple[int, int]
     """The smallest limits of the allocator under which the step runs, for the same two cases."""
     context: tuple[int, int]
@@ -73,11 +74,11 @@ class Forecast:
 
     @property
     def needed(self) -> tuple[int, int]:
-        """Range of the smallest memory of a card on which the step runs."""
+        """Range of the smallest card memory with which the step runs."""
         return self.survives[0] + self.context[0], self.survives[1] + self.context[1]
 
     def __str__(self) -> str:
-        """Return the verdict, the parts, the two figures, the ways to fit, and what is not counted."""
+        """Return the verdict, the parts, the two figures, the ways to fit, and the memory that is not counted."""
         words = {True: "fits", False: "does not fit", None: "may fit: it depends on what is assumed"}
         lines = [f"{words[self.fits]}: needs {_range(self.needed)} of {amount(self.memory)} on {self.card}"]
         lines += [f"  {name:<14} {amount(n):>12}" for name, n in self.parts.items() if n]
@@ -290,7 +291,7 @@ def _smallest(trace: Trace, settings: Settings, cublas: int, convolutions: bool,
 
 
 def _parts(trace: Trace, run: Allocator, cublas: int) -> dict[str, int]:
-    """Return the bytes by part at the peak of a trace's tensors, and what the allocator adds."""
+    """Return the bytes by part at the peak of a trace's tensors, and bytes that the allocator adds."""
     live = trace.live()
     at = trace.start + max(range(len(live)), key=live.__getitem__)
     parts = dict.fromkeys(PARTS, 0)

@@ -2,7 +2,7 @@
 
 A forecast traces on the CPU, because fake CUDA tensors need a driver in the backward pass. Rows replace a function of
 PyTorch by one that saves what the card's kernels save (:func:`on_card`), or add scratch to an operator
-(:func:`scratch_on_card`). Sources were read on 2026-11-29; paths are those of PyTorch 2.13.
+(:func:`scratch_on_card`). Paths are those of PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROWS: list[Row] = [
     ),
     Row("step counts and other host scalars take no memory of the card", "torch/optim/adam.py, _init_group"),
 ]
-"""All rows, for documents and for the list of what a forecast assumes."""
+"""All rows, for documents and for the list of a forecast's assumptions."""
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 """Functions of PyTorch with the functions that replace them."""
 SCRATCH: dict[str, Callable[..., int]] = {}
@@ -196,7 +196,7 @@ class CardKernels:
 
 
 class CardFunctions(TorchFunctionMode):  # type: ignore[misc]
-    """A mode in which the functions of the table, autocast and devices are those of a card."""
+    """A mode with the functions of the table, autocast and devices of a card."""
 
     def __init__(self) -> None:
         super().__init__()

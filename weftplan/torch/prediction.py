@@ -29,7 +29,7 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "communication", "inputs", "activations")
 LONGEST, LATE = 8, 1000
-"""Most calls until an optimizer is expected to step, and steps by which its counts are advanced."""
+"""Most calls until an optimizer is expected to step, and the number of steps that its counts are advanced."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def record(
     repeats: int = 1,
     prepare: Callable[[list[torch.optim.Optimizer]], None] | None = None,
 ) -> Trace:
-    """Return the trace of some steps on fake tensors, the last of which are steady.
+    """Return the trace of some steps on fake tensors; the last steps are steady.
 
     Args:
         step, args: as for :func:`estimate`.
         kernels: the bytes of kernels.
-        functions: a mode in which the step runs.
+        functions: a mode that is active while the step runs.
         warm: the number of steps before :attr:`Trace.start`; more run until every optimizer has stepped.
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
@@ -197,7 +197,7 @@ def _preserved_random_states() -> Iterator[None]:
 
 @contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
-    """Raise errors of a step as PlanError, with the line of the step; ``what`` says what it does."""
+    """Raise errors of a step as PlanError, with the line of the step; ``what`` names the work."""
     try:
         yield
     except PlanError:

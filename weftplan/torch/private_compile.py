@@ -31,7 +31,7 @@ LOGGING = (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, lo
 
 
 def tracing_options(shapes: int) -> Any:
-    """Return a context in which dynamo traces a function for up to ``shapes`` shapes and raises for the next."""
+    """Return a context that lets dynamo trace a function for up to ``shapes`` shapes and raises for the next."""
     quiet = {*LOGGING, *(f for n, f in vars(logging.Logger).items() if n.endswith("_once"))}
     return tracing_config.patch(
         recompile_limit=shapes,

@@ -89,7 +89,7 @@ def _bytes(args: Any, kwargs: Any) -> int:
 
 
 def _real_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with real tensors in place of fake ones: 0.5, or 0 for integers, which may be indices."""
+    """Return the arguments with real tensors in place of fake tensors: 0.5, or 0 for integers, which may be indices."""
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):

@@ -18,10 +18,10 @@ from weftplan import models
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.file_errors import cause
-from weftplan.cli.fits import command as fits
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
+from weftplan.cli.plan.card_answer import answer_for_card
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.plan.torch_step import plan_step
@@ -188,7 +188,7 @@ def command(
     if torch_step:
         if card is not None:
             _refuse_others(frozenset({"model", "torch_step", "card", "as_json"}), "--torch and --card")
-            fits.callback(model=model, card=card, conf=None, as_json=as_json)  # type: ignore[misc]
+            answer_for_card(model, card, None, as_json=as_json)
             return
         _refuse_others(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
         laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)

@@ -270,7 +270,7 @@ class Fitting(ResumableRun):
         module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
         module.synchronize()
         args, aux = module.get_params()
-        for array in (*args.values(), *aux.values()):
+        for array in (*(args or {}).values(), *(aux or {}).values()):  # a module of the user's may return None
             array.wait_to_read()  # raises an error of backward or of the update
         if self._epoch_end_callback is not None:
             call(self._epoch_end_callback, epoch, module.symbol, args, aux)
