@@ -49,6 +49,8 @@ class _Process:
         """The process-wide engine."""
         self.nested = 0
         """Number of threads inside :func:`nested`. While it is 0, ``get`` skips the thread-local lookup."""
+        self.user_code = 0
+        """Number of threads inside :func:`user_code`; exit waits for them."""
         self.ending = False
         """Whether the interpreter is ending."""
 
@@ -127,9 +129,13 @@ def user_code() -> Iterator[Engine]:
     """
     before = running.user_depth
     running.user_depth = len(running.engines)
+    with _lock:
+        _process.user_code += 1
     try:
         yield get()
     finally:
+        with _lock:
+            _process.user_code -= 1
         running.user_depth = before
 
 
@@ -279,8 +285,9 @@ def _close(engine: Engine) -> None:
 
 def _finish(engine: Engine) -> None:
     """Wait until no user operation is pending, without a time limit. Stop if no thread is working on them."""
-    ran_user_code = users_pending()
-    while users_pending():
+    ran_user_code = False
+    while users_pending() or _process.user_code:
+        ran_user_code = True
         if engine._wait_idle(EXIT_PATIENCE_S):
             return
         _print_busy(engine)

@@ -1,7 +1,8 @@
 """A model of PyTorch's caching allocator for CUDA: the bytes that it reserves for a sequence of requests.
 
 Rules, as PyTorch's notes on CUDA semantics (*Memory management*) describe them and
-``c10/cuda/CUDACachingAllocator.cpp`` implements them. They were compared with published runs, not with that file line by line:
+``c10/cuda/CUDACachingAllocator.cpp`` implements them. They were compared with published
+runs, not with that file line by line:
 
 * A request is rounded up to 512 bytes. One of at most 1 MiB comes from the small pool, whose segments have 2 MiB.
   Others come from the large pool: below 10 MiB from segments of 20 MiB, above from a segment of its own, in units of
