@@ -38,7 +38,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
         return False
 
 
-TESTED = ("2.13", "2.14", "2.15")
+TESTED = ("2.13",)
 """Tested versions of PyTorch, as ``major.minor``."""
 
 
