@@ -17,10 +17,10 @@ import blas_setting
 import numpy as np
 
 import weftplan as mx
-from weftplan.ops.compiled import scratch
-from weftplan.ops.compiled.batch_norm import implementation as batch_norm
-from weftplan.ops.compiled.depthwise import tables as depthwise_tables
-from weftplan.ops.compiled.pooling import implementation as pooling
+from weftplan.kernels.compiled import scratch
+from weftplan.kernels.compiled.batch_norm import implementation as batch_norm
+from weftplan.kernels.compiled.depthwise import tables as depthwise_tables
+from weftplan.kernels.compiled.pooling import implementation as pooling
 from weftplan.ops.core import products
 from weftplan.support import blas_threads, core_sharing
 

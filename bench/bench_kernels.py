@@ -29,7 +29,7 @@ from roofline import Pass, draw, table
 import weftplan as mx
 from weftplan import models
 from weftplan.device.numpy_device import ALIGNMENT
-from weftplan.ops.compiled.target import host
+from weftplan.kernels.compiled.target import host
 from weftplan.ops.core import registry
 from weftplan.ops.core.implementations import choose
 from weftplan.ops.core.schema import OpContext, TensorSpec
@@ -253,7 +253,7 @@ COMPILE = """
 import numpy as np, weftplan as mx
 from weftplan import models
 from weftplan.device.numpy_device import ALIGNMENT
-from weftplan.ops.compiled import jit
+from weftplan.kernels.compiled import jit
 symbol = models.get("resnet18", image_shape=(3, 64, 64))
 executor = symbol.simple_bind(mx.cpu(), **models.input_shapes("resnet18", 1, (3, 64, 64)))
 executor.forward(is_train=True)

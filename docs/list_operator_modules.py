@@ -21,7 +21,7 @@ from weftplan.ops.core.schema import Op
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "weftplan/ops/core/operator_modules.py"
-ROOMS = ("ops",)
+ROOMS = ("ops", "kernels")
 """Rooms whose modules register operators, or implementations of operators."""
 HEAD = '''"""The modules that register operators and their kernels. Written by docs/refresh.py; do not edit.
 

@@ -8,8 +8,8 @@ from tests.contract.devices import place
 from tests.standin_cupy import CUDARuntimeError, machine
 from weftplan import device
 from weftplan.errors import DeviceError
+from weftplan.kernels.cuda import dropout
 from weftplan.ops.core import cuda_source
-from weftplan.ops.cuda import dropout
 
 
 def add_one(context):

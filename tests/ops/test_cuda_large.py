@@ -14,9 +14,9 @@ from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import CELL, Host, zeros
 from tests.standin_cupy.cuda.syntax import CompileException, functions
 from tests.support import ops_cuda_sources as cuda
+from weftplan.kernels.cuda import batch_norm, columns, dropout, pooling, segments, softmax, updates
 from weftplan.ops.core.implementations import provided
 from weftplan.ops.core.registry import get, parse_params
-from weftplan.ops.cuda import batch_norm, columns, dropout, pooling, segments, softmax, updates
 from weftplan.ops.nn import rnn_cuda_cells as cells
 
 pytestmark = [

@@ -18,9 +18,9 @@ from tests.support import ops_cuda_sources as cuda
 from tests.support.ops_harness import differentiate, prepare
 from tests.support.pointwise_networks import NETWORKS
 from weftplan import device
+from weftplan.kernels.cuda import segments, updates
+from weftplan.kernels.cuda.philox import PhiloxGenerator
 from weftplan.ops.core.schema import OpContext
-from weftplan.ops.cuda import segments, updates
-from weftplan.ops.cuda.philox import PhiloxGenerator
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
 

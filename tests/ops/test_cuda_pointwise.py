@@ -15,8 +15,8 @@ from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.support import ops_cuda_sources as cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
+from weftplan.kernels.cuda import pointwise
 from weftplan.ops.core.cuda_source import text_of
-from weftplan.ops.cuda import pointwise
 from weftplan.ops.elementwise.formulas import FUNCTIONS
 from weftplan.planner import plan_symbol
 

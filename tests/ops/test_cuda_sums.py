@@ -7,7 +7,7 @@ import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import device
-from weftplan.ops.cuda import segments
+from weftplan.kernels.cuda import segments
 
 
 @pytest.mark.parametrize("count", [2, 64, 2048, 4096, 16384])

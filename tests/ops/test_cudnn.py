@@ -15,7 +15,7 @@ from tests.standin_cudnn import cudnn
 from tests.standin_cudnn.graph import Graph, recommended
 from tests.standin_cupy import machine, meter
 from weftplan.errors import DeviceError
-from weftplan.ops.cuda import cudnn_algorithms
+from weftplan.kernels.cuda import cudnn_algorithms
 
 SHAPES = {
     "plain": ((2, 4, 9, 8), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6}),

@@ -16,7 +16,7 @@ import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import device, ops
-from weftplan.ops.compiled import scratch
+from weftplan.kernels.compiled import scratch
 from weftplan.ops.core import products, registry
 from weftplan.ops.core.schema import OpContext
 from weftplan.planner import PlanOptions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops.compiled.target import host
+from weftplan.kernels.compiled.target import host
 from weftplan.ops.core.schema import Req
 from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
 from weftplan.ops.fusion.normalize import NORMALIZE

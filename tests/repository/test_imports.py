@@ -38,6 +38,7 @@ LAYERS = (
     {"symbol"},
     {"profiler"},
     {"ndarray"},
+    {"kernels"},
     {"ops"},
     {"tasks"},
     {"storage", "engine"},

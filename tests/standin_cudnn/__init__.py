@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.standin_cudnn.graph import Graph, NotSupported, Plan, recommended
 from tests.standin_cupy.machine import ids, machine, thread
-from weftplan.ops.cuda import cudnn_algorithms
+from weftplan.kernels.cuda import cudnn_algorithms
 
 __all__ = ["Plan", "cudnn", "recommended"]
 

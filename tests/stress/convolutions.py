@@ -18,9 +18,9 @@ import numpy as np
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import engine
-from weftplan.ops.compiled import parts, scratch
-from weftplan.ops.compiled.depthwise import tables as depthwise_tables
-from weftplan.ops.compiled.winograd import implementation as winograd
+from weftplan.kernels.compiled import parts, scratch
+from weftplan.kernels.compiled.depthwise import tables as depthwise_tables
+from weftplan.kernels.compiled.winograd import implementation as winograd
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.planner import PlanOptions
 

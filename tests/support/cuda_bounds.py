@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from tests.support import ops_cuda_sources as cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
+from weftplan.kernels.cuda import pointwise
 from weftplan.ops.core.cuda_source import text_of
-from weftplan.ops.cuda import pointwise
 
 
 class Gpu(NamedTuple):

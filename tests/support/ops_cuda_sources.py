@@ -15,10 +15,10 @@ import sys
 
 import numpy as np
 
-import weftplan.ops.cuda
+import weftplan.kernels.cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
+from weftplan.kernels.cuda import philox, pointwise, pooling, updates
 from weftplan.ops.core.cuda_source import OPTIONS, THREADS, WIDE, text_of
-from weftplan.ops.cuda import philox, pointwise, pooling, updates
 from weftplan.ops.optimizer.fused_update import formula_of
 
 FLOATS = ("float32", "float16", "float64")
@@ -36,7 +36,7 @@ _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes
 
 def codes():
     """Yield (location, code) of every source: constants of modules, and sources generated per call."""
-    for actual in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
+    for actual in pkgutil.iter_modules(weftplan.kernels.cuda.__path__, "weftplan.kernels.cuda."):
         module = importlib.import_module(actual.name)
         for name, value in vars(module).items():
             if isinstance(value, str) and "__global__" in value and value not in (philox._FILL, pooling._SOURCE):

@@ -196,7 +196,7 @@ def _state_of_code() -> str:
     package = Path(__file__).parents[1]
     files = [
         os.path.join(at, name)
-        for part in ("planner", "symbol", "ops", "device", "executor")
+        for part in ("planner", "symbol", "ops", "kernels", "device", "executor")
         for at, _, names in os.walk(package / part)
         for name in names
     ]

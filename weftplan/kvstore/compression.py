@@ -16,8 +16,8 @@ A byte has four codes, the first in the two highest bits. ``1bit`` sends 1 or -1
     else:                   send code 0, meaning -1;  residual += 1
 
 A byte has eight codes, the first in the highest bit. If llvmlite is installed, large arrays on the host use compiled
-loops on several threads (:mod:`weftplan.ops.compiled.exchange.codec`); otherwise NumPy works in blocks that stay in a
-core's cache. Both give the same bits.
+loops on several threads (:mod:`weftplan.kernels.compiled.exchange.codec`); otherwise NumPy works in blocks that stay in
+a core's cache. Both give the same bits.
 """
 
 from __future__ import annotations

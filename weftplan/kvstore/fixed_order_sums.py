@@ -10,8 +10,8 @@ each element is summed by the same sequence of additions. Two orders exist, as i
   once.
 
 Both read each source from memory once and write the result once. Large float32 and float64 arrays use a compiled loop
-(:mod:`weftplan.ops.compiled.exchange.sums`) if llvmlite is installed; otherwise NumPy works in blocks that stay in a
-core's cache. Helper threads, separate from the engine's (:mod:`weftplan.support.core_sharing`), sum ranges of blocks.
+(:mod:`weftplan.kernels.compiled.exchange.sums`) if llvmlite is installed; otherwise NumPy works in blocks that stay in
+a core's cache. Helper threads, separate from the engine's (:mod:`weftplan.support.core_sharing`), sum ranges of blocks.
 They run nothing else, so they never wait for another thread.
 """
 

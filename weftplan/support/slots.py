@@ -105,14 +105,14 @@ TASK_MEMORY: Slot[Function] = Slot(
 )
 
 RANDOM_GENERATOR: Slot[Function] = Slot(
-    "weftplan.ops.core.schema", "weftplan.ops.cuda.philox", "a random operator on a device"
+    "weftplan.ops.core.schema", "weftplan.kernels.cuda.philox", "a random operator on a device"
 )
 WORKER_COUNT: Slot[Callable[[], int]] = Slot(
     "weftplan.support.core_sharing", "weftplan.engine.factory", "an operation that may use idle cores"
 )
 POLLING: Slot[Function] = Slot(
     "weftplan.support.core_sharing",
-    "weftplan.ops.compiled.exchange.polling",
+    "weftplan.kernels.compiled.exchange.polling",
     "a helper thread that waits for its next part",
 )
 COMPACTOR: Slot[Function] = Slot(

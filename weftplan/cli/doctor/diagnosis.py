@@ -20,7 +20,7 @@ from weftplan import __version__, config
 from weftplan.cli.doctor import blas_speed, gpu_libraries
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
 from weftplan.errors import ConfigError, MXNetError
-from weftplan.ops.compiled import target
+from weftplan.kernels.compiled import target
 from weftplan.ops.core import implementations
 from weftplan.support import blas_threads as blas
 from weftplan.support import user_cache

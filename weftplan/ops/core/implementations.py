@@ -175,36 +175,36 @@ MAX_OPERATIONS = 600
 """Maximum number of operations of a generated elementwise kernel, to bound compile time and registers."""
 
 COMPILER: Slot[Callable[[], object]] = Slot(
-    "weftplan.ops.core.implementations", "weftplan.ops.compiled.target", "a choice that depends on the compiler"
+    "weftplan.ops.core.implementations", "weftplan.kernels.compiled.target", "a choice that depends on the compiler"
 )
 PACK: Slot[Loop] = Slot(
-    "weftplan.kvstore.compression", "weftplan.ops.compiled.exchange.codec", "compression of a large gradient"
+    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "compression of a large gradient"
 )
 UNPACK: Slot[Loop] = Slot(
-    "weftplan.kvstore.compression", "weftplan.ops.compiled.exchange.codec", "decompression of a large gradient"
+    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "decompression of a large gradient"
 )
 SUM: Slot[Loop] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "a sum of large arrays"
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a sum of large arrays"
 )
 SPREAD: Slot[Loop] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "copies of a large array"
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "copies of a large array"
 )
 COPY_PAST: Slot[Callable[[Array, Array], bool]] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.ops.compiled.exchange.sums", "a copy past the caches"
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a copy past the caches"
 )
 PIECES: Slot[Callable[..., Callable[[], None] | None]] = Slot(
     "weftplan.kvstore.distributed.arrays.piece_copies",
-    "weftplan.ops.compiled.exchange.sums",
+    "weftplan.kernels.compiled.exchange.sums",
     "copies and sums of all pieces of a bucket",
 )
 FORMULA: Slot[Callable[..., Callable[[Sequence[Any], int, int], None]]] = Slot(
-    "weftplan.ops.optimizer.fused_update", "weftplan.ops.compiled.elementwise", "a fused optimizer step on a CPU"
+    "weftplan.ops.optimizer.fused_update", "weftplan.kernels.compiled.elementwise", "a fused optimizer step on a CPU"
 )
 BROADCAST_INDEX: Slot[Callable[..., object | None]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "a broadcast GPU node"
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "a broadcast GPU node"
 )
 OPERATIONS: Slot[Callable[[Any], int]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.ops.cuda.pointwise", "an elementwise GPU node"
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "an elementwise GPU node"
 )
 
 

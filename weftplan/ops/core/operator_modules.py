@@ -140,32 +140,32 @@ ALIASES = {
 """Their other names, by the same modules."""
 
 HOST = {
-    "ops.compiled.batch_norm.implementation": "BatchNorm BatchNorm+relu _backward_BatchNorm _backward_BatchNorm+relu normalize",
-    "ops.compiled.convolution.implementation": "Convolution Convolution+BatchNorm Convolution+BatchNorm+relu Convolution+relu Deconvolution _backward_Convolution _backward_Deconvolution",
-    "ops.compiled.depthwise.block": "BatchNorm+depthwise+BatchNorm _backward_BatchNorm+depthwise+BatchNorm",
-    "ops.compiled.fully_connected": "FullyConnected _backward_FullyConnected",
-    "ops.compiled.pooling.implementation": "Pooling _backward_Pooling",
-    "ops.compiled.shared_gradient": "_backward_FullyConnected_shared",
-    "ops.compiled.softmax": "SoftmaxOutput",
+    "kernels.compiled.batch_norm.implementation": "BatchNorm BatchNorm+relu _backward_BatchNorm _backward_BatchNorm+relu normalize",
+    "kernels.compiled.convolution.implementation": "Convolution Convolution+BatchNorm Convolution+BatchNorm+relu Convolution+relu Deconvolution _backward_Convolution _backward_Deconvolution",
+    "kernels.compiled.depthwise.block": "BatchNorm+depthwise+BatchNorm _backward_BatchNorm+depthwise+BatchNorm",
+    "kernels.compiled.fully_connected": "FullyConnected _backward_FullyConnected",
+    "kernels.compiled.pooling.implementation": "Pooling _backward_Pooling",
+    "kernels.compiled.shared_gradient": "_backward_FullyConnected_shared",
+    "kernels.compiled.softmax": "SoftmaxOutput",
     "ops.sync_batch_norm": "_contrib_SyncBatchNorm",
 }
 """Operators with a compiled implementation for CPUs, by the module that provides it."""
 
 GPU = {
-    "ops.cuda.batch_norm": "BatchNorm _backward_BatchNorm",
-    "ops.cuda.columns": "_backward_col2im _backward_im2col col2im im2col",
-    "ops.cuda.convolution": "Convolution Deconvolution _backward_Convolution _backward_Deconvolution",
-    "ops.cuda.ctc_loss": "CTCLoss _backward_CTCLoss",
-    "ops.cuda.dropout": "Dropout _backward_Dropout",
-    "ops.cuda.indexing": "_backward_Embedding _backward_gather_nd _backward_take",
-    "ops.cuda.layer_norm": "InstanceNorm LayerNorm _backward_InstanceNorm _backward_LayerNorm",
-    "ops.cuda.pointwise": "pointwise",
-    "ops.cuda.pooling": "Pooling _backward_Pooling",
-    "ops.cuda.roi_pooling": "ROIPooling _backward_ROIPooling",
-    "ops.cuda.sampling": "BilinearSampler SpatialTransformer _backward_BilinearSampler _backward_SpatialTransformer",
-    "ops.cuda.sequence": "SequenceLast SequenceMask SequenceReverse _backward_SequenceLast _backward_SequenceMask _backward_SequenceReverse",
-    "ops.cuda.softmax": "SoftmaxOutput _backward_MakeLoss _backward_SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax",
-    "ops.cuda.updates": "adam_update multi_sgd_update sgd_mom_update sgd_update",
+    "kernels.cuda.batch_norm": "BatchNorm _backward_BatchNorm",
+    "kernels.cuda.columns": "_backward_col2im _backward_im2col col2im im2col",
+    "kernels.cuda.convolution": "Convolution Deconvolution _backward_Convolution _backward_Deconvolution",
+    "kernels.cuda.ctc_loss": "CTCLoss _backward_CTCLoss",
+    "kernels.cuda.dropout": "Dropout _backward_Dropout",
+    "kernels.cuda.indexing": "_backward_Embedding _backward_gather_nd _backward_take",
+    "kernels.cuda.layer_norm": "InstanceNorm LayerNorm _backward_InstanceNorm _backward_LayerNorm",
+    "kernels.cuda.pointwise": "pointwise",
+    "kernels.cuda.pooling": "Pooling _backward_Pooling",
+    "kernels.cuda.roi_pooling": "ROIPooling _backward_ROIPooling",
+    "kernels.cuda.sampling": "BilinearSampler SpatialTransformer _backward_BilinearSampler _backward_SpatialTransformer",
+    "kernels.cuda.sequence": "SequenceLast SequenceMask SequenceReverse _backward_SequenceLast _backward_SequenceMask _backward_SequenceReverse",
+    "kernels.cuda.softmax": "SoftmaxOutput _backward_MakeLoss _backward_SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax",
+    "kernels.cuda.updates": "adam_update multi_sgd_update sgd_mom_update sgd_update",
     "ops.sync_batch_norm": "_contrib_SyncBatchNorm",
 }
 """Operators with an implementation for GPUs, by the module that provides it."""

@@ -1,10 +1,10 @@
 """A fused block of a batch norm, a depthwise convolution and a second batch norm, and the block's fused gradient.
 
 A relu follows the first batch norm, and may follow the second. Channels are independent, so a compiled kernel
-(``ops/compiled/depthwise/block.py``) computes all three layers of one channel while it is in the cache. It never writes
-the first relu's result, which the backward pass recomputes from the data, and gradients between the layers stay in the
-cache. NumPy's kernels run one after another, with scratch for the results between them. Both have the bits of the
-unfused nodes. Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_depthwise.py``), after
+(``kernels/compiled/depthwise/block.py``) computes all three layers of one channel while it is in the cache. It never
+writes the first relu's result, which the backward pass recomputes from the data, and gradients between the layers stay
+in the cache. NumPy's kernels run one after another, with scratch for the results between them. Both have the bits of
+the unfused nodes. Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_depthwise.py``), after
 gradients exist and sizes are known.
 """
 

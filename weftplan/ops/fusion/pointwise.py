@@ -1,8 +1,9 @@
 """Fused pointwise operator: one kernel computes a tree of elementwise nodes, element by element.
 
 Only the planner adds nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, for which
-``ops/cuda/pointwise.py`` generates the kernel. The kernel of this module runs the member nodes one after another, with
-scratch for every result; it is used if no kernel can be generated. Both kernels have the bits of the unfused nodes.
+``kernels/cuda/pointwise.py`` generates the kernel. The kernel of this module runs the member nodes one after another,
+with scratch for every result; it is used if no kernel can be generated. Both kernels have the bits of the unfused
+nodes.
 """
 
 from __future__ import annotations

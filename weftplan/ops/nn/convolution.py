@@ -3,9 +3,9 @@
 This module owns the parameters, which Deconvolution shares, and the shape rule. ``conv_gemm.py`` computes with NumPy.
 
 ``planner/symbolic/node_scratch.py`` chooses the algorithm of a node among the registered implementations
-(``ops/core/implementations.py``, ``ops/compiled/convolution``, ``ops/cuda``), and measures them if the user enables
-that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's algorithms
-(``ops/cuda/cudnn_algorithms.py``) and measured choices.
+(``ops/core/implementations.py``, ``kernels/compiled/convolution``, ``kernels/cuda``), and measures them if the user
+enables that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's
+algorithms (``kernels/cuda/cudnn_algorithms.py``) and measured choices.
 """
 
 from __future__ import annotations

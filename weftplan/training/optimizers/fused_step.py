@@ -17,12 +17,12 @@ import numpy as np
 from weftplan import config, device, engine
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
+from weftplan.kernels.cuda import updates
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.array import fresh
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.memory.chunk import take
-from weftplan.ops.cuda import updates
 from weftplan.ops.elementwise.formulas import DTYPES
 from weftplan.ops.optimizer import fused_update
 from weftplan.ops.optimizer.fused_update import Rule

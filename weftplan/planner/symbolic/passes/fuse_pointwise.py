@@ -1,6 +1,6 @@
 """Fuse trees of elementwise nodes on GPUs, including biases, the last step of batch norms, and relus.
 
-Each group becomes one node, whose kernel ``ops/cuda/pointwise.py`` generates. The kernel reads every input once and
+Each group becomes one node, whose kernel ``kernels/cuda/pointwise.py`` generates. The kernel reads every input once and
 writes only the results that other nodes read. Results are bitwise equal, because the operations on an element and their
 order do not change. A node joins the group of a node whose result it reads if
 
