@@ -205,17 +205,15 @@ def family(op: Op) -> str:
         if place[:2] == ["weftplan", "ops"] and place[2] in FAMILIES:
             return place[2]
     files = (Path(ops.__file__).parent / folder for folder in FAMILIES)
-    texts = ((folder, path) for folder in files for path in sorted(folder.glob("*.py")))
+    texts = ((folder, path) for folder in files for path in sorted(folder.rglob("*.py")))
     found = (folder.name for folder, path in texts if f'"{op.name}"' in path.read_text(encoding="utf-8"))
     return next(found, "elementwise")  # names that a loop makes
 
 
 FAMILIES = {
-    "amp": "Mixed precision",
+    "contrib": "Contributed and rare operators",
     "creation": "Creation",
-    "detection": "Detection",
     "elementwise": "Elementwise",
-    "image": "Images",
     "indexing": "Indexing",
     "linalg": "Linear algebra",
     "nn": "Layers of networks",

@@ -47,7 +47,7 @@ def test_every_operator_has_a_case():
     family = {
         name
         for name in registry.names(aliases=False)
-        if inspect.unwrap(registry.get(name).forward).__module__.startswith("weftplan.ops.detection")
+        if inspect.unwrap(registry.get(name).forward).__module__.startswith("weftplan.ops.contrib.detection")
         and registry.get(name).backward_of is None
         and not name.startswith("_np")  # test_numpy_names.py
     }

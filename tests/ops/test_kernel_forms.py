@@ -17,7 +17,7 @@ from weftplan.ops.core.rules import same_dtype, same_shape
 from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
-ADAPTORS = {"fusion/depthwise_block.py", "fusion/pointwise.py", "fusion/relu.py", "sync_batch_norm.py"}
+ADAPTORS = {"fusion/depthwise_block.py", "fusion/pointwise.py", "fusion/relu.py", "contrib/sync_batch_norm.py"}
 """Files with functions that call the kernel of any other operator."""
 BRANCHES = {"nn/pooling.py"}
 """Files with kernels that take different scratch in each branch."""

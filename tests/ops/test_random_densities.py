@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from tests.support.ops_harness import check_contract, check_gradient, run
 from weftplan.errors import DTypeError, ShapeError
-from weftplan.ops.random import densities
+from weftplan.ops.contrib import densities
 
 
 def binomial(x, k, p):

@@ -50,7 +50,7 @@ LIMITS = {
     "weftplan/kvstore": 9_492,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_767,
-    "weftplan/ops": 26_952,
+    "weftplan/ops": 26_953,
     "weftplan/planner": 12_445,
     "weftplan/profiler": 780,
     "weftplan/report": 2_665,

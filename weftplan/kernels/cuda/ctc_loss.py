@@ -1,7 +1,7 @@
 """CTCLoss, forward and backward: one launch for all time steps, with a block for each sample.
 
-The recursions are those of :mod:`weftplan.ops.nn.ctc_loss`. The device reads the lengths, so the host does not wait.
-The gradient of a channel is summed over its positions in the label in a fixed order, without atomic additions.
+The recursions are those of :mod:`weftplan.ops.contrib.ctc_loss`. The device reads the lengths, so the host does not
+wait. The gradient of a channel is summed over its positions in the label in a fixed order, without atomic additions.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weftplan.ops.contrib.ctc_loss import inputs_of
 from weftplan.ops.core.cuda_source import LARGEST, TOTAL, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Refusal, Specs, provide
 from weftplan.ops.core.kernels import INDEX, accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, WorkspaceRule
-from weftplan.ops.nn.ctc_loss import inputs_of
 from weftplan.support.array_types import RawArray
 
 _SOURCE = (

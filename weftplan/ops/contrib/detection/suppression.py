@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.params import p_bool, p_float, p_int
@@ -24,7 +25,6 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
-from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _NMS = (

@@ -6,13 +6,13 @@ The kernels have no state, so any worker thread may run them. Importing the modu
 from __future__ import annotations
 
 from weftplan.errors import ShapeError
+from weftplan.ops.contrib.detection.boxes import p_format
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, SpecLike
-from weftplan.ops.detection.boxes import p_format
 from weftplan.support.array_types import ArrayModule, RawArray
 
 

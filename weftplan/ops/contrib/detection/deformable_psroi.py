@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import accumulator
-from weftplan.ops.core.params import p_bool, p_float, p_int
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
-from weftplan.ops.detection.psroi_pooling import (
+from weftplan.ops.contrib.detection.psroi_pooling import (
     CELLS,
     CHANNELS,
     SCALE,
@@ -30,7 +24,13 @@ from weftplan.ops.detection.psroi_pooling import (
     pooled_shape,
     region_dtypes,
 )
-from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.ops.contrib.detection.region_points import Cells, cells_bytes
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, merge_shape, take_bytes
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.roi_pooling import away
 from weftplan.support.array_types import DType, RawArray
 

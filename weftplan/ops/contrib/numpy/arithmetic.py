@@ -6,6 +6,7 @@ would be float in NumPy, refuses integers.
 
 from __future__ import annotations
 
+from weftplan.ops.contrib.numpy.derive import derive
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.formula_kernel import ufunc_kernel
 from weftplan.ops.core.kernels import BOOL
@@ -14,7 +15,6 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
 from weftplan.ops.core.schema import Kernel, Op, Param, Params
 from weftplan.ops.elementwise.scalar import SCALAR
-from weftplan.ops.numpy.derive import derive
 from weftplan.support.array_types import ArrayModule, RawArray
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",

@@ -12,14 +12,14 @@ import math
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch
+from weftplan.ops.contrib.detection.suppression import suppress
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, Shape, ShapeRule, SpecLike
-from weftplan.ops.detection.boxes import areas, overlap_scratch
-from weftplan.ops.detection.suppression import suppress
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (

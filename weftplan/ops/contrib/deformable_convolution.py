@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.contrib.deformable_columns import Columns, Sizes, cut, masked
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.params import p_int
 from weftplan.ops.core.products import multiply
@@ -34,7 +35,6 @@ from weftplan.ops.core.schema import (
     WorkspaceRule,
 )
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
-from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
 from weftplan.support.array_types import ArrayModule, RawArray
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch, overlaps
+from weftplan.ops.contrib.detection.multibox import VARIANCES, check_variances
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
-from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
-from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _LEAST = 1e-6

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from weftplan.errors import DTypeError, ParameterError
+from weftplan.ops.contrib.numpy.derive import derive
 from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
@@ -23,7 +24,6 @@ from weftplan.ops.core.rules import (
     take_bytes,
 )
 from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape, TensorSpec, Workspace
-from weftplan.ops.numpy.derive import derive
 from weftplan.ops.reduction.moments import moments_backward, moments_forward
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
 from weftplan.support.array_types import RawArray

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops.contrib.detection.psroi_pooling import region_dtypes
+from weftplan.ops.contrib.detection.region_points import Cells, cells_bytes
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.params import p_float, p_int, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
-from weftplan.ops.detection.psroi_pooling import region_dtypes
-from weftplan.ops.detection.region_points import Cells, cells_bytes
 from weftplan.support.array_types import Floating, RawArray
 
 _PARAMS = (

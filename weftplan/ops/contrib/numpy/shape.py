@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.contrib.numpy.derive import derive
 from weftplan.ops.core.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import get
 from weftplan.ops.core.rules import Shapes, merge_shape
 from weftplan.ops.core.schema import Param, Params, ShapeRule
 from weftplan.ops.elementwise.add_n import NUM_ARGS
-from weftplan.ops.numpy.derive import derive
 
 for _name, _base in (
     ("_npi_expand_dims", "expand_dims"), ("_npi_stack", "stack"), ("_npi_split", "_split_v2"), ("_npi_slice", "slice"),
