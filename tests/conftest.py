@@ -35,7 +35,7 @@ settings.load_profile("weftplan")
 
 if "forkserver" in multiprocessing.get_all_start_methods():
     # Modules that every child would import again, as its parent's main module or for the tests' datasets.
-    multiprocessing.set_forkserver_preload(["pytest", "weftplan.training.data.iterators"])
+    multiprocessing.set_forkserver_preload(["pytest", "weftplan.data.iterators"])
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that write golden files; they run with MXNet's interpreter, not under pytest."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from weftplan import symbol as sym
     from weftplan.compat import base, contrib, log, operator, runtime, test_utils, util
     from weftplan.compat.util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
+    from weftplan.data import images as image
+    from weftplan.data import images as img
+    from weftplan.data import iterators as io
+    from weftplan.data import recordio
     from weftplan.device import num_gpus
     from weftplan.ndarray import random
     from weftplan.ndarray import random as rnd
@@ -35,10 +39,6 @@ if TYPE_CHECKING:
     from weftplan.symbol.attribute import AttrScope
     from weftplan.training import mod, model
     from weftplan.training import mod as module
-    from weftplan.training.data import images as image
-    from weftplan.training.data import images as img
-    from weftplan.training.data import iterators as io
-    from weftplan.training.data import recordio
     from weftplan.training.fit import callbacks as callback
     from weftplan.training.fit import monitor
     from weftplan.training.fit import monitor as mon
@@ -63,11 +63,11 @@ _LAZY = {
     "contrib": "compat.contrib",
     "executor_manager": "compat.executor_manager",
     "gluon": "compat.gluon",
-    "image": "training.data.images",
-    "img": "training.data.images",
+    "image": "data.images",
+    "img": "data.images",
     "init": "training.initializers.initializer",
     "initializer": "training.initializers.initializer",
-    "io": "training.data.iterators",
+    "io": "data.iterators",
     "kv": "kvstore",
     "log": "compat.log",
     "lr_scheduler": "training.optimizers.lr_scheduler",
@@ -85,7 +85,7 @@ _LAZY = {
     "notebook": "compat.notebook_names",
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
-    "recordio": "training.data.recordio",
+    "recordio": "data.recordio",
     "rnd": "ndarray.random",
     "rnn": "rnn",
     "runtime": "compat.runtime",
@@ -118,9 +118,9 @@ _DEEPER = {
     **{f"module.{name}": f"training.module.{name}" for name in
        "module base_module bucketing_module sequential_module python_module".split()},  # noqa: SIM905
     "gluon.utils": "compat.gluon_utils",
-    "image.detection": "training.data.images.detection",
-    "image.image": "training.data.images",
-    "io.io": "training.data.iterators",
+    "image.detection": "data.images.detection",
+    "image.image": "data.images",
+    "io.io": "data.iterators",
     "kvstore.kvstore": "kvstore",
     "misc": "training.optimizers.lr_scheduler",
     "module.executor_group": "training.executor_group",

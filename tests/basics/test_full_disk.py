@@ -120,7 +120,7 @@ def test_errors_name_the_file():
 def test_every_writer_is_atomic():
     """Only the listed modules write files directly; other modules use the atomic writer."""
     appending = {
-        "training/data/recordio.py",
+        "data/recordio.py",
         "training/fit/events.py",
         "support/atomic_files.py",
         "compat/test_utils.py",

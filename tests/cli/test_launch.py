@@ -170,7 +170,7 @@ DYING = """
 import os, signal, sys
 import numpy as np
 import weftplan as mx
-from weftplan.training.data.worker_share import PartOfBatchIter
+from weftplan.data.worker_share import PartOfBatchIter
 
 def train(store, part, contexts, **settings):
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="f"), name="softmax")

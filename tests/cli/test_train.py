@@ -60,7 +60,7 @@ def test_devices_with_streams_train_as_cpu_contexts_do(kvstore):
 
 FEW = """
 from weftplan.cli.train import tasks as train_tasks
-from weftplan.training.data.datasets import load_digits
+from weftplan.data.datasets import load_digits
 
 
 def few(**how):

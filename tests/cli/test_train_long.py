@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from weftplan.cli import main
 from weftplan.cli.train import tasks as train_tasks
-from weftplan.training.data.datasets import load_help_text
+from weftplan.data.datasets import load_help_text
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 
 MLP = ("--network", "mlp", "--devices", "1")

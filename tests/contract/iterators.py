@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import weftplan as mx
-from weftplan.training.data.image_files import encode
-from weftplan.training.data.worker_share import PartOfBatchIter
+from weftplan.data.image_files import encode
+from weftplan.data.worker_share import PartOfBatchIter
 
 ROWS = np.arange(22, dtype="float32").reshape(11, 2)
 LABELS = np.arange(11, dtype="float32")

@@ -26,7 +26,7 @@ PROGRAM = r"""
 import hashlib, json, os, random, signal, sys, threading, time
 import numpy as np
 import weftplan as mx
-from weftplan.training.data.worker_share import PartOfBatchIter
+from weftplan.data.worker_share import PartOfBatchIter
 
 def say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece, because ranks share a pipe

@@ -116,7 +116,7 @@ def test_barrier_waits_for_pushes():
 
 @TWO.runs(
     """
-    from weftplan.training.data.worker_share import PartOfBatchIter
+    from weftplan.data.worker_share import PartOfBatchIter
     mx.random.seed(1)
     rng = np.random.default_rng(0)
     labels = np.arange(128) % 2

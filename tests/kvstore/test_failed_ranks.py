@@ -172,7 +172,7 @@ TRAINING = """
 import hashlib, os, signal, sys
 import numpy as np
 import weftplan as mx
-from weftplan.training.data.worker_share import PartOfBatchIter
+from weftplan.data.worker_share import PartOfBatchIter
 
 prefix = sys.argv[1]
 kv = mx.kv.create("dist_sync")

@@ -31,6 +31,7 @@ LAYERS = (
     {"convert"},
     {"report"},
     {"training"},
+    {"data"},
     {"kvstore"},
     {"models"},
     {"executor"},

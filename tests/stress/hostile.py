@@ -255,7 +255,7 @@ def safetensors_kind() -> Kind:
 
 
 def _images() -> list[bytes]:
-    from weftplan.training.data.image_files import encode
+    from weftplan.data.image_files import encode
 
     pixels = np.random.RandomState(2).randint(0, 256, (12, 14, 3)).astype(np.uint8)
     return [encode(pixels, 80, ".jpg"), encode(pixels, 6, ".png"), encode(pixels[:, :, :1], 6, ".png")]

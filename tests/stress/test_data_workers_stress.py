@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import weftplan as mx
-from tests.training.data_sources import Numbers, noisy
+from tests.data.data_sources import Numbers, noisy
 from weftplan.errors import DataWorkerError
 
 pytestmark = [pytest.mark.stress, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="looks into /dev/shm")]

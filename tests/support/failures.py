@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.data.prefetching import PrefetchingIter
 from weftplan.ndarray import NDArray
-from weftplan.training.data.prefetching import PrefetchingIter
 
 SKIPPED = {"__exit__", "__del__", "__enter__", "release", "__hash__", "__eq__", "__repr__", "allocated"}
 """Calls that cannot be made to fail: a lock that is not released would stop the test."""

@@ -286,7 +286,7 @@ ROOMS = {
     "device": ("kvstore",),
     "updater": ("kvstore", "training.optimizers"),
     "optimizer": ("training.optimizers",),
-    "iterator": ("training.data",),
+    "iterator": ("data",),
 }
 """The rooms whose calls of other rooms fail, by the first word of a case; of other cases: ``training.module``."""
 CACHES = (

@@ -5,9 +5,9 @@ import pytest
 
 import weftplan as mx
 from tests.support.training import weights
+from weftplan.data.batch import DataBatch
+from weftplan.data.ndarray_iter import NDArrayIter
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
-from weftplan.training.data.batch import DataBatch
-from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.module.module import Module
 
 

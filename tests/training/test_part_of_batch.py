@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from weftplan.data.worker_share import PartOfBatchIter
 from weftplan.errors import ParameterError
-from weftplan.training.data.worker_share import PartOfBatchIter
 
 
 def source(shuffle: bool = False) -> mx.io.NDArrayIter:

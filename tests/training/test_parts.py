@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from weftplan.data.ndarray_iter import NDArrayIter
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.initializers import initializer as init
 from weftplan.training.metrics import metric
 from weftplan.training.optimizers import lr_scheduler

@@ -61,7 +61,7 @@ def test_shares_of_a_batch() -> None:
 
     A split that leaves a context without samples, or that is combined with a memory budget, raises.
     """
-    from weftplan.training.data.device_placement import split_batch
+    from weftplan.data.device_placement import split_batch
 
     # Results of mxnet.executor_manager._split_input_slice:
     for batch, loads, edges in (

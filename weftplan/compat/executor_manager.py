@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from weftplan.training.data.device_placement import split_by_loads as _split_input_slice
+from weftplan.data.device_placement import split_by_loads as _split_input_slice
 
 __all__ = ["_split_input_slice"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.data.file_iterators import MNISTIter, read_idx
 from weftplan.errors import MXNetError
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip, open_to_read
-from weftplan.training.data.file_iterators import MNISTIter, read_idx
 
 _MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _CIFAR = ("train.rec", "test.rec", "train.lst", "test.lst")

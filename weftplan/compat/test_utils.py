@@ -61,14 +61,14 @@ from weftplan.compat.symbol_checks import (
     numeric_grad,
     simple_forward,
 )
+from weftplan.data.batch import DataBatch
+from weftplan.data.data_iter import DataIter
 from weftplan.device import gpus
 from weftplan.device.context import Context, current_context
 from weftplan.errors import ParameterError
 from weftplan.kvstore.mxnet_states import State
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import DTypeLike, RawArray
-from weftplan.training.data.batch import DataBatch
-from weftplan.training.data.data_iter import DataIter
 from weftplan.training.optimizers.base import Optimizer
 
 __all__ = [

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.data.data_iter import DataIter
+from weftplan.data.iterator_state import State, key_in, make_state, read_state, whole_in
+from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
 from weftplan.support.array_types import DTypeLike
-from weftplan.training.data.batch import DataBatch, DataDesc
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
-from weftplan.training.data.random_draws import generator, order_key
 
 Sentences = Iterable[Sequence[Hashable]]
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.data.device_placement import Placed, split_batch
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, listed
 from weftplan.executor import Executor, simple_bind
@@ -16,8 +18,6 @@ from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.data.batch import DataBatch, DataDesc
-from weftplan.training.data.device_placement import Placed, split_batch
 from weftplan.training.memory import Share
 from weftplan.training.mxnet_names import GroupNames
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weftplan.data.batch import DataDesc
+from weftplan.data.device_placement import split_batch
 from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, PlanError
@@ -29,8 +31,6 @@ from weftplan.support import slots
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataDesc
-from weftplan.training.data.device_placement import split_batch
 from weftplan.training.kvstore_setup import choose_store
 from weftplan.training.optimizers import optimizer as optimizers
 

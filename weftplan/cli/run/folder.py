@@ -13,6 +13,7 @@ import numpy as np
 from weftplan.cli.model_files import Model
 from weftplan.cli.run.inputs import Pixels, image
 from weftplan.cli.run.prediction import bind, outputs_of
+from weftplan.data.images.folder import image_files
 from weftplan.errors import FormatError, MXNetError
 from weftplan.executor import Executor
 from weftplan.report.input_forms import form_of, is_label, usual_shape
@@ -20,7 +21,6 @@ from weftplan.report.inspection import input_names
 from weftplan.support.array_types import RawArray
 from weftplan.support.progress import Progress
 from weftplan.symbol import topological_order
-from weftplan.training.data.images.folder import image_files
 
 
 def predict_folder(

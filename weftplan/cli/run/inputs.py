@@ -10,13 +10,13 @@ import click
 import numpy as np
 
 from weftplan.cli.model_files import Model
+from weftplan.data.image_files import decode, image_suffixes, pillow
 from weftplan.errors import FormatError, did_you_mean
 from weftplan.report.input_forms import form_of, is_label
 from weftplan.report.inspection import input_names
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip, open_to_read, other_kind
 from weftplan.symbol import topological_order
-from weftplan.training.data.image_files import decode, image_suffixes, pillow
 
 Arrays = dict[str, Any]
 

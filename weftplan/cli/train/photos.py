@@ -13,6 +13,10 @@ from weftplan import models
 from weftplan.cli.model_files import load_model
 from weftplan.cli.train.tasks import Task
 from weftplan.convert import with_classes
+from weftplan.data.data_iter import DataIter
+from weftplan.data.image_files import decode
+from weftplan.data.images.folder import ImageFolder, image_files
+from weftplan.data.worker_share import PartOfBatchIter
 from weftplan.device.amounts import counted
 from weftplan.errors import FormatError, MXNetError, ShapeError
 from weftplan.ndarray import NDArray
@@ -22,10 +26,6 @@ from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import open_to_read
 from weftplan.support.progress import Progress
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.image_files import decode
-from weftplan.training.data.images.folder import ImageFolder, image_files
-from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.module.module import Module
 
 Params = dict[str, NDArray]

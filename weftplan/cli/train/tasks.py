@@ -14,13 +14,13 @@ import numpy as np
 
 from weftplan import models, rnn
 from weftplan import symbol as sym
+from weftplan.data.data_iter import DataIter
+from weftplan.data.datasets import Lines, load_digits, load_help_text
+from weftplan.data.ndarray_iter import NDArrayIter
+from weftplan.data.worker_share import PartOfBatchIter
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.datasets import Lines, load_digits, load_help_text
-from weftplan.training.data.ndarray_iter import NDArrayIter
-from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.metrics.metric import Perplexity
 from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.bucketing_module import BucketingModule

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.data.data_iter import DataIter
 from weftplan.device.context import Context
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataBatch, DataDesc
-from weftplan.training.data.data_iter import DataIter
 from weftplan.training.executor_group import ExecutorGroup
 from weftplan.training.metrics.metric import EvalMetric, MetricLike
 from weftplan.training.optimizers.base import Optimizer

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weftplan.data.batch import DataBatch
+from weftplan.data.data_iter import DataIter
 from weftplan.errors import MXNetError
 from weftplan.support import program_end
 from weftplan.support.progress import hidden
-from weftplan.training.data.batch import DataBatch
-from weftplan.training.data.data_iter import DataIter
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display

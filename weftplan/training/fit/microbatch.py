@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from weftplan import ndarray as nd
+from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.data.data_iter import DataIter
 from weftplan.errors import BindError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
-from weftplan.training.data.batch import DataBatch, DataDesc
-from weftplan.training.data.data_iter import DataIter
 from weftplan.training.executor_group import as_ndarray, replaced
 from weftplan.training.fit.fit_module import FitModule
 
@@ -108,7 +108,7 @@ class MicroBatchIter(DataIter):
     """Batches of another iterator in pieces of at most ``batch_size`` samples; pieces of pure padding are dropped.
 
     >>> import numpy as np
-    >>> from weftplan.training.data.ndarray_iter import NDArrayIter
+    >>> from weftplan.data.ndarray_iter import NDArrayIter
     >>> it = MicroBatchIter(NDArrayIter(np.arange(7.0), batch_size=4), batch_size=2)
     >>> [(batch.data[0].tolist(), batch.pad) for batch in it]
     [([0.0, 1.0], 0), ([2.0, 3.0], 0), ([4.0, 5.0], 0), ([6.0, 0.0], 1)]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from weftplan import engine
+from weftplan.data.iterator_state import place_of
 from weftplan.errors import MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.transport.elastic_job import in_elastic_job
-from weftplan.training.data.iterator_state import place_of
 from weftplan.training.fit.checkpoint_writer import decode_snapshot, encode_snapshot
 from weftplan.training.fit.resumable_run import ResumableRun
 

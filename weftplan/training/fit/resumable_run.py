@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from weftplan.data.batch import DataBatch
+from weftplan.data.data_iter import DataIter
+from weftplan.data.iterator_state import place_of
 from weftplan.errors import FormatError, ParameterError
-from weftplan.training.data.batch import DataBatch
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.iterator_state import place_of
 from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.fit_module import FitModule, optimizer_of

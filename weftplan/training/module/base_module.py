@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.data.data_iter import DataIter
+from weftplan.data.ndarray_iter import NDArrayIter
 from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.kvstore.distributed.transport.elastic_job import is_joining
 from weftplan.ndarray import NDArray
@@ -23,9 +26,6 @@ from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataBatch, DataDesc
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.fit import microbatch, precision
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.fit.checkpoint_writer import make_checkpoints

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import BindError, MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.rollback import all_or_nothing
-from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.precision import SCALE
 from weftplan.training.metrics.metric import EvalMetric

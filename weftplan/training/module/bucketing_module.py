@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
-from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from weftplan.data.batch import Host
+from weftplan.data.data_iter import DataIter
+from weftplan.data.file_iterators import ResizeIter
+from weftplan.data.ndarray_iter import NDArrayIter
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import Host
-from weftplan.training.data.data_iter import DataIter
-from weftplan.training.data.file_iterators import ResizeIter
-from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.fit.callbacks import Callbacks, LogValidationMetricsCallback
 from weftplan.training.fit.fit_module import Logs, OptimizerLike, StoreLike
 from weftplan.training.fit.monitor import Monitor

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.device.context import Context
 from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, Updater
@@ -22,7 +23,6 @@ from weftplan.support.package_log import log
 from weftplan.support.progress import watching
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weftplan.data.batch import DataDesc
 from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ShapeError
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataDesc
 from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weftplan import ndarray as nd
+from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.fit.fit_module import Descs, Logs
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from weftplan.data.batch import DataBatch
+from weftplan.data.data_iter import DataIter
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.progress import hidden
 from weftplan.symbol import Symbol
-from weftplan.training.data.batch import DataBatch
-from weftplan.training.data.data_iter import DataIter
 from weftplan.training.fit.fit_module import Descs
 from weftplan.training.module.module import Module
 
