@@ -47,6 +47,13 @@ def says(call, *words):
         assert not missing, (missing, str(error))
         return error
     raise AssertionError("no error")
+
+def meet(name, ranks=range(size)):
+    "Wait for the given ranks without MPI: after a barrier of the store another rank may still be inside it."
+    mark = os.path.join(os.environ["FOLDER"], f"{name} met by ")
+    open(mark + str(rank), "w").close()
+    while not all(os.path.exists(mark + str(other)) for other in ranks):
+        time.sleep(0.01)
 """
 
 
@@ -78,7 +85,7 @@ def run_ranks(
     command = mpiexec_command(count, None if hosts is None else hosts.file, (str(script),))
     child = subprocess.Popen(
         command if hosts is None else hosts.on_first(command),
-        env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},
+        env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), **variables},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -172,5 +179,5 @@ class Job:
         if self._done is None:
             folder = factory.mktemp("job")
             (folder / "bodies.json").write_text(json.dumps(self.bodies))
-            self._done = folder, run_ranks(folder, self.count, EACH, ok=False, FOLDER=str(folder))
+            self._done = folder, run_ranks(folder, self.count, EACH, ok=False)
         return self._done

@@ -269,6 +269,7 @@ def test_death_of_a_rank_raises_on_the_others(tmp_path):
         for key in range(3):  # each server owns one of the keys
             kv.init(key, mx.nd.zeros((4,)))
         kv.barrier()
+        meet("barrier")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
@@ -325,15 +326,12 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
         kv.init(0, mx.nd.zeros((1_000_000,)))
         number = kv._keys.number(0)
         (server, _, _), = kv._ranges[0]
-        late, over = (server + 1) % 3, os.path.join(os.environ["FOLDER"], "over")
+        late = (server + 1) % 3
         kv.barrier()
         if rank == late:
             byte, header = kv._mpi.BYTE, Header(Verb.PUSH, number, 0, 4_000_000)
             kv._comm.Send([header.encode(), byte], dest=server, tag=REQUEST)
-            until = time.monotonic() + 60
-            while not all(os.path.exists(over + str(other)) for other in range(3) if other != rank):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            meet("over")
             data = np.ones(1_000_000, "f4")
             kv._comm.Send([data.view("u1"), byte], dest=server, tag=REQUEST_DATA)
             kv._comm.Recv([bytearray(HEADER), byte], source=server, tag=ANSWER)
@@ -342,14 +340,13 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
                 kv.push(0, mx.nd.ones((1_000_000,)))
                 kv.pull(0, out=mx.nd.empty((1_000_000,)))
                 mx.nd.waitall()
-            open(over + str(rank), "w").close()
+            meet("over", [rank])
         kv.barrier()
         while (value(0, (1_000_000,)) != -7).any():
             time.sleep(0.01)
         kv.barrier()
         print("came to its end", flush=True)
         """,
-        FOLDER=str(tmp_path),
         STORE="dist_async",
         MXNET_KVSTORE_BIGARRAY_BOUND="10000000",
         WEFTPLAN_KVSTORE_TIMEOUT="20",
@@ -367,6 +364,7 @@ def test_a_worker_that_stops_is_named(tmp_path: Path):
         for key in range(3):
             kv.init(key, mx.nd.zeros((4,)))
         kv.barrier()
+        meet("barrier")
         if rank == 2:
             if not os.fork():
                 time.sleep(4)

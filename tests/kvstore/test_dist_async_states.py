@@ -82,7 +82,6 @@ if rank == 0:
     np.savez(os.path.join(folder, "whole.npz"), **whole)
 """,
         STORE="dist_async",
-        FOLDER=str(tmp_path),
         MXNET_ENGINE_TYPE=kind,
         MXNET_KVSTORE_BIGARRAY_BOUND="1000",
     )
@@ -124,5 +123,4 @@ def test_a_module_saves_and_loads_them(tmp_path: Path):
         kv.barrier()
         """,
         STORE="dist_async",
-        FOLDER=str(tmp_path),
     )

@@ -140,6 +140,7 @@ def test_a_store_after_a_lost_rank(tmp_path: Path, store: str, nbytes: int):
         kv.push(["a", "b"], [mx.nd.ones(shape)] * 2)
         assert (value("b", shape) == 3).all()
         kv.barrier()
+        meet("barrier")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -45,15 +45,13 @@ def test_leaving_rank_accepts_overwritten_messages(tmp_path: Path):
         kv.init("w", mx.nd.zeros((3000,)))
         kv.push("w", mx.nd.ones((3000,)))
         assert (value("w", (3000,)) == 3).all()
-        over = os.path.join(os.environ["FOLDER"], "over")
         if rank == 0:
             assert kv.shares_memory
             shared = kv._group._shared
             send = shared.send
             def slowly(message):
                 send(message)
-                while not all(os.path.exists(over + str(other)) for other in (1, 2)):
-                    time.sleep(0.01)
+                meet("over")
             shared.send = slowly
             kv.close()
             assert not kv._sequencer._ended.is_set()    # it did not give up
@@ -61,9 +59,8 @@ def test_leaving_rank_accepts_overwritten_messages(tmp_path: Path):
             for _ in range(4):
                 kv.push("w", mx.nd.ones((3000,)))
                 assert (value("w", (3000,)) == 2).all()
-            open(over + str(rank), "w").close()
+            meet("over", [rank])
         """,
-        FOLDER=str(tmp_path),
     )
 
 
@@ -79,7 +76,6 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
         """
         kv.init("w", mx.nd.zeros((3,)))
         kv.barrier()
-        over = os.path.join(os.environ["FOLDER"], "over")
         if rank == 0:
             assert kv._group.timeout_s == 50
             kv._group.timeout_s = 1  # from here on: to start may take longer
@@ -87,13 +83,10 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
             says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
             from weftplan.kvstore.distributed.transport import shutdown as ends
             assert ends.lost()    # who has given up waits for nobody at its end either: MPI_Finalize would
-            open(over, "w").close()
-        while not os.path.exists(over):
-            time.sleep(0.01)
+        meet("over", [0])
         os._exit(0)
         """,
         ok=False,
-        FOLDER=str(tmp_path),
         WEFTPLAN_KVSTORE_STALL="0.2",
         WEFTPLAN_KVSTORE_TIMEOUT="50",
     )
@@ -137,6 +130,7 @@ def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
         """
         kv.init("w", mx.nd.zeros((3,)))
         kv.barrier()
+        meet("barrier")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         kv.push("w", mx.nd.ones((3,)))
@@ -174,6 +168,7 @@ def test_killed_ranks_are_an_error_and_the_others_go_on(tmp_path: Path, lost: li
         step()
         ranks = list(range(size))
         for lost in map(int, os.environ["LOST"].split()):
+            meet(f"before the end of {lost}", ranks)
             if rank == lost:
                 os.kill(os.getpid(), signal.SIGKILL)
             kv.push("w", mx.nd.ones(shape))

@@ -38,7 +38,6 @@ def test_rank_without_a_store_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         2,
         body,
         ok=False,
-        FOLDER=str(tmp_path),
         WEFTPLAN_KVSTORE_STALL="0.1",
         WEFTPLAN_KVSTORE_TIMEOUT="1",
     )

@@ -53,14 +53,10 @@ def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
         except WorkerLostError as error:
             assert {words!r} in str(error), error
             print("heard", rank, flush=True)
-            heard = os.path.join(os.environ["FOLDER"], "heard")
-            open(heard + str(rank), "w").close()
-            while not all(os.path.exists(heard + str(other)) for other in (0, 2)):
-                time.sleep(0.01)  # with an exit status, the launcher takes a failed rank for two and ends the job
+            meet("heard", [0, 2])  # with an exit status, the launcher takes a failed rank for two and ends the job
             os.kill(os.getpid(), signal.SIGKILL)
         """,
         ok=False,
-        FOLDER=str(tmp_path),
         STORE=store,
         WEFTPLAN_KVSTORE_TIMEOUT="20",
     )
@@ -87,15 +83,10 @@ def test_a_failure_is_an_error_of_dist_async(tmp_path: Path, end: str):
         except WorkerLostError as error:
             assert {words!r} in str(error) and "recover" not in str(error), error
             print("heard", rank, flush=True)
-            folder = os.environ["FOLDER"]
-            open(os.path.join(folder, f"told {{rank}}"), "w").close()
-            until = time.monotonic() + 20  # the exit of one survivor would end the other one, too
-            while sum(name.startswith("told") for name in os.listdir(folder)) < 2 and time.monotonic() < until:
-                time.sleep(0.01)
+            meet("heard", [0, 2])  # the exit of one survivor would end the other one, too
             os.kill(os.getpid(), signal.SIGKILL)
         """,
         ok=False,
-        FOLDER=str(tmp_path),
         STORE="dist_async",
         WEFTPLAN_KVSTORE_TIMEOUT="20",
     )
