@@ -22,10 +22,10 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline, write_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
-from weftplan.ndarray.pushing import Operand, Value, keep_failures, push_kernel, work
+from weftplan.ndarray.pushing import KernelValue, Operand, keep_failures, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support.array_types import ArrayModule, DType, RawArray, Scalar
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
@@ -96,7 +96,7 @@ _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR
 NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""
-_MOST_KEPT = 1024
+_MAX_CACHED = 1024
 _small: dict[Any, SmallWork | None] = {}
 """Inline operations by (operator, name, dtype kind of operands, shape and dtype of the result); None: the result is
 too large."""
@@ -146,7 +146,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand = Value(rhs)
+        operand = KernelValue(rhs)
     else:
         converted = _operand(op, lhs, rhs)
         if isinstance(converted, lhs.__class__):
@@ -158,9 +158,9 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
             if converted.chunk is not chunk:
                 reads = (converted.chunk.var,)
         else:
-            operand = Value(converted)
+            operand = KernelValue(converted)
     if not write_inline(_bare(op, kind, np), (lhs, operand), (lhs,)):
-        _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
+        _push(op, op.scalar if operand.__class__ is KernelValue else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
 
 
@@ -174,14 +174,14 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand, array = Value(float(rhs)), False
+        operand, array = KernelValue(float(rhs)), False
     elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
         operand, array = rhs, True
     else:
         operand = _operand(op, lhs, rhs)
         array = operand.__class__ is lhs.__class__
         if not array:
-            operand = Value(operand)
+            operand = KernelValue(operand)
         elif operand.shape != shape:
             shape = _broadcast(op, shape, operand.shape)
     if kind == "b" and op.name not in _COMPARISONS:
@@ -210,10 +210,10 @@ def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], DType]) 
     _, name, kind, shape, dtype = form
     nbytes = math.prod(shape) * dtype.itemsize
     small = None
-    if 0 < 3 * nbytes <= MOST_BYTES:
+    if 0 < 3 * nbytes <= MAX_BYTES:
         run = _bare(op, kind, np)
         small = SmallWork(partial(_named, run) if op in (MAX, MIN) else run, name, shape, dtype, nbytes)
-    if len(_small) >= _MOST_KEPT:
+    if len(_small) >= _MAX_CACHED:
         _small.clear()
     _small[form] = small
     return small
@@ -230,7 +230,7 @@ def unary(name: str, array: Array) -> Array:
 
 def _push(op: Binary, name: str, kind: str, operands: list[Operand], reads: tuple[Var, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
-    if dead.due:
+    if dead.pending:
         sweep()
     context = chunk.context
     if (make_room := MAKE_ROOM.value) is not None:
@@ -284,16 +284,16 @@ def scalar_as(dtype: DType, value: Scalar) -> float:
     if dtype.kind == "b":
         return int(value)
     try:
-        whole = int(value)
+        integer = int(value)
     except (ValueError, OverflowError) as error:  # not finite
         raise DTypeError(
             f"{value!r} cannot be used with an array of {dtype}; cast the array to a float dtype"
         ) from error
     bits = 8 * dtype.itemsize
-    whole &= (1 << bits) - 1
-    if dtype.kind == "i" and whole >> (bits - 1):
-        whole -= 1 << bits
-    return whole
+    integer &= (1 << bits) - 1
+    if dtype.kind == "i" and integer >> (bits - 1):
+        integer -= 1 << bits
+    return integer
 
 
 def _broadcast(op: Binary, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class UpdateStep:
         count = len(self.group.contexts)
         firsts = [self._numbers[name] * count for name in names]
         return (
-            [index for first in firsts for index in range(first, first + count)],
+            [index for first_index in firsts for index in range(first_index, first_index + count)],
             [grad for name in names for grad in trained[name][0]],
             [weight for name in names for weight in trained[name][1]],
         )
