@@ -19,9 +19,9 @@ import numpy as np
 
 import weftplan as mx
 from weftplan.device import simulated
+from weftplan.device.base import CostModel
 from weftplan.device.links import Interconnect, connect, nvlink_mesh, pcie_tree
 from weftplan.device.simulated_device import SimStream
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.device.stream import current_work
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/images/overlap.svg"
