@@ -20,6 +20,7 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.registry import get, parse_params
 from weftplan.ops.core.schema import DType, OpContext, Params, TensorSpec, aligned
 from weftplan.ops.elementwise.formulas import DTYPES, Expression, Number, Recorded, expressed, recorded
+from weftplan.support import slots
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
@@ -161,7 +162,7 @@ def _range(
         and dtype in DTYPES
         and not isinstance(implementations.compiler(), str)
     ):
-        call = implementations.FORMULA.get()(formula, dtype)
+        call = slots.COMPILED_FORMULA.get()(formula, dtype)
 
         def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
             call(mine, first, last)
