@@ -38,7 +38,7 @@ class Fault(Protocol):
     error: BaseException
     owner: Owner | None
     """The operation whose work failed; None for work that belongs to no operation."""
-    kept: Any
+    failure: Any
     """The engine's ``Failure`` for this error, None until the error is reported."""
 
 

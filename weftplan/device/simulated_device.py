@@ -34,14 +34,14 @@ from weftplan.device.simulated_work import Fault, SimWork
 from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
 from weftplan.device.wire_schedule import Wires
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.array_types import RawArray
 
 POISON = 0xFF
 """Byte that fills fresh and freed memory: NaN in every float dtype, -1 in every signed integer dtype."""
 
 # Guards all state of all simulated devices, streams, events and faults. Reentrant: work may enqueue work.
-_world = whole_in_children(ReentrantLock())
+_world = consistent_in_children(ReentrantLock())
 _memory = Addresses()
 _wires = Wires()
 

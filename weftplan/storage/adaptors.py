@@ -13,7 +13,7 @@ from functools import partial
 from weftplan import device
 from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
@@ -107,7 +107,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()
         self._requested = self._allocated = self._peak_requested = self._peak_allocated = 0
