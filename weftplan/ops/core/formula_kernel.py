@@ -19,6 +19,7 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import Call, with_views
+from weftplan.ops.core.formulas import Computation, computation
 from weftplan.ops.core.kernels import block_bytes, blocks, replayed
 from weftplan.ops.core.lowering import Program, lower
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
@@ -69,14 +70,15 @@ class FormulaKernel:
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
         self.choices = choices or {}
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
+        self._computations: dict[object, Computation | None] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
         """Return the values of the choices."""
         return {name: choose(params) for name, choose in self.choices.items()}
 
-    def expressions(self, choices: dict[str, object], dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
+    def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
-        formula = self.formula
+        formula, choices = self.formula, self.chosen(params)
         if not is_float(dtype):
             if self.integer is not None and dtype.kind in "iu":
                 formula = self.integer
@@ -90,6 +92,19 @@ class FormulaKernel:
         results = formula(Parameters(choices), *operands)
         return results if isinstance(results, tuple) else (results,)
 
+    def computation(self, params: Params, arrays: int, dtype: DType) -> Computation | None:
+        """Return the formula for compilers, which replaces array 0 and the states; None if it cannot be compiled.
+
+        Args:
+            arrays: number of inputs.
+            dtype: dtype of all arrays.
+        """
+        key = (*self.chosen(params).values(), arrays, dtype)
+        if key not in self._computations:
+            self._computations[key] = computation(self, params, arrays, dtype, out=0, is_open=True)
+        formula = self._computations[key]
+        return None if formula is None else formula.at(params, dtype)
+
     def program(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
@@ -98,16 +113,16 @@ class FormulaKernel:
         key = (*choices.values(), output.dtype, *[None if one is None else one.dtype for one in inputs])
         found = self._programs.get(key)
         if found is None:
-            found = self._programs[key] = self._lowered(choices, inputs, output)
+            found = self._programs[key] = self._lowered(params, inputs, output)
         return found
 
     def _lowered(
-        self, choices: dict[str, object], inputs: Sequence[SpecLike | None], output: SpecLike
+        self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
         names = [f"x{k}" for k in range(len(inputs))]
         base = output if self.base is None else inputs[self.base]
         assert base is not None
-        out, *states = self.expressions(choices, base.dtype, [Expr("input", name) for name in names])
+        out, *states = self.expressions(params, base.dtype, [Expr("input", name) for name in names])
         results = {**{names[k]: state for k, state in zip(self.states, states, strict=True)}, "out": out}
         read = leaves(results.values()) | {names[k] for k in self.states}
         used = tuple(k for k, name in enumerate(names) if name in read)
