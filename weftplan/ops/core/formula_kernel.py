@@ -182,18 +182,25 @@ class FormulaKernel:
         if len(used) != len(inputs):
             return None
         if program.single is not None:
-            name, operands, options = program.single
-            function = getattr(np, name)
-            # NumPy 2.4 deprecates a third positional argument of these two functions.
-            plain = not options and name not in ("maximum", "minimum")
-            if plain and operands == tuple(f"x{k}" for k in used):
-                return function  # type: ignore[no-any-return]
-            return program.step(np, params)
+            return program.ufunc(np) or program.step(np, params)
         size = math.prod(out.shape)
         if size > tiling.block() or any(math.prod(one.shape) != size for one in inputs):
             return None
         step = program.step(np, params)
         return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+
+    def function(self, xp: ArrayModule, inputs: Sequence[DType], output: DType) -> Callable[..., object]:
+        """Return a function of inputs that broadcast, arrays or numbers, and the output; it allocates its scratch.
+
+        Args:
+            inputs: their dtypes; the formula reads all of them and has no parameters.
+        """
+        program, _ = self.program({}, [TensorSpec((), dtype) for dtype in inputs], TensorSpec((), output))
+        step = program.ufunc(xp) or program.step(xp, {})
+        if not program.scratch:
+            return step
+        dtypes = [dtype for dtype, _ in program.scratch]
+        return lambda *arrays: step(*arrays, *[xp.empty(arrays[-1].shape, dtype) for dtype in dtypes])
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""

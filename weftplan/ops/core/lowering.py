@@ -37,6 +37,7 @@ class Program:
 
     Attributes:
         source: the text of ``bind``.
+        arrays: names of the inputs.
         bind: ``bind(xp, *constants)`` returns the :data:`Step`.
         constants: numbers and scalars that a call computes once.
         dtype: the dtype for which scalars are computed.
@@ -46,6 +47,7 @@ class Program:
     """
 
     source: str
+    arrays: tuple[str, ...]
     bind: Callable[..., Step]
     constants: tuple[Any, ...]
     dtype: DType
@@ -55,6 +57,13 @@ class Program:
     def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
         return self.bind(xp, *[value_of(one, params, self.dtype) for one in self.constants])
+
+    def ufunc(self, xp: ArrayModule) -> Step | None:
+        """Return the ufunc that the formula is, of the inputs in order and the output; None if it is more or less."""
+        # NumPy 2.4 deprecates a third positional argument of maximum and minimum.
+        if self.single is None or self.single[0] in ("maximum", "minimum") or self.single[1:] != (self.arrays, {}):
+            return None
+        return getattr(xp, self.single[0])  # type: ignore[no-any-return]
 
 
 def is_real(name: str) -> bool:
@@ -272,4 +281,5 @@ def lower(
     exec(compile(text, "<formula>", "exec"), namespace)
     scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
     single = low.single if not copies and not scratch and len(results) == 1 else None
-    return Program(text, namespace["bind"], tuple(low.constants), dtype, scratch, single)
+    inputs = tuple([name for name in arrays if name not in results])
+    return Program(text, inputs, namespace["bind"], tuple(low.constants), dtype, scratch, single)

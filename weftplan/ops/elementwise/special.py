@@ -137,8 +137,7 @@ def _evaluated(kernel: FormulaKernel) -> Callable[[ArrayModule, RawArray], RawAr
 
     def function(xp: ArrayModule, x: RawArray) -> RawArray:
         out: RawArray = xp.empty(x.shape, _DOUBLE)
-        program, _ = kernel.program({}, [x], out)
-        program.step(xp, {})(x, out, *[xp.empty(x.shape, dtype) for dtype, _ in program.scratch])
+        kernel.function(xp, [_DOUBLE], _DOUBLE)(x, out)
         return out
 
     return function
