@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes
 from weftplan.torch.reach import Copies
@@ -72,6 +73,7 @@ class Names(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+@known_keywords()
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
@@ -95,6 +97,12 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     return report(record(step, args, kernels=probes, functions=names, warm=warm), probes, names.seen)
 
 
+def check_step(step: object) -> None:
+    """Raise PlanError if ``step`` cannot be called."""
+    if not callable(step):
+        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+
+
 def record(
     step: Callable[..., Any],
     args: Any,
@@ -115,8 +123,7 @@ def record(
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
     """
-    if not callable(step):
-        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+    check_step(step)
     copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)
