@@ -149,7 +149,13 @@ class PCC(_Confusion):
     nan if only a single class was predicted or occurs. Predictions are scores (samples, classes) or classes.
     """
 
-    def __init__(self, name: str = "pcc", output_names: Names = None, label_names: Names = None) -> None:
+    def __init__(
+        self,
+        name: str = "pcc",
+        output_names: Names = None,
+        label_names: Names = None,
+        has_global_stats: bool = True,
+    ) -> None:
         super().__init__(name, output_names, label_names, "micro")
 
     def score(self, matrix: Host) -> float:

@@ -142,13 +142,13 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, label: Mapping[str, Array], pred: Mapping[str, Array]) -> None:
+    def update_dict(self, labels: Mapping[str, Array], preds: Mapping[str, Array]) -> None:
         if self.label_names is not None:
-            label = {name: value for name, value in label.items() if name in self.label_names}
+            labels = {name: value for name, value in labels.items() if name in self.label_names}
         if self.output_names is not None:
-            pred = {name: value for name, value in pred.items() if name in self.output_names}
+            preds = {name: value for name, value in preds.items() if name in self.output_names}
         for metric in self.metrics:
-            metric.update_dict(label, pred)
+            metric.update_dict(labels, preds)
 
     def get(self) -> MetricValue:
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
