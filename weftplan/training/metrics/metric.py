@@ -31,7 +31,7 @@ from weftplan.training.metrics.classification import (
     TopKAccuracy,
 )
 from weftplan.training.metrics.confusion import F1, MCC, PCC
-from weftplan.training.metrics.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+from weftplan.training.metrics.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 
 __all__ = [
     "F1",
@@ -41,6 +41,7 @@ __all__ = [
     "PCC",
     "RMSE",
     "Accuracy",
+    "Caffe",
     "CompositeEvalMetric",
     "CrossEntropy",
     "CustomMetric",
@@ -50,6 +51,7 @@ __all__ = [
     "PearsonCorrelation",
     "Perplexity",
     "TopKAccuracy",
+    "Torch",
     "alias",
     "check_label_shapes",
     "create",
