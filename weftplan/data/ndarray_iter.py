@@ -184,6 +184,11 @@ class NDArrayIter(HoldingIter):
         """Numbers of the samples in the order of this epoch."""
         return self._order
 
+    def next(self) -> DataBatch:
+        batch = super().next()
+        batch.data, batch.label, batch.pad = self.getdata(), self.getlabel(), self.getpad()
+        return batch
+
     def hard_reset(self) -> None:
         """Reset like :meth:`reset`, and discard the samples rolled over to the next epoch."""
         self._carried = np.empty(0, np.int64)
