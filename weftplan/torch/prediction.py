@@ -79,7 +79,7 @@ class _Extreme(torch.autograd.Function):  # type: ignore[misc]
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
         """Return the gradient of ``x``."""
         x, value = ctx.saved_tensors
         mask = x == value
