@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 
 from weftplan.device.amounts import amount, counted
-from weftplan.report.page import filled
 from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
@@ -90,6 +89,8 @@ class Curve:
             "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
             "PLAN": html.escape(str(self.plan)),
         }
+        from weftplan.report.page import filled  # late: a forecast without a page needs no report
+
         return filled("curve_page.html", {}, marks)
 
     def save(self, path: str | Path) -> None:
