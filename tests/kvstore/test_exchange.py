@@ -12,9 +12,9 @@ import weftplan as mx
 from tests import standin_cupy
 from weftplan import config, device, engine
 from weftplan.device import simulated
+from weftplan.device.base import CostModel
 from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.device.simulated import seconds_of
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.kvstore.exchange.choice import Chooser, planned
 from weftplan.kvstore.exchange.program import BufferKind
 from weftplan.kvstore.exchange.runner import Runner
@@ -170,7 +170,7 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
     assert list(taken) == NAMES
     connect(links)
     plan = make_chooser().plan([mx.sim(i) for i in range(8)], 0, elements, 4)
-    assert taken[plan.route.name] == min(taken.values())
+    assert taken[plan.way.name] == min(taken.values())
     assert plan.seconds == pytest.approx(taken)
 
 
@@ -180,7 +180,7 @@ def test_no_way_is_the_best_for_all():
     Small arrays take a tree on a mesh, else one step; large arrays take a chain on a mesh or a PCIe tree, else ranges.
     """
     ways = {
-        (name, elements): make_chooser()._choose(LINKS[name], 2, elements, 4).route.name
+        (name, elements): make_chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
@@ -352,7 +352,7 @@ def test_one_step_wins_ties():
     """If several routes take the same time, as on two devices, the first, ``one_step``, is chosen."""
     connect(matrix([[1e9] * 2] * 2, 1e-6))
     plan = make_chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
-    assert plan.route == one_step(2, 10, 0)
+    assert plan.way == one_step(2, 10, 0)
 
 
 def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():

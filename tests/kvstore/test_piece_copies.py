@@ -7,7 +7,7 @@ import pytest
 
 from weftplan.kvstore.distributed.arrays import piece_copies
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover, OffsetRow, Span
-from weftplan.ops.core import implementations
+from weftplan.support import slots
 
 SIZES = (5, 0, 700, 1, 64)
 
@@ -57,7 +57,7 @@ def test_large_moves_bypass_the_caches(monkeypatch):
     """Arrays of at least ``SINGLE_CALL`` bytes are moved without the compiled call; the results have NumPy's bits."""
     want = run_moves(Mover(compiled=False), "float32")
     monkeypatch.setattr(piece_copies, "SINGLE_CALL", 0)
-    monkeypatch.setattr(implementations.PIECES, "value", pytest.fail)
+    monkeypatch.setattr(slots.COMPILED_PIECES, "value", pytest.fail)
     for one, second in zip(run_moves(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, second)
 

@@ -216,8 +216,8 @@ class MNISTIter(Rows):
 
     def __init__(
         self,
-        image: File,
-        label: File,
+        image: File = "./train-images-idx3-ubyte",
+        label: File = "./train-labels-idx1-ubyte",
         batch_size: int = 128,
         shuffle: bool = True,
         flat: bool = False,

@@ -85,9 +85,13 @@ class MXRecordIO:
         self.open()
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None and self._pid == os.getpid():
+        file = getattr(self, "_file", None)
+        if file is not None:
             try:
-                self.close()
+                if self._pid == os.getpid():
+                    self.close()
+                else:
+                    file.close()  # the parent writes the index; the buffer is empty
             except OSError as error:  # a finalizer cannot raise
                 log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 

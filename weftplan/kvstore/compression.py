@@ -31,8 +31,8 @@ import numpy as np
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.fixed_order_sums import BLOCK_BYTES
-from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import PACK_STEP
+from weftplan.support import slots
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import share_out
 
@@ -117,7 +117,7 @@ class Compression:
         gradient, residual = gradient.reshape(-1), residual.reshape(-1)
         work, size = None, gradient.size
         if compiled and isinstance(packed, np.ndarray) and gradient.nbytes > BLOCK_BYTES:
-            work = implementations.PACK.get()(gradient, residual, packed, self._bits, self.threshold)
+            work = slots.COMPILED_PACK.get()(gradient, residual, packed, self._bits, self.threshold)
         packed_count = self._share_out(work, size, threads, bound)
         self._pack_remainder(gradient[packed_count:], residual[packed_count:], packed[self.packed_size(packed_count) :])
 
@@ -126,7 +126,7 @@ class Compression:
         return 8 // _PER_BYTE[self.kind]
 
     @staticmethod
-    def _share_out(work: implementations.Work | None, size: int, threads: int, bound: int) -> int:
+    def _share_out(work: slots.Work | None, size: int, threads: int, bound: int) -> int:
         """Run ``work`` for all whole steps of :data:`PACK_STEP` elements; return the number of elements done.
 
         Without ``work``, return 0. ``threads`` and ``bound`` are as for :meth:`pack`.
@@ -183,7 +183,7 @@ class Compression:
         """
         flat, work = out.reshape(-1), None
         if compiled and isinstance(out, np.ndarray) and out.nbytes > BLOCK_BYTES:
-            work = implementations.UNPACK.get()(packed, flat, self._bits, self.threshold)
+            work = slots.COMPILED_UNPACK.get()(packed, flat, self._bits, self.threshold)
         unpacked_count = self._share_out(work, flat.size, threads, bound)
         self._unpack_remainder([source[self.packed_size(unpacked_count) :] for source in packed], flat[unpacked_count:])
 

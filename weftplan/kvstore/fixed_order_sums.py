@@ -23,9 +23,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.core import implementations
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.implementations import PAST
+from weftplan.support import slots
 from weftplan.support.core_sharing import share_out
 
 BLOCK_BYTES = 1 << 18
@@ -118,7 +118,7 @@ def reduce_arrays(
         return
     work = None
     if compiled and block_sum in _COMPILED and flat_out.nbytes > BLOCK_BYTES:
-        work = implementations.SUM.get()(flats, flat_out, grouped=_COMPILED[block_sum])
+        work = slots.COMPILED_SUM.get()(flats, flat_out, grouped=_COMPILED[block_sum])
     if work is None:
 
         def work(lo: int, hi: int) -> None:
@@ -186,7 +186,7 @@ def spread_array(
     block = max(1, BLOCK_BYTES // flat.itemsize)
     work = None
     if compiled and len(flats) > 1 and flat.nbytes > BLOCK_BYTES:
-        work = implementations.SPREAD.get()(flat, flats)
+        work = slots.COMPILED_SPREAD.get()(flat, flats)
     if work is None:
         fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
@@ -211,7 +211,7 @@ def _fill(source: Array, target: Array) -> None:
 
 
 def _fill_past(source: Array, target: Array) -> None:
-    if not implementations.COPY_PAST.get()(source, target):
+    if not slots.COPY_PAST.get()(source, target):
         target[...] = source
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 from weftplan import device
-from weftplan.device.simulated_device import SimDevice
 from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, consistent_in_children
@@ -100,9 +99,7 @@ class PoisonResource(Adaptor):
         if self.context.is_host and (immediate or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # fill on the GPU's current stream; without a stream, wait for the fill
-            memory_device = device.get(self.context)
-            launch = memory_device.launch_untimed if isinstance(memory_device, SimDevice) else memory_device.launch
-            launch(partial(raw.fill, self.byte))
+            device.get(self.context).launch(partial(raw.fill, self.byte), None)
 
 
 class StatisticsResource(Adaptor):

@@ -25,6 +25,7 @@ from weftplan.cli.launch.elastic import Supervisor
 from weftplan.cli.launch.job_folder import job_folder
 from weftplan.cli.launch.mpiexec import interpreted, is_python, mpiexec_command
 from weftplan.cli.launch.record import Record, trained_alone
+from weftplan.cli.options import WholeNumber
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.mpi import environment
 
@@ -34,7 +35,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Start the processes of a distributed kvstore.",
 )
-@click.option("-n", "-np", "--workers", type=click.IntRange(min=1), help="The number of processes; required.")
+@click.option("-n", "-np", "--workers", type=WholeNumber(min=1), help="The number of processes; required.")
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -42,7 +43,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     show_default=True,
     help="How often to start all processes again when one has died. PROGRAM is to go on from its newest checkpoint.",

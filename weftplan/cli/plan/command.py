@@ -18,7 +18,16 @@ from weftplan import models
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.file_errors import cause
-from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
+from weftplan.cli.options import (
+    FILE,
+    WholeNumber,
+    budget_option,
+    json_option,
+    model_argument,
+    number,
+    shape_option,
+    starting,
+)
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.card_answer import answer_for_card
@@ -98,7 +107,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1 << 16),
+    type=WholeNumber(1, 1 << 16),
     help="How many processes on one host share a distributed kvstore; the plan is that of one of them.",
 )
 @budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from weftplan.device.links import HOST, Interconnect
-from weftplan.device.simulated_hardware import Wires
+from weftplan.device.wire_schedule import Wires
 from weftplan.kvstore.exchange.ways import Parents, Route
 
 

@@ -205,10 +205,10 @@ class ResumableRun:
             batches = iter(self.data)
             first_batch = next(batches, None)
         self._begun = True
-        if first_batch is not None:
-            yield first_batch
-            del first_batch
-            yield from batches
+        batch, first_batch = first_batch, None
+        while batch is not None:  # a for loop would call the iterator's __iter__ again
+            yield batch
+            batch = next(batches, None)
 
     def _skip_seen(self, batches: Iterator[DataBatch]) -> None:
         """Skip the batches used before the checkpoint, if the iterator has no state."""

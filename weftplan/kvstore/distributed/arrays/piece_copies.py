@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
 from weftplan.kvstore.fixed_order_sums import Array, filler, reduce_each, sum_sequential_block
-from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import PAST
+from weftplan.support import slots
 from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
 
@@ -131,4 +131,4 @@ def _pieces(
             for operand in (*terms, *targets):
                 piece.append(operand + position * item if isinstance(operand, int) else operand[which] + low * item)
             pieces.append(piece)
-    return implementations.PIECES.get()(pieces, len(spans[0][2]), dtype)
+    return slots.COMPILED_PIECES.get()(pieces, len(spans[0][2]), dtype)
