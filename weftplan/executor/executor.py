@@ -38,7 +38,7 @@ from weftplan.executor.segments import Segment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes import unfused
+from weftplan.planner.symbolic.passes.pass_manager import unfused
 from weftplan.support.array_types import ShapeLike
 from weftplan.symbol import Symbol
 
