@@ -286,8 +286,8 @@ def check_consistency(
         if train:
             executor.backward([out.copy() for out in outputs])
             actual.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
-        kind = min((out.dtype for out in outputs), key=lambda one: np.dtype(one).itemsize)
-        runs.append((np.dtype(kind), actual))
+        kind = min((out.np_dtype for out in outputs), key=lambda one: one.itemsize)
+        runs.append((kind, actual))
     truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
     for number, (kind, actual) in enumerate(runs):
         most = _TOLERANCES.get(kind.name, 0.0) if tol is None else tol[kind] if isinstance(tol, Mapping) else tol

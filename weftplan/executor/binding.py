@@ -241,7 +241,7 @@ def facts_of(
     pairs = list(zip(names, arrays, strict=True))
     return (
         {name: tuple(array.shape) for name, array in pairs},
-        {name: np.dtype(array.dtype) for name, array in pairs},
+        {name: array.np_dtype for name, array in pairs},
         {name: array.context for name, array in pairs},
     )
 

@@ -139,7 +139,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         DeviceError: the arrays are on different contexts.
     """
     chunk = lhs.chunk
-    kind = lhs.dtype.kind
+    kind = lhs.np_dtype.kind
     if kind == "V":  # bfloat16
         kind = "f"
     reads: tuple[Any, ...] = ()
@@ -166,7 +166,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
 
 def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """Return ``lhs op rhs`` (``rhs op lhs`` if swapped) as a new array; raises as :func:`inplace` does."""
-    shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
+    shape, dtype, chunk = lhs.dims, lhs.np_dtype, lhs.chunk
     context = chunk.context
     kind = dtype.kind
     if kind == "V":  # bfloat16
@@ -175,7 +175,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     operand: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
         operand, array = Value(float(rhs)), False
-    elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
+    elif rhs_class is lhs.__class__ and rhs.np_dtype is dtype and rhs.chunk.context is context and rhs.dims == shape:
         operand, array = rhs, True
     else:
         operand = _operand(op, lhs, rhs)
@@ -222,7 +222,7 @@ def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], DType]) 
 def unary(name: str, array: Array) -> Array:
     """Apply ``xp.<name>`` to every element; return a new array."""
     context = array.context
-    out = pending(array.__class__, context, array.shape, array.dtype, name)
+    out = pending(array.__class__, context, array.shape, array.np_dtype, name)
     run = getattr(device.get(context).xp, name)
     push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
     return out
@@ -246,21 +246,21 @@ def _operand(op: Binary, lhs: Array, rhs: object) -> Array | float:
     """Convert ``rhs`` to an array that fits ``lhs``, or to a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
-        rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
+        rhs = cls(rhs.chunk, rhs.shape, rhs.np_dtype, rhs.offset)
     if rhs.__class__ is not cls:
         if isinstance(rhs, NUMBERS):
-            return scalar_as(lhs.dtype, rhs)
+            return scalar_as(lhs.np_dtype, rhs)
         if not isinstance(rhs, np.ndarray):
             raise DTypeError(
                 f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
             )
         if not is_number(rhs.dtype):
             raise DTypeError(
-                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
+                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.np_dtype}"
             )
-        rhs = from_host(cls, rhs.astype(lhs.dtype), lhs.context)
-    if rhs.dtype != lhs.dtype:
-        raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")
+        rhs = from_host(cls, rhs.astype(lhs.np_dtype), lhs.context)
+    if rhs.np_dtype != lhs.np_dtype:
+        raise DTypeError(f"{op.name}: dtypes {lhs.np_dtype} and {rhs.np_dtype} differ; cast one of them with astype")
     if rhs.chunk.context != lhs.chunk.context:
         raise DeviceError(
             f"{op.name}: operands are on {lhs.context} and {rhs.context}; copy one with as_in_context({lhs.context})"

@@ -12,6 +12,7 @@ from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.creation import full
 from weftplan.ndarray.operators import NAMESPACES, function
+from weftplan.ops.core.params import from_text
 from weftplan.support.array_types import Scalar
 
 
@@ -130,7 +131,7 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     >>> mx.nd.contrib.boolean_mask(mx.nd.array([[1, 2], [3, 4]]), mx.nd.array([0, 1])).asnumpy().tolist()
     [[3.0, 4.0]]
     """
-    if axis != 0:
+    if from_text(axis) != 0:
         raise ParameterError(f"boolean_mask: axis={axis}, only 0 is supported: transpose the array (swapaxes) first")
     if index.shape != data.shape[:1]:
         raise ShapeError(

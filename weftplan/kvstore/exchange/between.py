@@ -89,7 +89,7 @@ class Between:
             if any(array.chunk.var is item.stored.chunk.var for array in arrays):
                 return False
             contexts = [array.context for array in arrays]
-            if self.plan(contexts, home.context, home.size, home.dtype.itemsize) is None:
+            if self.plan(contexts, home.context, home.size, home.np_dtype.itemsize) is None:
                 return False
         if not item.arrays or not item.outs:
             return bool(item.arrays or item.outs)
@@ -137,7 +137,7 @@ class Between:
 
     def _plan_of(self, arrays: Sequence[NDArray], whole: NDArray) -> Plan:
         contexts = [array.context for array in arrays]
-        plan = self.plan(contexts, whole.context, whole.size, whole.dtype.itemsize)
+        plan = self.plan(contexts, whole.context, whole.size, whole.np_dtype.itemsize)
         assert plan is not None, "asked of arrays that `takes` accepts"
         return plan
 
@@ -182,7 +182,7 @@ class Between:
         for place, (size, where) in wanted.items():
             known = room.get(place)
             if known is None or known.context != where or known.size < size:
-                room[place] = empty((size,), ctx=where, dtype=like.dtype)
+                room[place] = empty((size,), ctx=where, dtype=like.np_dtype)
         if contexts is not None:
             for place in room.keys() - wanted.keys():
                 del room[place]

@@ -80,7 +80,7 @@ def _write(file: BinaryIO, arrays: Sequence[NDArray], names: Sequence[str]) -> N
     file.write(struct.pack("<QQQ", _LIST_MAGIC, 0, len(arrays)))
     for array in arrays:
         file.write(_header(array))
-        file.write(np.ascontiguousarray(array.asnumpy()).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        file.write(np.ascontiguousarray(array.asnumpy()).astype(array.np_dtype.newbyteorder("<"), copy=False).tobytes())
     file.write(struct.pack("<Q", len(names)))
     for name in names:
         text = name.encode()
@@ -94,7 +94,7 @@ def _header(array: NDArray) -> bytes:
     # MXNet knows no simulated devices, and memory that is pinned here need not be there.
     kind, index = (context.device_typeid, context.device_id) if context.device_type in ("cpu", "gpu") else (1, 0)
     return struct.pack(
-        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.dtype)
+        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.np_dtype)
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError, did_you_mean
@@ -293,10 +294,10 @@ LOOPS = {
 """MXNet's operators with subgraphs, which do not exist here -> advice for the error message."""
 
 
-class Namespace:
+class Namespace(ModuleType):
     """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
 
-    With ``short``, automatic node names omit the prefix.
+    With ``short``, automatic node names omit the prefix. It is a module, so that ``import mxnet.symbol.contrib`` works.
 
     >>> Namespace("linalg", "_linalg_").nope
     Traceback (most recent call last):
@@ -304,6 +305,7 @@ class Namespace:
     """
 
     def __init__(self, name: str, *prefixes: str, short: bool = False) -> None:
+        super().__init__(f"weftplan.symbol.{name}", type(self).__doc__)
         self._name = name
         self._short = short
         self._prefixes = prefixes

@@ -331,7 +331,7 @@ class Optimizer(Constructed):
             self._gathered.append(step)
 
     def _in_float32(self, weight: NDArray) -> bool:
-        return self.multi_precision and is_half(weight.dtype)
+        return self.multi_precision and is_half(weight.np_dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
         """Return the bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and

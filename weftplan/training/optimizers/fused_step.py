@@ -53,7 +53,7 @@ class Step(NamedTuple):
         """Push the step as separate operations."""
         weight, gradient, *states = self.arrays
         if self.narrow is not None:
-            gradient = gradient.astype(weight.dtype)
+            gradient = gradient.astype(weight.np_dtype)
         if isinstance(self.rule, str):
             getattr(nd, self.rule)(weight, gradient, *states, out=weight, **self.params)
         elif isinstance(self.rule, tuple):
@@ -79,9 +79,9 @@ def stages_of(steps: Sequence[Step]) -> list[Stage]:
     groups: dict[Any, list[Step]] = {}
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
-        kind = None if narrow is None else narrow.dtype
+        kind = None if narrow is None else narrow.np_dtype
         rule = "" if isinstance(step.rule, tuple) else step.rule
-        groups.setdefault((rule, len(step.arrays), weight.dtype, kind, weight.context), []).append(step)
+        groups.setdefault((rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
@@ -112,7 +112,7 @@ def _can_fuse(steps: Sequence[Step]) -> bool:
         for place, array in enumerate(step.arrays):
             if array.shape != weight.shape or array.context != weight.context:
                 return False
-            if array.dtype != weight.dtype and (place != 1 or step.narrow is None):
+            if array.np_dtype != weight.np_dtype and (place != 1 or step.narrow is None):
                 return False
         written += [array.var for array in (weight, *step.arrays[2:])]
         if step.narrow is not None:
@@ -140,7 +140,7 @@ def _stage(steps: Sequence[Step]) -> Stage:
 
 def _work(steps: Sequence[Step], context: Context, *, narrow: bool) -> tuple[Work, int]:
     """Return the work of steps of one kind, and its scratch bytes."""
-    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].dtype
+    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].np_dtype
     if isinstance(rule, tuple):
         return chain_work([step.rule for step in steps], [step.arrays for step in steps], narrow=narrow)  # type: ignore[misc]
     compiled = config.get("WEFTPLAN_KERNELS") != "numpy"

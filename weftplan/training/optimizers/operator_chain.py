@@ -43,7 +43,7 @@ class _Spec(NamedTuple):
     """An array that does not exist yet."""
 
     shape: tuple[int, ...]
-    dtype: Any
+    np_dtype: Any
 
 
 def push_chain(chain: Sequence[Call], arrays: Sequence[NDArray]) -> None:
@@ -116,7 +116,7 @@ def _run(
 
 def _plans(chain: Sequence[Call], row: Sequence[NDArray], *, on_gpu: bool) -> list[_Plan]:
     values: list[Any] = [*row]
-    values[1] = _Spec(values[1].shape, values[0].dtype)
+    values[1] = _Spec(values[1].shape, values[0].np_dtype)
     plans = []
     for call in chain:
         op = registry.get(call.op)
