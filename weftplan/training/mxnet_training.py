@@ -112,7 +112,7 @@ class DataParallelExecutorGroup(ExecutorGroup):
             loads=workload,
         )
 
-    def forward(self, data_batch: DataBatch | None = None, is_train: bool | None = None) -> None:  # type: ignore[override]
+    def forward(self, data_batch: DataBatch | None = None, is_train: bool | None = None) -> None:
         """Load a batch and run it.
 
         Args:

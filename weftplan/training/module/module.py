@@ -16,6 +16,7 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, Updater
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.mxnet_states import write_mxnet_states
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
@@ -546,10 +547,16 @@ class Module(BoundModule):
         self._need("optimizer states", optimizer=True)
         return states_holder(self._updater, self._kvstore)
 
-    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's states to a file, whole or not at all."""
+    def save_optimizer_states(self, fname: str | os.PathLike[str], *, mxnet: bool = False) -> None:
+        """Write the optimizer's states to a file, whole or not at all.
+
+        Args:
+            fname: path of the file.
+            mxnet: in the form of MXNet 1.9.1, whose ``load_optimizer_states`` can read it; without counts of updates.
+        """
         self._need("save_optimizer_states", optimizer=True)
-        states = all_states(self._updater, self._kvstore).get_states()
+        holder = all_states(self._updater, self._kvstore)
+        states = write_mxnet_states(holder.states) if mxnet else holder.get_states()
         with replacing(fname) as file:
             file.write(states)
 
