@@ -395,7 +395,7 @@ def test_older_names_of_the_readers():
 
 
 def test_small_images_are_enlarged(tmp_path):
-    """An image smaller than data_shape is enlarged to its height, then its width, as in MXNet; empty paths mean none."""
+    """An image smaller than data_shape is enlarged to its height, then its width, as in MXNet; empty paths are none."""
     path = str(tmp_path / "small.rec")
     writer = mx.recordio.MXRecordIO(path, "w")
     sizes = [(10, 30), (30, 10), (8, 8), (40, 40)]

@@ -138,7 +138,7 @@ class KVStoreBase:
         del arrays, contexts, updates
         return {}
 
-    def updated_here(self, number: int, elements: int) -> int:
+    def local_elements(self, number: int, elements: int) -> int:
         """Return the number of elements of key ``number`` whose optimizer state is in this process; by default all."""
         del number
         return elements

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
@@ -43,18 +44,38 @@ class BucketingModule(BaseModule):
             bucket.
         default_bucket_key: key of the network that has all parameters. Choose the largest network, because all buckets
             share its memory.
-        settings: those of :class:`~weftplan.training.module.module.Module` that all buckets have: ``context``,
-            ``logger``, ``fixed_param_names``, …
+        logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params, memory_budget:
+            settings of :class:`~weftplan.training.module.module.Module` that all buckets have.
     """
 
     def __init__(
-        self, sym_gen: SymbolGenerator, default_bucket_key: Hashable, logger: Logs | None = None, **settings: Any
+        self,
+        sym_gen: SymbolGenerator,
+        default_bucket_key: Hashable | None = None,
+        logger: Logs | None = None,
+        context: Context | Sequence[Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
+        compression_params: Mapping[str, object] | None = None,
+        *,
+        memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
             raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
         self._sym_gen = sym_gen
-        self._settings = {"logger": logger, **settings}
+        self._settings: dict[str, Any] = {
+            "logger": logger,
+            "context": context,
+            "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names,
+            "state_names": state_names,
+            "group2ctxs": group2ctxs,
+            "compression_params": compression_params,
+            "memory_budget": memory_budget,
+        }
         self.default_bucket_key = default_bucket_key
         self._buckets: dict[Any, Module] = {}
         self._symbols: Mapping[Any, Symbol] = {}
