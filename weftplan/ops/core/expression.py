@@ -79,7 +79,10 @@ class Scalar:
         if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
             first, rest = arguments[0].at, arguments[1:]
             return cls(lambda params, dtype: function(first(params, dtype), *rest))
-        return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
+        if len(arguments) == 2 and isinstance(arguments[1], Scalar) and not isinstance(arguments[0], Scalar):
+            number, second = arguments[0], arguments[1].at
+            return cls(lambda params, dtype: function(number, second(params, dtype)))
+        return cls(lambda params, dtype: function(*[value_of(one, params, dtype) for one in arguments]))
 
     def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
         if isinstance(a, Expr) or isinstance(b, Expr):
