@@ -48,10 +48,9 @@ class FormulaKernel(BoundKernel):
         integer: the formula for integers other than booleans, if it is another.
         integers: see :data:`Integers`; "slope" and "zero" are for gradients, whose input 0 is the output gradient.
         choices: see :data:`Choices`.
+        numbers: indices of inputs of one element, which all blocks share.
         base: index of the input whose dtype is that of the computation; None: the dtype of the output.
     """
-
-    elementwise = True
 
     def __init__(
         self,
@@ -64,11 +63,14 @@ class FormulaKernel(BoundKernel):
         integer: Formula | None = None,
         integers: Integers = "formula",
         choices: Choices | None = None,
+        numbers: Sequence[int] = (),
         base: int | None = None,
     ) -> None:
         self.formula, self.inputs, self.states, self.overlaps = formula, inputs, tuple(states), overlaps
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
         self.choices = choices or {}
+        self.numbers = frozenset(f"x{k}" for k in numbers)
+        self.elementwise = not numbers
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
         self._computations: dict[object, Computation | None] = {}
 
@@ -136,6 +138,7 @@ class FormulaKernel(BoundKernel):
         program = lower(
             results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
             dtype=base.dtype, kinds=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute,
+            numbers=self.numbers,
         )  # fmt: skip
         return program, used
 
@@ -151,7 +154,7 @@ class FormulaKernel(BoundKernel):
         step = program.step(ctx.xp, params)
         if out.size <= tiling.block() and _are_equal(arrays, out):
             return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
-        return bound_blocks(ctx, step, partial(_blocks, ctx, program, used, arrays, out))
+        return bound_blocks(ctx, step, partial(self._blocks, ctx, program, used, arrays, out))
 
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
@@ -189,12 +192,12 @@ class FormulaKernel(BoundKernel):
         program, used = self.program(params, inputs, out)
         if not program.scratch:
             return 0
-        size = math.prod(out.shape)
-        if _are_equal(inputs, out) or all(math.prod(inputs[k].shape) == size for k in used):
+        size, arrays = math.prod(out.shape), [inputs[k] for k in used]
+        if _are_equal(arrays, out):
             return block_bytes(size, [dtype for dtype, _ in program.scratch])
-        return sum(
-            aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, [inputs[k] for k in used], out)
-        )
+        if not self._has_blocks(used, arrays, out):
+            return sum(aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, arrays, out))
+        return sum(block_bytes(1 if self._is_shared(reads) else size, [dtype]) for dtype, reads in program.scratch)
 
     def _single(
         self, program: Program, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
@@ -215,6 +218,34 @@ class FormulaKernel(BoundKernel):
             values.append(value)
         return partial(getattr(xp, name), *values, out=out, **options)
 
+    def _has_blocks(self, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike) -> bool:
+        """Return whether a call is cut into blocks, because its arrays have equal sizes."""
+        size = math.prod(out.shape)
+        return all(math.prod(one.shape) == size or f"x{k}" in self.numbers for k, one in zip(used, arrays, strict=True))
+
+    def _is_shared(self, reads: frozenset[str]) -> bool:
+        """Return whether a scratch array has one element, which all blocks share."""
+        return bool(reads) and reads <= self.numbers
+
+    def _blocks(
+        self, ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
+    ) -> Iterator[tuple[RawArray, ...]]:
+        """Yield the arguments of the step, block by block."""
+        if not self._has_blocks(used, arrays, out):
+            yield (*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))
+            return
+        if not self.numbers:
+            yield from blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
+            return
+        shared: list[RawArray | None] = [
+            *[one.reshape(-1) if f"x{k}" in self.numbers else None for k, one in zip(used, arrays, strict=True)], None,
+            *[ctx.take((1,), dtype) if self._is_shared(reads) else None for dtype, reads in program.scratch],
+        ]  # fmt: skip
+        whole = [one for one, number in zip((*arrays, out), shared, strict=False) if number is None]
+        for block in blocks(ctx, whole, [dtype for dtype, reads in program.scratch if not self._is_shared(reads)]):
+            parts = iter(block)
+            yield tuple([next(parts) if one is None else one for one in shared])
+
 
 def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
     """Return whether all arrays have the shape of ``out``."""
@@ -227,14 +258,6 @@ def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
 
 def nothing() -> None:
     """Do nothing."""
-
-
-def _blocks(
-    ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
-) -> Iterator[tuple[RawArray, ...]]:
-    if all(one.size == out.size for one in arrays):
-        return blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
-    return iter([(*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))])
 
 
 def ufunc_kernel(name: str, count: int) -> FormulaKernel:
