@@ -12,6 +12,7 @@ Expressions never change after they are made, so any thread may read them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -53,6 +54,14 @@ def dtype_of(kind: Kind, dtype: DType) -> DType:
 
 class FormulaError(ValueError):
     """The error of a formula that cannot be traced, or that contradicts its operator."""
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """Return a / b by the rules of IEEE 754, as MXNet does: a division by 0 is infinite or NaN, no error."""
+    try:
+        return a / b
+    except ZeroDivisionError:
+        return math.copysign(math.inf, a) * math.copysign(1.0, b) if a else math.nan
 
 
 class Scalar:
@@ -111,10 +120,10 @@ class Scalar:
         return self._pair(lambda a, b: a * b, other, self)
 
     def __truediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, self, other)
+        return self._pair(_quotient, self, other)
 
     def __rtruediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, other, self)
+        return self._pair(_quotient, other, self)
 
     def __pow__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a**b, self, other)
