@@ -16,9 +16,9 @@ import numpy as np
 from weftplan.kernels.compiled.exchange.sums import LINE
 from weftplan.kernels.compiled.ir import Function
 from weftplan.kernels.compiled.jit import Entry, library
-from weftplan.ops.core import implementations
 from weftplan.ops.core.formulas import TRUTHS, Computation, Formula
 from weftplan.ops.core.schema import DType
+from weftplan.support import slots
 from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
@@ -134,4 +134,4 @@ def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) ->
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")
 
 
-implementations.FORMULA.fill(compiled)
+slots.COMPILED_FORMULA.fill(compiled)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from weftplan.ops.core import implementations
 from weftplan.ops.core.cuda_source import ALIGNMENT, are_aligned, each, floats
 from weftplan.ops.core.expression import FormulaError
 from weftplan.ops.core.formulas import FUNCTIONS, TRUTHS, Computation, Flattening, Formula
@@ -20,6 +19,7 @@ from weftplan.ops.core.implementations import MAX_OPERATIONS, Implementation, Sp
 from weftplan.ops.core.kernels import collapse
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
+from weftplan.support import slots
 
 MOST_ARGUMENTS = 200
 """Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
@@ -289,5 +289,5 @@ provide(
     Implementation(name="cuda", kernel=_forward, workspace=lambda params, inputs, outputs: 0, refusal=refusal),
     on="gpu",
 )
-implementations.BROADCAST_INDEX.fill(index_of)
-implementations.OPERATIONS.fill(operations)
+slots.CUDA_BROADCAST_INDEX.fill(index_of)
+slots.CUDA_OPERATIONS.fill(operations)

@@ -215,6 +215,7 @@ register(
         infer_dtype=floats_only("LeakyReLU"),
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "gamma"),
         outputs=_outputs,
         gradient=_gradient,
         inplace=UNARY_INPLACE,

@@ -22,6 +22,7 @@ from weftplan.ops.core.formulas import Computation
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.registry import get, parse_params
 from weftplan.ops.core.schema import DType, Kernel, OpContext, Params, TensorSpec, aligned
+from weftplan.support import slots
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
@@ -162,7 +163,7 @@ def _range(
     if compiled and xp is np and not isinstance(implementations.compiler(), str):
         formula = formula_of(rule, numbers, arrays, dtype)
         if formula is not None:
-            call = implementations.FORMULA.get()(formula, dtype)
+            call = slots.COMPILED_FORMULA.get()(formula, dtype)
 
             def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
                 call(mine, first, last)
