@@ -21,6 +21,7 @@ import torch
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes
 from weftplan.torch.reach import Copies
@@ -70,7 +71,7 @@ class _Extreme(torch.autograd.Function):  # type: ignore[misc]
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
         """Return the gradient of ``x``."""
         x, value = ctx.saved_tensors
         mask = x == value
@@ -100,6 +101,7 @@ def host_functions() -> Iterator[None]:
         yield
 
 
+@known_keywords()
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
@@ -122,6 +124,12 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     return report(record(step, args, kernels=probes, functions=host_functions(), warm=warm), probes)
 
 
+def check_step(step: object) -> None:
+    """Raise PlanError if ``step`` cannot be called."""
+    if not callable(step):
+        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+
+
 def record(
     step: Callable[..., Any],
     args: Any,
@@ -142,8 +150,7 @@ def record(
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
     """
-    if not callable(step):
-        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+    check_step(step)
     copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)

@@ -112,7 +112,8 @@ def _real_arguments(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return out.conj() if value.is_conj() else out
 
     positional, keywords = tree_map(made, (args, kwargs))
-    return COMPLETED.get(str(target), lambda *given: given)(*positional), keywords
+    complete: Callable[..., Any] = COMPLETED.get(str(target), lambda *given: given)
+    return complete(*positional), keywords
 
 
 def _kernel(target: Any, args: Any, kwargs: Any) -> Kernel:
