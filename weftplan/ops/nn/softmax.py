@@ -136,6 +136,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,
             inputs=lambda params: ("data", "length") if _length(params) else ("data",),
+            positions=("data", "length") if name == "softmax" else None,
             gradient=gradient,
             inplace=UNARY_INPLACE,
             workspace=workspace,
