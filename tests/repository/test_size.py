@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_989,
     "tests/support": 2_339,
     "tests/symbol": 1_781,
-    "tests/torch": 2_150,
+    "tests/torch": 2_179,
     "tests/training": 6_842,
     "weftplan/.": 1_830,
     "weftplan/cli": 5_670,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_464,
     "weftplan/symbol": 2_961,
     "weftplan/tasks": 2_527,
-    "weftplan/torch": 3_942,
+    "weftplan/torch": 3_977,
     "weftplan/training": 10_952,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
