@@ -20,9 +20,9 @@ from picture_source import IMAGES, write_source
 
 import weftplan as mx
 from weftplan.device import simulated
+from weftplan.device.base import CostModel
 from weftplan.device.links import Interconnect, connect, nvlink_mesh, pcie_tree
 from weftplan.device.simulated_device import SimStream
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.device.stream import current_work
 
 PICTURE = IMAGES / "overlap.svg"

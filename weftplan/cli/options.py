@@ -103,10 +103,10 @@ class PositiveNumber(click.FloatRange):
 
 
 def number(
-    *names: str, help: str, default: int | None = None, least: int = 1, most: int | None = None
+    *names: str, help: str, default: int | None = None, least: int = 1, greatest: int | None = None
 ) -> Callable[[Command], Command]:
     """Add an option for an integer, by default at least 1."""
-    kind = WholeNumber(min=least, max=most)
+    kind = WholeNumber(min=least, max=greatest)
     return click.option(*names, type=kind, default=default, show_default=default is not None, help=help)
 
 

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray
-from weftplan.support.array_types import DType
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.training.metrics.base import Array
 
 Host = np.ndarray[Any, DType]
 
 
-def get_atol(atol: float | None = None) -> float:
-    """Return the absolute tolerance of comparisons: 1e-20 by default."""
+def get_atol(atol: float | None = None, dtype: DTypeLike = np.float64) -> float:
+    """Return the absolute tolerance of comparisons: 1e-20 by default, for every ``dtype``."""
     return 1e-20 if atol is None else atol
 
 
-def get_rtol(rtol: float | None = None) -> float:
-    """Return the relative tolerance of comparisons: 1e-5 by default."""
+def get_rtol(rtol: float | None = None, dtype: DTypeLike = np.float64) -> float:
+    """Return the relative tolerance of comparisons: 1e-5 by default, for every ``dtype``."""
     return 1e-5 if rtol is None else rtol
 
 
@@ -43,9 +43,19 @@ def same(a: Array, b: Array) -> bool:
 
 
 def almost_equal(
-    a: Array, b: Array, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False
+    a: Array,
+    b: Array,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = False,
+    use_broadcast: bool = True,
 ) -> bool:
-    """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements."""
+    """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements.
+
+    Raises:
+        AssertionError: the shapes differ and ``use_broadcast`` is False.
+    """
+    assert use_broadcast or host(a).shape == host(b).shape, (host(a).shape, host(b).shape)
     return np.allclose(host(a), host(b), get_rtol(rtol), get_atol(atol), equal_nan)
 
 
@@ -122,12 +132,13 @@ def assert_almost_equal_with_err(
     etol: float | None = None,
     names: Sequence[str] = ("a", "b"),
     equal_nan: bool = False,
+    mismatches: tuple[int, int] = (10, 10),
 ) -> None:
     """Call :func:`assert_almost_equal`, but allow a share ``etol`` of the elements to differ more."""
     left, right = np.broadcast_arrays(host(a), host(b))
     wrong = int((~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan)).sum())
     if wrong > (etol or 0) * left.size:
-        assert_almost_equal(left, right, rtol, atol, names, equal_nan)
+        assert_almost_equal(left, right, rtol, atol, names, equal_nan, mismatches=mismatches)
 
 
 def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: float | None = None) -> None:

@@ -49,13 +49,13 @@ class Features(dict[str, Feature]):
 
     instance: Features | None = None
 
-    def __new__(cls) -> Features:
+    def __new__(cls, *ignored: object, **settings: object) -> Features:
         if cls.instance is None:
             cls.instance = super().__new__(cls)
             cls.instance.update({feature.name: feature for feature in feature_list()})
         return cls.instance
 
-    def __init__(self) -> None:
+    def __init__(self, *ignored: object, **settings: object) -> None:
         """Do nothing: :meth:`__new__` has filled the singleton."""
 
     def __repr__(self) -> str:

@@ -248,19 +248,23 @@ def check_consistency(
     grad_req: str | Mapping[str, str] = "write",
     arg_params: Mapping[str, Array] | None = None,
     aux_params: Mapping[str, Array] | None = None,
-    tol: Any = None,
+    rtol: Any = None,
+    atol: Any = None,
     raise_on_err: bool = True,
     ground_truth: Any = None,
     equal_nan: bool = False,
     use_uniform: bool = False,
     rand_type: DTypeLike = np.float64,
+    *,
+    tol: Any = None,
 ) -> list[Host]:
     """Compare outputs and gradients of a symbol over contexts or dtypes; return those of the finest dtype.
 
     Args:
         ctx_list: for each run ``{"ctx": context, "type_dict": dtypes by argument, name: shape, …}``.
         scale: scale of the random values.
-        tol: the tolerance; by default that of the coarser dtype.
+        rtol, atol: the tolerances, as numbers or by dtype; by default those of the coarser dtype.
+        tol: both tolerances, as MXNet up to 1.6 has them.
         raise_on_err: False: differences are printed.
     """
     symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
@@ -290,10 +294,12 @@ def check_consistency(
         runs.append((np.dtype(kind), actual))
     truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
     for number, (kind, actual) in enumerate(runs):
-        most = _TOLERANCES.get(kind.name, 0.0) if tol is None else tol[kind] if isinstance(tol, Mapping) else tol
+        default = _TOLERANCES.get(kind.name, 0.0)
+        given = [tol if limit is None else limit for limit in (rtol, atol)]
+        limits = [default if one is None else one[kind] if isinstance(one, Mapping) else one for one in given]
         for name, value in actual.items():
             try:
-                _compare(value, truth[name], most, most, equal_nan, f"run {number} ({kind}): {name}")
+                _compare(value, truth[name], limits[0], limits[1], equal_nan, f"run {number} ({kind}): {name}")
             except AssertionError as error:
                 if raise_on_err:
                     raise

@@ -383,8 +383,16 @@ def compare_optimizer(
     rtol: float = 1e-4,
     atol: float = 1e-5,
     compare_states: bool = True,
+    ntensors: int = 1,
 ) -> None:
-    """Raise AssertionError unless two optimizers update equal weights by equal gradients equally."""
+    """Raise AssertionError unless two optimizers update equal weights by equal gradients equally.
+
+    ``shape`` may be a list with the shapes of ``ntensors`` weights.
+    """
+    if isinstance(shape, list):
+        for one in shape[:ntensors]:
+            compare_optimizer(opt1, opt2, tuple(one), dtype, w_stype, g_stype, rtol, atol, compare_states)
+        return
     weights = rand_ndarray(shape, w_stype, dtype=dtype)
     grads = rand_ndarray(shape, g_stype, dtype=dtype)
     pairs = []

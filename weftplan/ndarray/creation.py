@@ -137,17 +137,19 @@ def _small_fill(shape: tuple[int, ...], dtype: DType) -> SmallWork | None:
     )
 
 
-def zeros(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
-    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``.
+def zeros(
+    shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, stype: str | None = None, **kwargs: Any
+) -> NDArray:
+    """Return an array of zeros.
 
     Args:
         shape: dimensions; a number is one dimension.
         ctx: the device of the result; None: the current context.
         dtype: dtype of the result; None: float32.
-        **kwargs: ``stype``, and ``out``: array that takes the result.
+        stype: ``default`` or ``row_sparse``.
+        **kwargs: ``out``: array that takes the result.
     """
-    stype = kwargs.pop("stype", None) or "default"
-    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
+    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype or "default")
 
 
 def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
@@ -162,14 +164,14 @@ def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
-def zeros_like(data: NDArray, **kwargs: object) -> NDArray:
+def zeros_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
     """Return zeros with the shape, dtype and context of ``data``."""
-    return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
+    return full(data.shape, 0, data.context, data.dtype, out)
 
 
-def ones_like(data: NDArray, **kwargs: object) -> NDArray:
+def ones_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
     """Return an array filled with 1, with the shape, dtype and context of ``data``."""
-    return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
+    return full(data.shape, 1, data.context, data.dtype, out)
 
 
 def arange(
@@ -311,10 +313,10 @@ def _check_arrays(name: str, arrays: Sequence[object]) -> None:
         raise DTypeError(f"{name} needs at least one array")
 
 
-def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
+def reset_arrays(*data: NDArray, num_arrays: int, out: object = None) -> list[NDArray]:
     """Set all elements of ``num_arrays`` arrays to zero.
 
-    Return an empty list, because MXNet's operator has no outputs.
+    Return an empty list, because MXNet's operator has no outputs; ``out`` is ignored.
 
     Raises:
         ParameterError: the number of arrays is not ``num_arrays``. Nothing is changed then.

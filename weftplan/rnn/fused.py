@@ -128,11 +128,12 @@ class FusedRNNCell(BaseRNNCell):
         if turned:
             warnings.warn("FusedRNNCell: layout 'NTC' is turned to 'TNC' and back; 'TNC' saves that", stacklevel=2)
             data = sym.swapaxes(data, dim1=0, dim2=1)
-        states = list(self.begin_state() if begin_state is None else begin_state)
+        state, *cells = self.begin_state() if begin_state is None else begin_state
         results = sym.RNN(
             data,
             self._parameter,
-            *states,
+            state,
+            cells[0] if cells else None,
             state_size=self._num_hidden,
             num_layers=self._num_layers,
             bidirectional=self._bidirectional,

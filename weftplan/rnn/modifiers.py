@@ -60,12 +60,14 @@ class ModifierCell(BaseRNNCell):
         if hasattr(self, "base_cell"):
             self.base_cell.reset()
 
-    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Symbol]:
+    def begin_state(  # type: ignore[override]  # MXNet's name of the parameter differs from its base's
+        self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: object
+    ) -> list[Symbol]:
         if self._modified:
             raise ParameterError(f"begin_state: {type(self).__name__} was given to a modifier; call the modifier's")
         self.base_cell._modified = False
         try:
-            return self.base_cell.begin_state(func, **kwargs)
+            return self.base_cell.begin_state(init_sym, **kwargs)
         finally:
             self.base_cell._modified = True
 

@@ -249,11 +249,7 @@ def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool,
     born: list[list[int]] = [[] for _ in range(len(trace.calls) + 1)]
     dead: list[list[int]] = [[] for _ in range(len(trace.calls) + 2)]
     blocks: dict[int, Any] = {}
-    replaced = {
-        call.makes[0]: call.reads[0]
-        for k, call in enumerate(trace.calls)
-        if call.sums_in_place and call.makes and spans[call.makes[0]][0] == k + 1
-    }
+    replaced = {new: old for _, old, new in trace.replacements()}
     for r, (first, last) in enumerate(spans):
         if r in trace.on_host:
             continue

@@ -90,7 +90,7 @@ def command(
     recovers = not restarts
     arguments = mpiexec_command(workers, hostfile, program, recovers=recovers)
     if hostfile is None:
-        _check_there(program[0])
+        _check_exists(program[0])
     if dry_run:
         click.echo(" ".join(arguments))
         return
@@ -126,7 +126,7 @@ def _run_elastic(workers: int, hostfile: Path | None, restarts: int, dry_run: bo
     ):
         if wrong:
             raise click.UsageError(f"--elastic: {advice}")
-    _check_there(program[0])
+    _check_exists(program[0])
     if dry_run:
         click.echo(f"{workers} times: {' '.join(interpreted(program, '-', recovers=False))}")
         return 0
@@ -177,8 +177,8 @@ def _run(arguments: Sequence[str], file: Path) -> tuple[int, int, set[int]]:
         status, hung = job_processes.wait(started, file, _tell)
         # A process that exits with a status other than 0 without ending MPI counts twice (Open MPI 5.0.11), so mpiexec
         # may exit while others run. Their output has no reader any more, and a restart would meet them.
-        left, _ = job_processes.end(started.pid)
-        return status, received[0] if received else 0, hung | left
+        processes, _ = job_processes.end(started.pid)
+        return status, received[0] if received else 0, hung | processes
 
 
 @contextlib.contextmanager
@@ -189,11 +189,11 @@ def _passing_on(pass_on: Callable[[int], None]) -> Iterator[None]:
         del frame
         pass_on(number)
 
-    before = [(number, signal.signal(number, handle)) for number in _ENDING]
+    previous = [(number, signal.signal(number, handle)) for number in _ENDING]
     try:
         yield
     finally:
-        for number, handler in before:
+        for number, handler in previous:
             signal.signal(number, handler)
 
 
@@ -202,7 +202,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
-def _check_there(name: str) -> None:
+def _check_exists(name: str) -> None:
     """Raise BadParameter for a script or program that is not on this machine: once, not in every process."""
     if name.endswith(".py"):
         if not Path(name).is_file():

@@ -110,15 +110,18 @@ _lent: dict[int, weakref.ref[Any]] = {}
 """NumPy arrays that :func:`from_numpy` has made read-only, by their ids; they can be shared repeatedly."""
 
 
-def from_numpy(ndarray: RawArray, zero_copy: bool = True) -> NDArray:
+def from_numpy(ndarray: RawArray, zero_copy: bool = True, array_cls: type[NDArray] = NDArray) -> NDArray:
     """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
-    If memory is shared, the NumPy array becomes read-only, as in MXNet, because the engine would not notice its writes.
+    ``array_cls`` must be NDArray, since arrays with NumPy's semantics do not exist. If memory is shared, the NumPy
+    array becomes read-only, as in MXNet, because the engine would not notice its writes.
 
     Raises:
         DTypeError: not a NumPy array, or a dtype that is not supported.
         ParameterError: memory that cannot be shared; a ValueError, as in MXNet.
     """
+    if array_cls is not NDArray:
+        raise ParameterError(f"from_numpy: array_cls must be NDArray, got {array_cls!r}")
     if not isinstance(ndarray, np.ndarray):
         raise DTypeError(f"from_numpy needs a NumPy array, got {type(ndarray).__name__}")
     if not zero_copy:

@@ -86,12 +86,17 @@ REQUIRED: Any = _Required()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter of an operator: name, parser of its text or Python value, and default (REQUIRED: none)."""
+    """A parameter of an operator: name, parser of its text or Python value, and default (REQUIRED: none).
+
+    The order of an operator's parameters is that of MXNet's declaration. A parameter that MXNet's operator lacks is
+    given ``by_name`` only.
+    """
 
     name: str
     parse: Callable[[Any], Any]
     default: Any = REQUIRED
     doc: str = ""
+    by_name: bool = False
 
 
 class EntryRef(Protocol):
@@ -267,6 +272,9 @@ class Op:
     params: tuple[Param, ...] = ()
     inputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("data",)
     """Names of the inputs, auxiliary states included. A variable created for an input is called ``<node>_<input>``."""
+    positions: tuple[str, ...] | None = None
+    """Inputs that a call may give by position; None: the inputs with default parameters. ``()``: any number of inputs,
+    after which parameters are given by name."""
     variadic: str | None = None
     """Name of the parameter that is the number of inputs (``num_args``), set when the node is composed."""
     aux: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
@@ -299,6 +307,8 @@ class Op:
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     """In a backward operator, for each output the index of the forward input whose gradient it is."""
     aliases: tuple[str, ...] = ()
+    saved_as: str = ""
+    """Name in symbol files if it is not ``name``."""
     in_mxnet: bool = True
     """Whether MXNet 1.9.1 has an operator of this name with these parameters."""
     single: bool = False
@@ -309,6 +319,11 @@ class Op:
     def __post_init__(self) -> None:
         if self.workspace is None:
             object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
+
+    @property
+    def any_number(self) -> bool:
+        """Whether a call may have any number of inputs by position."""
+        return self.variadic is not None or self.positions == ()
 
     def input_names(self, params: Params) -> tuple[str, ...]:
         """Return the names of the inputs under these parameters."""

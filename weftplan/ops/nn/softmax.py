@@ -136,6 +136,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,
             inputs=lambda params: ("data", "length") if _length(params) else ("data",),
+            positions=("data", "length") if name == "softmax" else None,
             gradient=gradient,
             inplace=UNARY_INPLACE,
             workspace=workspace,
@@ -169,8 +170,9 @@ def _activation_rows(params: Params, shape: Shape) -> Shape:
 
 def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     new = same_shape(params, ins, outs)
-    if params["mode"] == "channel" and new[0][0] is not None:
-        normalize_axis(1, len(new[0][0]), "SoftmaxActivation: mode='channel' needs axis")
+    if new[0][0] is not None:
+        mode = params["mode"]
+        normalize_axis(int(mode == "channel"), len(new[0][0]), f"SoftmaxActivation: {mode=} needs axis")
     return new
 
 

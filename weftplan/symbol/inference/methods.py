@@ -62,13 +62,13 @@ class np_shape:
         set_np_shape(self._previous.pop())
 
 
-def use_np_shape(function: F) -> F:
-    """Decorate ``function`` to run inside ``with np_shape():``."""
+def use_np_shape(func: F) -> F:
+    """Decorate ``func`` to run inside ``with np_shape():``."""
 
-    @functools.wraps(function)
+    @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> Any:
         with np_shape():
-            return function(*args, **kwargs)
+            return func(*args, **kwargs)
 
     return run  # type: ignore[return-value]
 

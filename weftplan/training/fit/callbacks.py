@@ -158,12 +158,12 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 
 @known_keywords()
 def module_checkpoint(
-    module: SavedModule, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
+    mod: SavedModule, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
-    """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs.
+    """Return an epoch-end callback that calls ``mod.save_checkpoint`` every ``period`` epochs.
 
     Args:
-        module: a module.
+        mod: a module.
         prefix: path and start of the files' names.
         period: epochs between two checkpoints.
         save_optimizer_states: whether the optimizer's states are written too.
@@ -172,6 +172,6 @@ def module_checkpoint(
 
     def callback(epoch: int, *_: object) -> None:
         if (epoch + 1) % period == 0:
-            module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
+            mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
 
     return callback

@@ -107,14 +107,14 @@ class _Binary(_Confusion):
         super().__init__(self.called if name is None else name, output_names, label_names, average)
 
     def count(self, label: Host, pred: Host) -> Host:
-        if pred.ndim != 2 or label.size != len(pred):
+        if pred.ndim < 2 or label.size * pred.shape[1] != pred.size:
             raise ShapeError(
                 f"metric {self.name}: predictions must be (samples, 2), got {pred.shape} for labels {label.shape}"
             )
         if len(np.unique(label.astype(np.int64))) > 2:
             raise ShapeError(f"metric {self.name} is for two classes, got labels {np.unique(label).tolist()}")
         positive = (label.reshape(-1).astype(np.int64) == 1).astype(np.int64)
-        guess = (pred.argmax(axis=1) == 1).astype(np.int64)
+        guess = (pred.argmax(axis=1).reshape(-1) == 1).astype(np.int64)
         matrix: Host = np.bincount(guess * 2 + positive, minlength=4).reshape(2, 2)
         return matrix
 
@@ -149,7 +149,13 @@ class PCC(_Confusion):
     nan if only a single class was predicted or occurs. Predictions are scores (samples, classes) or classes.
     """
 
-    def __init__(self, name: str = "pcc", output_names: Names = None, label_names: Names = None) -> None:
+    def __init__(
+        self,
+        name: str = "pcc",
+        output_names: Names = None,
+        label_names: Names = None,
+        has_global_stats: bool = True,
+    ) -> None:
         super().__init__(name, output_names, label_names, "micro")
 
     def score(self, matrix: Host) -> float:

@@ -31,7 +31,7 @@ from weftplan.training.metrics.classification import (
     TopKAccuracy,
 )
 from weftplan.training.metrics.confusion import F1, MCC, PCC
-from weftplan.training.metrics.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+from weftplan.training.metrics.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 
 __all__ = [
     "F1",
@@ -41,6 +41,7 @@ __all__ = [
     "PCC",
     "RMSE",
     "Accuracy",
+    "Caffe",
     "CompositeEvalMetric",
     "CrossEntropy",
     "CustomMetric",
@@ -50,6 +51,7 @@ __all__ = [
     "PearsonCorrelation",
     "Perplexity",
     "TopKAccuracy",
+    "Torch",
     "alias",
     "check_label_shapes",
     "create",
@@ -142,13 +144,13 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, label: Mapping[str, Array], pred: Mapping[str, Array]) -> None:
+    def update_dict(self, labels: Mapping[str, Array], preds: Mapping[str, Array]) -> None:
         if self.label_names is not None:
-            label = {name: value for name, value in label.items() if name in self.label_names}
+            labels = {name: value for name, value in labels.items() if name in self.label_names}
         if self.output_names is not None:
-            pred = {name: value for name, value in pred.items() if name in self.output_names}
+            preds = {name: value for name, value in preds.items() if name in self.output_names}
         for metric in self.metrics:
-            metric.update_dict(label, pred)
+            metric.update_dict(labels, preds)
 
     def get(self) -> MetricValue:
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]

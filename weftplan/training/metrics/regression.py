@@ -18,12 +18,17 @@ Names = Sequence[str] | None
 
 
 class _Error(EvalMetric):
-    """A mean over the elements of a batch; then averaged over batches, as MXNet does."""
+    """A mean over the elements of a batch; then averaged over batches, as MXNet does.
+
+    An array of one axis counts as a column; labels and predictions are broadcast against each other.
+    """
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
-        if label.size != pred.size:
-            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
-        return self.mean(label.reshape(-1).astype(np.float64) - pred.reshape(-1).astype(np.float64)), 1
+        sides = [side[:, None] if side.ndim == 1 else side for side in (label, pred)]
+        try:
+            return self.mean(sides[0].astype(np.float64) - sides[1].astype(np.float64)), 1
+        except ValueError:
+            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}") from None
 
     def mean(self, error: Host) -> float:
         """Return the value of one batch, from its differences."""
@@ -75,6 +80,22 @@ class Loss(EvalMetric):
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
         return float(pred.astype(np.float64).sum()), int(pred.size)
+
+
+@register
+class Torch(Loss):
+    """:class:`Loss` under another name, for criterions of Torch."""
+
+    def __init__(self, name: str = "torch", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+
+@register
+class Caffe(Loss):
+    """:class:`Loss` under another name, for criterions of Caffe."""
+
+    def __init__(self, name: str = "caffe", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
 
 
 @alias("pearsonr")

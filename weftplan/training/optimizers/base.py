@@ -73,6 +73,7 @@ class Optimizer(Constructed):
         sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
         begin_num_update: number of updates already done.
         multi_precision: keep a float32 copy of each float16 weight, and update that.
+        param_dict: index -> an object whose ``lr_mult`` and ``wd_mult`` come before all other multipliers.
     """
 
     default_rate: ClassVar[float] = 0.01
@@ -95,6 +96,7 @@ class Optimizer(Constructed):
         sym: Symbol | None = None,
         begin_num_update: int = 0,
         multi_precision: bool = False,
+        param_dict: Mapping[int, Any] | None = None,
     ) -> None:
         me = type(self).__name__
         if learning_rate is not None:
@@ -116,6 +118,7 @@ class Optimizer(Constructed):
         self.multi_precision = multi_precision
         self.num_update = begin_num_update
         self.idx2name = dict(param_idx2name or {})
+        self.param_dict = param_dict or {}
         self._index_update_count: dict[Any, int] = {}
         attrs = {} if sym is None else sym.attr_dict()
         self._attrs = {} if sym is None else {name: attrs[name] for name in sym.list_arguments() if name in attrs}
@@ -166,6 +169,9 @@ class Optimizer(Constructed):
         self.wd_mult.update(args_wd_mult)
 
     def _multiplier(self, table: Mapping[Any, float], index: Any) -> float:
+        if index in self.param_dict:
+            multiplier: float = getattr(self.param_dict[index], "lr_mult" if table is self.lr_mult else "wd_mult")
+            return multiplier
         if index in table:
             return table[index]
         return table.get(self.idx2name.get(index, index), 1.0)

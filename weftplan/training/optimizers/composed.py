@@ -49,8 +49,8 @@ class NAG(Optimizer):
 
     weight_last = True
 
-    def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.momentum = number(momentum, "NAG: momentum", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:

@@ -65,10 +65,8 @@ class SGD(Optimizer):
 
     weight_last = True
 
-    def __init__(
-        self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.momentum = number(momentum, "SGD: momentum", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
