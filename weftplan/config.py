@@ -28,7 +28,7 @@ from typing import Any
 
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 
 __all__ = [
     "Setting",
@@ -70,7 +70,7 @@ class Setting:
     text: str | None
 
 
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 _first: dict[str, Setting] = {}
 """Settings returned by :func:`process`, by canonical name. Guarded by ``_lock``."""
 _where: dict[str, str] = {}

@@ -83,7 +83,7 @@ def free_in_children(lock: AnySafe) -> AnySafe:
     return lock
 
 
-def whole_in_children(lock: AnySafe) -> AnySafe:
+def consistent_in_children(lock: AnySafe) -> AnySafe:
     """Return ``lock``, registered to be held across forks: the child sees the guarded state intact and the lock free.
 
     Holders of such a lock must not wait for operations, nor for anything that a forking thread may hold.

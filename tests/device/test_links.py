@@ -8,11 +8,11 @@ import pytest
 import weftplan as mx
 from tests.support.nested_calls import run_with
 from weftplan import device
-from weftplan.device import simulated_device, simulated_hardware
+from weftplan.device import simulated_addresses, simulated_device
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route, connect, matrix, nvlink_mesh, pcie_tree, ports
+from weftplan.device.simulated_addresses import Addresses
 from weftplan.device.simulated_device import begin_together
-from weftplan.device.simulated_hardware import Addresses
 from weftplan.errors import DeviceError
 from weftplan.support import address_ranges
 
@@ -154,7 +154,7 @@ def test_dropped_memory_leaves_address_table():
 
 def test_memory_of_a_finalizer_is_noted_in_the_middle():
     """A finalizer allocates, drops and frees in the middle of another allocation: no address is lost or left."""
-    files = (simulated_hardware.__file__, address_ranges.__file__)
+    files = (simulated_addresses.__file__, address_ranges.__file__)
     step, more, kept = 0, True, Addresses()
     first = np.zeros(8)
     kept.add(first, 7)

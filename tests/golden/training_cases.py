@@ -361,6 +361,12 @@ def late_rates(mx):
         "factor": mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=1.0, warmup_steps=5),
         "multi": mx.lr_scheduler.MultiFactorScheduler(step=[2, 4], factor=0.5, base_lr=1.0, warmup_steps=6),
     }
+    schedules |= {
+        "poly at its end": mx.lr_scheduler.PolyScheduler(max_update=4, base_lr=1.0, pwr=1, final_lr=0.5),
+        "cosine at its end": mx.lr_scheduler.CosineScheduler(max_update=4, base_lr=1.0),
+        "factor stopped": mx.lr_scheduler.FactorScheduler(step=1, factor=0.1, stop_factor_lr=0.02, base_lr=1.0),
+        "multi at its end": mx.lr_scheduler.MultiFactorScheduler(step=[1, 3, 4], factor=0.5, base_lr=1.0),
+    }
     return {name: np.array([rate(k) for k in range(1, 12)]) for name, rate in schedules.items()}
 
 

@@ -75,7 +75,7 @@ def test_room_grows_and_is_read_only_for_others():
     for size in (10, 3_000_000, 5):
         area = first.own.shares
         area.reach(size)
-        area.room[:size] = np.arange(size) % 251
+        area.payload[:size] = np.arange(size) % 251
         seen = second.shares(0, size)
         assert (seen[:size] == np.arange(size) % 251).all()
         with pytest.raises(ValueError, match="read-only"):
@@ -135,7 +135,7 @@ def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
         for shared in (False, True):
             os.environ["WEFTPLAN_KVSTORE_SHARED_MEMORY"] = str(int(shared))
             kv = mx.kv.create("dist_sync")
-            assert kv._group.whole == shared
+            assert kv._group.is_atomic == shared
             sizes = [3000, 70000, 5, 2000, 200001, 1]
             for i, n in enumerate(sizes):
                 kv.init(i, mx.nd.zeros((n,)))

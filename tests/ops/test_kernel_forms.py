@@ -200,7 +200,14 @@ def test_a_chosen_kernel_is_called_in_every_way():
 
 def test_only_what_depends_on_the_run_is_not_prepared():
     """Every operator can be prepared, except those that draw numbers, ask for training, or place unwanted outputs."""
-    asking = {"BatchNorm", "_contrib_SyncBatchNorm", "_npx_batch_norm", "IdentityAttachKLSparseReg", "UpSampling"}
+    asking = {
+        "BatchNorm",
+        "BatchNorm_v1",
+        "_contrib_SyncBatchNorm",
+        "_npx_batch_norm",
+        "IdentityAttachKLSparseReg",
+        "UpSampling",
+    }
     asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
     operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
     assert {op.name for op in operators if not hasattr(op.forward, "prepare") and not op.random} == asking

@@ -228,8 +228,8 @@ class Builder:
         assert len(names) == len(inputs), f"{op} takes {names}, got {len(inputs)} inputs"
         if registered.backward_of is not None:
             # An operator derived from another may use the other's gradient.
-            derived = forward.op.name.startswith("_np") or forward.op.name == "_contrib_SyncBatchNorm"
-            same = registry.get(registered.backward_of) is forward.op or derived
+            derived = forward.op.name.startswith("_np") or "BatchNorm" in forward.op.name
+            same = registry.get(registered.backward_of).name == forward.op.name or derived
             assert same, f"{op} is the backward of {registered.backward_of}"
             specs = [spec_of(forward.inputs[k]) for k in registered.gradient_inputs(parsed)]
             assert len(specs) == registered.num_outputs(parsed)

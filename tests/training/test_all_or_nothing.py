@@ -291,7 +291,7 @@ ROOMS = {
 """The rooms whose calls of other rooms fail, by the first word of a case; of other cases: ``training.module``."""
 CACHES = (
     *("arg_dict", "grad_dict", "aux_dict"),
-    *("_ways", "_pushes", "_pulls", "_merged", "_load", "_staging"),
+    *("_methods", "_pushes", "_pulls", "_merged", "_load", "_staging"),
     *("_watches", "_prepared", "_repeatable", "current_batch", "_asked"),
 )
 """Fields that only save work: views, ways of summing, prepared calls, buffers that later calls use, batches read."""

@@ -12,15 +12,15 @@ import weftplan as mx
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
-def load_cases():
-    """Return the module of cases that was also run with MXNet."""
-    spec = importlib.util.spec_from_file_location("training_cases", GOLDEN / "training_cases.py")
+def load_cases(name):
+    """Return a module of cases that was also run with MXNet."""
+    spec = importlib.util.spec_from_file_location(name, GOLDEN / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-cases = load_cases()
+cases, sequences = load_cases("training_cases"), load_cases("sequence_cases")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,18 @@ def test_exact_parts(stored, what):
             assert not got[key][:, 1].any()
             value[:, 1] = 0
         np.testing.assert_allclose(got[key], value, rtol=2e-6, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("what", ["unrolls", "file_orders"])
+@pytest.mark.filterwarnings("ignore:FusedRNNCell. layout:UserWarning")
+def test_sequences(stored, what):
+    """Outputs, states and gradients of unrolled cells, and the samples of iterators over files, equal MXNet's."""
+    got = getattr(sequences, what)(mx)
+    want = arrays_under(stored, f"{what}/")
+    assert set(got) == set(want)
+    wrong = [key for key, value in want.items()
+             if got[key].shape != value.shape or not np.allclose(got[key], value, rtol=1e-5, atol=1e-6)]  # fmt: skip
+    assert not wrong
 
 
 CORRECTED = ("f1*:N1:N*", "mcc*:N1:N*", "pcc:N:NCT", "pcc:N1:NCT", "pcc:N[CT]:N*", "top_k*:N:N", "top_k*:N1:N")

@@ -16,11 +16,11 @@ from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
 from weftplan.data.iterator_state import (
     State,
+    checked_integer,
     key_in,
     make_state,
     numbers_in,
     read_state,
-    whole_in,
 )
 from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import DTypeError, ParameterError, ShapeError
@@ -76,8 +76,8 @@ class NDArrayIter(HoldingIter):
         if len(set(counts.values())) != 1:
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
-        whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
-        if not whole or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
+        is_positive = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
+        if not is_positive or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
             raise ParameterError(
                 f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples "
                 f"(with last_batch_handle='pad' it may be larger), got {batch_size!r}"
@@ -144,7 +144,7 @@ class NDArrayIter(HoldingIter):
     def set_state(self, state: Mapping[str, object]) -> None:
         key, *parts, cursor = read_state(self, state, self._facts, "key", "brought", "carried", "cursor")
         brought, carried = (np.asarray(numbers_in(self, "samples", part, self.num_data), np.int64) for part in parts)
-        whole_in(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
+        checked_integer(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
         drawn = key_in(self, key) if self.shuffle else None
         self._begin(drawn, brought)
         self._carried, self._cursor = carried, cursor
@@ -183,6 +183,11 @@ class NDArrayIter(HoldingIter):
     def idx(self) -> Host:
         """Numbers of the samples in the order of this epoch."""
         return self._order
+
+    def next(self) -> DataBatch:
+        batch = super().next()
+        batch.data, batch.label, batch.pad = self.getdata(), self.getlabel(), self.getpad()
+        return batch
 
     def hard_reset(self) -> None:
         """Reset like :meth:`reset`, and discard the samples rolled over to the next epoch."""

@@ -9,12 +9,12 @@ from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
 from weftplan.errors import DeviceError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 
 _devices: dict[Context, Device] = {}
 _folders: dict[int, OffloadTarget] = {}
 """By index of the ``file`` context: the folder that :func:`name_folders` assigned to it."""
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 
 
 def get(context: Context) -> Device:

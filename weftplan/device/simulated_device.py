@@ -25,22 +25,23 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.base import Event, Owner
+from weftplan.device.base import CostModel, Device, Event, Owner
 from weftplan.device.context import Context
 from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
-from weftplan.device.simulated_hardware import Addresses, CostModel, Wires
+from weftplan.device.simulated_addresses import Addresses
 from weftplan.device.simulated_work import Fault, SimWork
 from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
+from weftplan.device.wire_schedule import Wires
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.array_types import RawArray
 
 POISON = 0xFF
 """Byte that fills fresh and freed memory: NaN in every float dtype, -1 in every signed integer dtype."""
 
 # Guards all state of all simulated devices, streams, events and faults. Reentrant: work may enqueue work.
-_world = whole_in_children(ReentrantLock())
+_world = consistent_in_children(ReentrantLock())
 _memory = Addresses()
 _wires = Wires()
 
@@ -121,6 +122,10 @@ class SimStream:
             else:
                 end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
+
+    def clock(self) -> float:
+        """Return :attr:`time`."""
+        return self.time
 
     def work(self, owner: Callable[[], Owner]) -> SimWork:
         """Return the (still empty) work of one operation; the owner of its faults is ``owner()``."""
@@ -308,16 +313,14 @@ class SimDevice:
             self._made += 1
         return stream
 
-    def launch(self, fn: Callable[[], object], modelled: float = 0.0) -> None:
+    def launch(self, fn: Callable[[], object], modelled: float | None = 0.0) -> None:
         """Enqueue ``fn`` on the current stream; without one, run all pending work and then ``fn``.
 
-        ``modelled`` is the planner's estimate of the kernel's seconds, which the cost model scales by ``share``.
+        ``modelled`` is the planner's estimate of the kernel's seconds, which the cost model scales by ``share``. None
+        is for work that no hardware would do, such as writing poison over freed memory.
         """
-        self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.kernel(modelled)))
-
-    def launch_untimed(self, fn: Callable[[], object]) -> None:
-        """Enqueue ``fn`` as :meth:`launch` does, with a cost of 0 s, such as writing poison over freed memory."""
-        self._enqueue(lambda stream: stream.enqueue(fn, seconds=0.0))
+        seconds = 0.0 if modelled is None else self.cost.kernel(modelled)
+        self._enqueue(lambda stream: stream.enqueue(fn, seconds=seconds))
 
     def copy(self, dst: RawArray, src: RawArray) -> None:
         """Enqueue a copy of equal shapes and dtypes on the current stream; without one, run all work, then the copy."""
@@ -384,16 +387,17 @@ class SimDevice:
         return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
 
 
-def begin_together(devices: Sequence[SimDevice]) -> float:
-    """Run all pending work of these devices, set their clocks to the latest of them, and return that virtual second.
+def begin_together(devices: Sequence[Device]) -> float:
+    """Run all pending work of these devices, set the simulated clocks to the latest of them, and return that second.
 
     Without this call, a stream's new work begins when the last work of this stream ends.
     """
     with _world:
         for device in devices:
             device.synchronize()
-        start = max(device._clock for device in devices)
-        for device in devices:
+        simulated = [device for device in devices if isinstance(device, SimDevice)]
+        start = max((device._clock for device in simulated), default=0.0)
+        for device in simulated:
             device._clock = device._start = start
     return start
 

@@ -17,26 +17,26 @@ from weftplan.device.stream import pop_work, push_work
 class Fault:
     """An error of simulated work; implements :class:`weftplan.device.base.Fault`."""
 
-    __slots__ = ("error", "kept", "moot", "owner")
+    __slots__ = ("error", "failure", "moot", "owner")
 
     def __init__(self, error: BaseException, owner: Owner | None) -> None:
         self.error = error
         self.owner = owner
-        self.kept: Any = None
+        self.failure: Any = None
         self.moot = False
         """True if an input of the operation had failed too; only the input's fault is then reported."""
 
     @property
     def is_unreported(self) -> bool:
         """True if the error must still be reported to the user."""
-        return self.kept is None and not self.moot
+        return self.failure is None and not self.moot
 
     def blocks(self, number: int) -> bool:
         """Return whether this fault also fails an operation with this push number that overwrites the failed result.
 
         False if the user had been notified of the error before that operation was pushed.
         """
-        return self.kept is None or bool(self.kept.blocks(number))
+        return self.failure is None or bool(self.failure.blocks(number))
 
 
 class SimWork:

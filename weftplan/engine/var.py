@@ -172,9 +172,9 @@ class Var:
         queued = len(self.waiting or ()) - self.head
         more = f", {queued} waiting" if queued else ""
         failed = f", failed: {self.failure.describe()}" if self.failure is not None else ""
-        gone = ", deleted" if self.deleted else ""
+        suffix = ", deleted" if self.deleted else ""
         readers = f" by {self.readers}" if self.readers else ""
-        return f"<{type(self).__name__}{name} version {self.version}: {self.state}{readers}{more}{gone}{failed}>"
+        return f"<{type(self).__name__}{name} version {self.version}: {self.state}{readers}{more}{suffix}{failed}>"
 
 
 class Order(Var):

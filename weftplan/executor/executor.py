@@ -213,7 +213,7 @@ class Executor:
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             calls = self._forward(is_train, inputs)
         if is_train and any(segment.long for segment in calls.forward_segments):
-            self._engine.give_way()  # let the workers begin; backward and an update are pushed before a thread waits
+            self._engine.yield_to_worker()  # let workers begin; backward and an update are pushed before a thread waits
         return self.outputs
 
     def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> PreparedRun:

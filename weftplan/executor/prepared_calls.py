@@ -16,7 +16,6 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context
-from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
 from weftplan.engine.var import Var
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
@@ -28,7 +27,7 @@ from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.network import MARK as SPILL_MARK
-from weftplan.planner.symbolic.node_seconds import ACCELERATOR, seconds_of
+from weftplan.planner.symbolic.node_seconds import seconds_of
 from weftplan.symbol.node import Node
 
 
@@ -182,12 +181,7 @@ class StepBuilder:
         """Return the seconds that a step takes by the planner's model; 0 without work and for cross-device copies."""
         if step.bind is None or step.copies is not None:
             return 0.0
-        modelled, compute_device = seconds_of(self._planned, step.nid), device.get(step.context)
-        return (
-            compute_device.cost.kernel(modelled)
-            if isinstance(compute_device, SimDevice)
-            else modelled + ACCELERATOR.call
-        )
+        return device.get(step.context).cost.kernel(seconds_of(self._planned, step.nid))
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
         """Return the device's function that launches a node's call; None if the device runs calls directly.
@@ -197,9 +191,7 @@ class StepBuilder:
         compute_device = device.get(self._planned.devices[nid])
         if not compute_device.asynchronous:
             return None
-        if isinstance(compute_device, SimDevice):
-            return partial(compute_device.launch, modelled=seconds_of(self._planned, nid))
-        return compute_device.launch
+        return partial(compute_device.launch, modelled=seconds_of(self._planned, nid))
 
     def _reused(self, storage: int) -> list[Var]:
         """Return the vars that the first writer of ``storage`` must write; empty for later writers."""

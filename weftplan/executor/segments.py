@@ -44,7 +44,7 @@ MLP takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or
 1 byte (55 backward segments instead of 12), 0.985 with 256 KiB and 1.027 with 1 MiB, which is within the noise; an LSTM
 shows no difference."""
 LONG_NS = 500_000
-"""Nanoseconds above which a run of a segment is long, so that :meth:`Engine.give_way` (60 microseconds) is worth it.
+"""Nanoseconds above which a run of a segment is long, so that :meth:`Engine.yield_to_worker` (60 us) is worth it.
 If no segment counts as long, a training step of an MLP takes 1.4 % more on two cores. Its forward part takes about a
 millisecond. Between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
 

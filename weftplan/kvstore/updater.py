@@ -131,11 +131,11 @@ class Updater:
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
                 f"{type(optimizer).__name__} now has (state, float32 weight), as MXNet: start without the states"
             )
-        wanted = _describe(self.optimizer.create_state_multi_precision(index, weight))
-        if _describe(state) != wanted:
+        expected = _describe(self.optimizer.create_state_multi_precision(index, weight))
+        if _describe(state) != expected:
             return (
                 f"the loaded optimizer state of {index!r} is {_describe(state)}, but "
-                f"{type(self.optimizer).__name__} needs {wanted} for a weight {weight.shape} {weight.dtype}: load "
+                f"{type(self.optimizer).__name__} needs {expected} for a weight {weight.shape} {weight.dtype}: load "
                 f"states of the same optimizer, settings and network, or start without"
             )
         return None

@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter
-from weftplan.data.iterator_state import State, key_in, make_state, read_state, whole_in
+from weftplan.data.iterator_state import State, checked_integer, key_in, make_state, read_state
 from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
@@ -143,7 +143,7 @@ class BucketSentenceIter(DataIter):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         key, batch = read_state(self, state, self._facts, "key", "batch")
-        drawn, place = key_in(self, key), whole_in(self, "batch", batch, len(self.idx))
+        drawn, place = key_in(self, key), checked_integer(self, "batch", batch, len(self.idx))
         self._begin(drawn)
         self.curr_idx = place
 

@@ -18,7 +18,7 @@ import numpy as np
 from weftplan.device.base import Device
 from weftplan.device.stream import current_stream
 from weftplan.errors import OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.free_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
@@ -44,7 +44,7 @@ class Ledger(Resource):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()

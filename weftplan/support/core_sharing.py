@@ -31,7 +31,7 @@ from contextvars import copy_context
 from ctypes import addressof, c_int64
 
 from weftplan import config
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.support import blas_threads, slots
 
 VARIABLE = "WEFTPLAN_KERNEL_CORES"
@@ -335,7 +335,7 @@ class _Word:
             look(self.start)
 
 
-_pool_lock = whole_in_children(Lock())
+_pool_lock = consistent_in_children(Lock())
 
 
 class _Pool:

@@ -44,7 +44,10 @@ def dumps(entries: Sequence[Entry]) -> str:
 
 
 def _node_text(node: Node, nid: dict[Node, int]) -> str:
-    fields = [("op", _string("null" if node.op is None else node.op.name)), ("name", _string(node.name))]
+    fields = [
+        ("op", _string("null" if node.op is None else node.op.saved_as or node.op.name)),
+        ("name", _string(node.name)),
+    ]
     if node.attrs:
         items = [(key, _string(value)) for key, value in sorted(node.attrs.items())]
         fields.append(("attrs", _object(items, 3, tall=len(items) > 1)))
@@ -253,7 +256,9 @@ def debug_text(entries: Sequence[Entry]) -> str:
     nodes = topological_order(entries)
     if len(nodes) == 1:
         node = nodes[0]
-        return f"Variable:{node.name}\n" if node.op is None else f"AtomicFunctor  Op:{node.op.name}\n"
+        return (
+            f"Variable:{node.name}\n" if node.op is None else f"AtomicFunctor  Op:{node.op.saved_as or node.op.name}\n"
+        )
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
     for node in nodes:
@@ -269,7 +274,7 @@ def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> l
     """Format one node, given the texts of its inputs and the names of its control dependencies."""
     if node.op is None:
         return [f"Variable:{node.name}"]
-    lines = ["-" * 20, f"Op:{node.op.name}, Name={node.name}", "Inputs:"]
+    lines = ["-" * 20, f"Op:{node.op.saved_as or node.op.name}, Name={node.name}", "Inputs:"]
     lines += [f"\targ[{i}]={text}" for i, text in enumerate(inputs)]
     if node.attrs:
         lines += ["Attrs:", *(f"\t{key}={value}" for key, value in sorted(node.attrs.items()))]

@@ -178,7 +178,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         if key == "name":
             return node.name
         if key == "op_name":
-            return "null" if node.op is None else node.op.name
+            return "null" if node.op is None else node.op.saved_as or node.op.name
         if key == "_value_index":
             return str(self.entries[0].index)
         value = node.attrs.get(key)

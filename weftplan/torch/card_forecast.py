@@ -17,9 +17,11 @@ import torch
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.cards import CARDS, CHECKED
 from weftplan.errors import BudgetError, PlanError, did_you_mean
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.allocator import Allocator, Settings
 from weftplan.torch.card_rules import CONVOLUTIONS, PRODUCTS, CardFunctions, CardKernels, use_foreach
-from weftplan.torch.prediction import PARTS, record
+from weftplan.torch.optimizers import check_optimizer
+from weftplan.torch.prediction import PARTS, check_step, record
 from weftplan.torch.reach import reached_tensors
 from weftplan.torch.trace import Trace
 
@@ -100,6 +102,7 @@ def _range(ends: tuple[int, int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+@known_keywords()
 def fits(
     step: Callable[..., Any],
     *args: Any,
@@ -127,6 +130,8 @@ def fits(
     >>> fits(lambda x: model(x).sum(), x, card="RTX 4090").fits
     True
     """
+    check_step(step)
+    check_optimizer(optimizer)
     name, memory = card_memory(card)
     settings = Settings.parse(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if conf is None else conf)
     context = _context(name, memory)
@@ -244,11 +249,7 @@ def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool,
     born: list[list[int]] = [[] for _ in range(len(trace.calls) + 1)]
     dead: list[list[int]] = [[] for _ in range(len(trace.calls) + 2)]
     blocks: dict[int, Any] = {}
-    replaced = {
-        call.makes[0]: call.reads[0]
-        for k, call in enumerate(trace.calls)
-        if call.sums_in_place and call.makes and spans[call.makes[0]][0] == k + 1
-    }
+    replaced = {new: old for _, old, new in trace.replacements()}
     for r, (first, last) in enumerate(spans):
         if r in trace.on_host:
             continue

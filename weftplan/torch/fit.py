@@ -14,9 +14,10 @@ import torch
 
 from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.optimizers import check_update, update_of
+from weftplan.torch.optimizers import check_optimizer, check_update, update_of
 from weftplan.torch.private import is_compiled, storage_key
 from weftplan.torch.private_compile import (
     BackendCompilerFailed,
@@ -87,6 +88,7 @@ class Partition:
                 bytes_of(size)  # refuses text that is no size
         if self.shapes < 1:
             raise PlanError(f"shapes must be at least 1, got {self.shapes}")
+        check_optimizer(self.optimizer)
         self.update()
 
     def update(self) -> tuple[int, int]:
@@ -245,6 +247,9 @@ class Partition:
         return sum(size * count for sizes in (sizes, unread) for size, count in sizes.items())
 
 
+Partition.__init__ = known_keywords()(Partition.__init__)  # type: ignore[method-assign]  # written by dataclass
+
+
 class Planned(Exception):
     """Raised with the option ``only_plan`` after planning, to stop the compilation."""
 
@@ -378,6 +383,11 @@ def plain_errors(shapes: int = SHAPES) -> Iterator[None]:
             f"to a few lengths, or pass shapes= with a larger number"
         ) from error
     except TracingFailed as error:
+        if "Tensor.backward()" in str(error):
+            raise PlanError(
+                "the function calls backward(), which belongs after the call: return the loss, and write "
+                "step(...).backward(); a whole step is for estimate and fits"
+            ) from error
         raise PlanError(
             f"the step cannot be traced as one graph: {error}\nFollow the hint above. If control flow depends on data, "
             f"move it out of the step, or pass breaks='sum' to plan every graph by itself"

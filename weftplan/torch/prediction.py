@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes
 from weftplan.torch.reach import Copies
 from weftplan.torch.trace import Kernels, Recorder, Trace
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Functions that run other kernels on a CPU than on the fake tensors of a trace."""
+EXTREMES = ("max", "min", "median", "nanmedian")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "communication", "inputs", "activations")
 LONGEST, LATE = 8, 1000
@@ -58,20 +58,35 @@ class Estimate:
         return "\n".join(lines)
 
 
-class Names(TorchFunctionMode):  # type: ignore[misc]
-    """Records the names of recurrent functions that are called; a dispatch mode sees only their parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
+class HostFunctions(TorchFunctionMode):  # type: ignore[misc]
+    """A mode that runs the CPU's gradient formulas of functions that have others for fake tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in RECURRENT:
-            self.seen.add(name)
+        if name in EXTREMES and len(args) == 1 and not kwargs and torch.is_grad_enabled() and args[0].requires_grad:
+            return _Extreme.apply(func, args[0])
         return func(*args, **(kwargs or {}))
 
 
+class _Extreme(torch.autograd.Function):  # type: ignore[misc]
+    """An extreme value of all elements, whose gradient the CPU distributes as ``evenly_distribute_backward`` does."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        """Return the value."""
+        value: torch.Tensor = function(x)
+        ctx.save_for_backward(x, value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        """Return the gradient of ``x``."""
+        x, value = ctx.saved_tensors
+        mask = x == value
+        return None, grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
+
+
+@known_keywords()
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
@@ -90,9 +105,14 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-    names = Names()
     probes = Probes(run=workspaces == "measure")
-    return report(record(step, args, kernels=probes, functions=names, warm=warm), probes, names.seen)
+    return report(record(step, args, kernels=probes, functions=HostFunctions(), warm=warm), probes)
+
+
+def check_step(step: object) -> None:
+    """Raise PlanError if ``step`` cannot be called."""
+    if not callable(step):
+        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
 
 
 def record(
@@ -115,8 +135,7 @@ def record(
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
     """
-    if not callable(step):
-        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+    check_step(step)
     copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)
@@ -137,7 +156,13 @@ def record(
         with recorder:
             run(*inputs)
 
-    with _plain_errors("fails on fake tensors"), _preserved_random_states(), copies.mode, functions:
+    with (
+        _plain_errors("fails on fake tensors"),
+        _preserved_random_states(),
+        recorder.random_states(),
+        copies.mode,
+        functions,
+    ):
         calls, period, listed = 0, 1, -1
         while calls < warm or (warm and calls < LONGEST and not (all(stepped.values()) and listed == _listed(copies))):
             listed, before = _listed(copies), all(stepped.values())
@@ -247,7 +272,7 @@ def _purposes(copies: Copies) -> Iterator[tuple[torch.Tensor, str]]:
             yield tensor, "inputs"
 
 
-def report(trace: Trace, kernels: Kernels, recurrent: set[str]) -> Estimate:
+def report(trace: Trace, kernels: Kernels) -> Estimate:
     """Return the estimate of a trace, from its attribute ``start`` on."""
     live = trace.live()
     at = trace.start + (max(range(len(live)), key=live.__getitem__) if live else 0)
@@ -261,14 +286,12 @@ def report(trace: Trace, kernels: Kernels, recurrent: set[str]) -> Estimate:
                 alive[trace.names[r]] = alive.get(trace.names[r], 0) + trace.nbytes[r]
     if live and (inside := trace.calls[at].scratch):
         parts["inside the kernel"] = inside
-    unseen = dict.fromkeys(kernels.unseen, "never measured on this machine")
-    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in sorted(recurrent)}
     return Estimate(
         peak=max(live, default=trace.before),
         before=trace.before,
         parts=parts,
         at=trace.calls[at].name if live else "nothing",
         alive=sorted(alive.items(), key=lambda item: -item[1])[:10],
-        unseen=unseen,
+        unseen=dict.fromkeys(kernels.unseen, "never measured on this machine"),
         trace=trace,
     )

@@ -21,6 +21,8 @@ VALUES = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)
 """Errors that fake tensors raise in operators that need values of tensors."""
 READ = torch.ops.aten._local_scalar_dense.default
 """The operator that reads the value of a tensor."""
+LIFT = torch.ops.aten.lift_fresh.default
+"""The operator that wraps the result of ``torch.tensor``, whose allocation no mode sees, in a fake tensor."""
 OPERATORS = ("torch._ops", "torch._library", "torch._C")
 """Prefixes of the modules that define PyTorch's classes of operators."""
 TorchDispatchMode, without_modes = _python_dispatch.TorchDispatchMode, _python_dispatch._disable_current_modes
@@ -38,7 +40,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
         return False
 
 
-TESTED = ("2.13",)
+TESTED = ("2.13", "2.14")
 """Tested versions of PyTorch, as ``major.minor``."""
 
 

@@ -19,6 +19,7 @@ from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
 from weftplan.training.memory import Share
+from weftplan.training.metrics.base import EvalMetric
 from weftplan.training.mxnet_names import GroupNames
 
 GradReq = str | Sequence[str] | Mapping[str, str]
@@ -210,6 +211,31 @@ class ExecutorGroup(GroupNames):
         """Return each output of the whole batch, on the host if there are several contexts."""
         return [_merge(parts, axis) for parts, axis in zip(self.outputs(), self._output_axes, strict=True)]
 
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False, pad: int = 0
+    ) -> None:
+        """Update a metric with the outputs of each context, in order.
+
+        Args:
+            eval_metric: metric that is updated in place.
+            labels: labels of the whole batch, or with ``pre_sliced`` a list with those of each context.
+            pad: number of samples at the end of the batch that do not count.
+        """
+        names, outputs = self.label_names, self.output_names
+        axes = [desc.batch_axis for desc in self.label_shapes]
+        for k, (part, executor) in enumerate(zip(self.slices, self.executors, strict=True)):
+            samples, padded = part.stop - part.start, max(0, part.stop - (self.batch_size - pad))
+            if padded >= samples:
+                continue
+            own: Sequence[Any] = labels[k] if pre_sliced else labels
+            if not pre_sliced and len(self.slices) > 1:
+                own = [_cut(one, part, axis) for one, axis in zip(labels, [*axes, *[0] * len(labels)], strict=False)]
+            own, results = ([without_padding(one, samples, padded) for one in many] for many in (own, executor.outputs))
+            if len(names) == len(own) and len(set(outputs)) == len(outputs):
+                eval_metric.update_dict(dict(zip(names, own, strict=True)), dict(zip(outputs, results, strict=True)))
+            else:
+                eval_metric.update(own, results)
+
     def output_shapes(self) -> list[tuple[int, ...]]:
         """Return the shape of each output of the whole batch; before the first forward, too."""
         return [
@@ -312,6 +338,17 @@ def replaced(shape: tuple[int, ...], axis: int, samples: int) -> tuple[int, ...]
     (7, 2, 3)
     """
     return (*shape[:axis], samples, *shape[axis + 1 :])
+
+
+def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
+    """Return a batch's ``array`` without the rows of its last ``pad`` samples.
+
+    An output may have several consecutive rows per sample, for instance a row per word of a sentence. If the number of
+    rows is not a multiple of the samples (a loss of the whole batch), the output is returned unchanged.
+    """
+    if not pad or not array.shape or array.shape[0] % samples:
+        return array
+    return array[: array.shape[0] // samples * (samples - pad)]
 
 
 def _cut(array: NDArray, part: slice, axis: int) -> NDArray:

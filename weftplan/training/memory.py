@@ -137,7 +137,7 @@ def _besides(
     states = sum(state for _, _, state in trained.values())
     if store is not None and on_store:
         states = sum(
-            state * store.updated_here(number, elements) // max(1, elements)
+            state * store.local_elements(number, elements) // max(1, elements)
             for number, (elements, _, state) in enumerate(trained.values())
         )
     by_purpose = {"host_copies": held}

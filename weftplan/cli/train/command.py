@@ -127,7 +127,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
     "--seed",
     default=0,
     least=0,
-    most=2**32 - 1,
+    greatest=2**32 - 1,
     help="The seed of the weights and of the order of samples. The same seed gives the same bits.",
 )
 @positive("--lr", help="The learning rate. The default is 0.05 with SGD for digits and 0.005 with Adam for text.")
@@ -215,8 +215,8 @@ def command(
             f"use --devices 1, or --kvstore device"
         )
     store = create_store(kvstore) if kvstore != "none" else None
-    first = store is None or store.rank == 0  # of several processes only the first prints
-    console = Console(stderr=as_json, quiet=as_json or not first, highlight=False)
+    is_first = store is None or store.rank == 0  # of several processes only the first prints
+    console = Console(stderr=as_json, quiet=as_json or not is_first, highlight=False)
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
@@ -234,7 +234,7 @@ def command(
                 task = train_tasks.make(
                     network, batch_size or BATCH, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings
                 )
-            result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
+            result = _run(network, task, devices, store, wishes, console, as_json=as_json and is_first)
         except MXNetError as error:
             text = explain_images(data) if data is not None and isinstance(error, FormatError) else ""
             raise click.ClickException(text or str(error).replace("resume=True", "--resume")) from error
@@ -287,7 +287,7 @@ def _partners(store: KVStoreBase) -> str:
 
 def _run(
     network: str,
-    task: train_tasks.Task,
+    task: train_tasks.TrainingTask,
     devices: list[Context],
     store: KVStoreBase | None,
     wishes: _Wishes,
@@ -379,7 +379,7 @@ def _run(
             display.epoch if interrupted else epochs,
             console,
             interrupted=interrupted,
-            alone=workers == 1,
+            is_single=workers == 1,
         )
     if events is not None and report is not None:
         write_report(report, network, plans[0], events, lanes, result, rows)
@@ -388,14 +388,14 @@ def _run(
 
 
 def _save(
-    task: train_tasks.Task, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
+    task: train_tasks.TrainingTask, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, is_single: bool
 ) -> None:
     """Save after Ctrl-C the state that a continuation needs, otherwise the trained network."""
     module = task.module
-    if interrupted and wishes.checkpoint is not None and alone:
+    if interrupted and wishes.checkpoint is not None and is_single:
         newest = Checkpoints(wishes.checkpoint).files()[-1:]
-        where = f"saved {newest[0]}" if newest else "no step had ended"
-        console.print(f"interrupted: {where}; type the same command with --resume to go on")
+        message = f"saved {newest[0]}" if newest else "no step had ended"
+        console.print(f"interrupted: {message}; type the same command with --resume to go on")
     elif interrupted:
         prefix = wishes.checkpoint or Path(task.prefix)
         if isinstance(module, Module):

@@ -55,8 +55,8 @@ def print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
         (str(row.context or "any CPU"), row.queue, f"{row.completed:,}") for row in engine.get().statistics().queues
     ]
     if console.width < WIDE:
-        done = [(f"{device}, {queue}", f"{count} operations") for device, queue, count in queues]
-        console.print("\n".join(labelled([*rows, *done], console.width)), highlight=False, markup=False)
+        counts = [(f"{device}, {queue}", f"{count} operations") for device, queue, count in queues]
+        console.print("\n".join(labelled([*rows, *counts], console.width)), highlight=False, markup=False)
         return
     table = Table(title="result", show_header=False)
     for name, value in rows:

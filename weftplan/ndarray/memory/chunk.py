@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from weftplan import engine, storage
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
 from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, FreeList, dead, drain, sweep
@@ -29,7 +29,7 @@ from weftplan.support.slots import ARRAY_CHUNK
 
 Watcher = TypeVar("Watcher", bound=Callable[[], object])
 Returner = TypeVar("Returner", bound=Callable[[Context], bool])
-_delay_lock = whole_in_children(Lock())
+_delay_lock = consistent_in_children(Lock())
 
 
 class Chunk:

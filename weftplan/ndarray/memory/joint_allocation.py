@@ -5,7 +5,7 @@ while it waited for memory, two operations could each hold half of their arrays,
 
 1. One operation at a time takes the memory of its arrays (:func:`run`). If an allocation fails, the operation releases
    the memory that it holds, returns new allocations to storage, and waits holding nothing: for operations that are
-   ready or running, as ``Engine.others_first`` defines.
+   ready or running, as ``Engine.retries_after_progress`` defines.
 2. If those cannot free enough, it keeps other operations from beginning, waits for the open *looks* and retries after
    each. Its allocation fails if there is no room when no look is open.
 
@@ -220,7 +220,7 @@ def chances(context: Context) -> Iterator[None]:
     while True:
         while not inside and relief.wait(context, in_operation=False):
             yield
-        for _ in current.others_first(PATIENCE_S):
+        for _ in current.retries_after_progress(PATIENCE_S):
             yield
         if not relief.wait(context, in_operation=inside):
             return

@@ -16,9 +16,9 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import DeviceError, ParameterError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 
 
 class _Keys:

@@ -31,10 +31,10 @@ from weftplan.device.offload_targets import OffloadTarget
 from weftplan.engine import FnProperty
 from weftplan.engine.var import Var
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.ndarray.memory import joint_allocation
 
-_lock = whole_in_children(ReentrantLock())
+_lock = consistent_in_children(ReentrantLock())
 """Reentrant, because a destructor that runs while it is held may push operations on arrays."""
 
 

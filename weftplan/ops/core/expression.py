@@ -160,13 +160,12 @@ class Expr:
         op: a name in :data:`UFUNCS`; ``input``, ``cast``, ``clip``, ``select``; or ``call`` of ``function``.
         args: operands: expressions, numbers or scalars; for an input its name.
         kind: dtype of the result; "default": that of the kernel, or bool for comparisons.
-        function, scratch: for ``call``: ``function(xp, *args, out, *scratch)``, and the kinds of its scratch arrays.
-        separate: for ``call``: whether ``out`` must not be the memory of an operand; otherwise it may be the first's.
-        same: for ``call``: an expression with the same values, for compilers; None: there is none.
+        function: for ``call``: ``function(xp, *args, out)``; ``out`` may be the memory of the first operand.
+        same: for ``call``: an operation on inputs with the same values, for compilers; None: there is none.
         as_float: whether integers are computed as float64.
     """
 
-    __slots__ = ("args", "as_float", "function", "kind", "number", "op", "same", "scratch", "separate")
+    __slots__ = ("args", "as_float", "function", "kind", "number", "op", "same")
     __array_ufunc__ = None
 
     def __init__(
@@ -175,14 +174,12 @@ class Expr:
         *args: object,
         kind: Kind | Literal["default"] = "default",
         function: Callable[..., object] | None = None,
-        scratch: tuple[Kind, ...] = (),
-        separate: bool = False,
         same: Expr | None = None,
         as_float: bool = False,
     ) -> None:
         self.op, self.kind = op, kind
         self.args: tuple[Any, ...] = args
-        self.function, self.scratch, self.separate, self.same = function, scratch, separate, same
+        self.function, self.same = function, same
         self.as_float = as_float
         self.number = next(_numbers)
 
@@ -267,9 +264,9 @@ def quotient(a: object, b: object) -> Expr:
     )  # a multiple of b, nearer to zero than a: cannot overflow
 
 
-def apply(function: Callable[..., object], *args: object, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
-    """Return the result of ``function(xp, *args, out, *scratch)``; ``options`` are attributes of :class:`Expr`."""
-    return Expr("call", *args, function=function, scratch=scratch, **options)
+def apply(function: Callable[..., object], *args: object, same: Expr | None = None) -> Expr:
+    """Return the result of ``function(xp, *args, out)``, which ``same`` states for compilers."""
+    return Expr("call", *args, function=function, same=same)
 
 
 def operations(results: Iterable[object]) -> list[Expr]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -41,10 +41,14 @@ Specs = Sequence[TensorSpec]
 class ArrayKernel:
     """A kernel that calls ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
 
-    __slots__ = ("function", "scratch", "workspace")
+    __slots__ = ("elementwise", "expressions", "function", "scratch", "workspace")
 
-    def __init__(self, function: Function, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, function: Function, scratch: Scratch | None = None, formula: Callable[..., tuple[Any, ...]] | None = None
+    ) -> None:
         self.function = function
+        self.elementwise = formula is not None
+        self.expressions = None if formula is None else lambda params, dtype, operands: formula(params, *operands)
         self.scratch = scratch
         self.workspace = None if scratch is None else self._bytes
         """The ``Op.workspace`` of this kernel; None: it takes no scratch."""
@@ -180,16 +184,24 @@ def kernel(function: Function, /) -> ArrayKernel: ...
 
 
 @overload
-def kernel(*, scratch: Scratch) -> Callable[[Function], ArrayKernel]: ...
+def kernel(
+    *, scratch: Scratch | None = None, formula: Callable[..., tuple[Any, ...]] | None = None
+) -> Callable[[Function], ArrayKernel]: ...
 
 
 def kernel(
-    function: Function | None = None, /, *, scratch: Scratch | None = None
+    function: Function | None = None,
+    /,
+    *,
+    scratch: Scratch | None = None,
+    formula: Callable[..., tuple[Any, ...]] | None = None,
 ) -> ArrayKernel | Callable[[Function], ArrayKernel]:
     """Decorator: make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``.
 
     Args:
         scratch: returns the shapes and dtypes of the scratch arrays; the operator's workspace follows from them.
+        formula: ``formula(p, *inputs)`` returns the outputs as expressions, for calls on arrays of one shape, which
+            may then be fused.
 
     >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
     ... def cube(xp, p, x, out, square):
@@ -199,7 +211,7 @@ def kernel(
     64
     """
     if function is None:
-        return lambda given: ArrayKernel(given, scratch)
+        return lambda given: ArrayKernel(given, scratch, formula)
     return ArrayKernel(function)
 
 

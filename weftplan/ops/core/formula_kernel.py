@@ -19,6 +19,7 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import Call, with_views
+from weftplan.ops.core.formulas import Computation, computation
 from weftplan.ops.core.kernels import block_bytes, blocks, replayed
 from weftplan.ops.core.lowering import Program, lower
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
@@ -69,14 +70,15 @@ class FormulaKernel:
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
         self.choices = choices or {}
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
+        self._computations: dict[object, Computation | None] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
         """Return the values of the choices."""
         return {name: choose(params) for name, choose in self.choices.items()}
 
-    def expressions(self, choices: dict[str, object], dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
+    def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
-        formula = self.formula
+        formula, choices = self.formula, self.chosen(params)
         if not is_float(dtype):
             if self.integer is not None and dtype.kind in "iu":
                 formula = self.integer
@@ -90,6 +92,19 @@ class FormulaKernel:
         results = formula(Parameters(choices), *operands)
         return results if isinstance(results, tuple) else (results,)
 
+    def computation(self, params: Params, arrays: int, dtype: DType) -> Computation | None:
+        """Return the formula for compilers, which replaces array 0 and the states; None if it cannot be compiled.
+
+        Args:
+            arrays: number of inputs.
+            dtype: dtype of all arrays.
+        """
+        key = (*self.chosen(params).values(), arrays, dtype)
+        if key not in self._computations:
+            self._computations[key] = computation(self, params, arrays, dtype, out=0, is_open=True)
+        formula = self._computations[key]
+        return None if formula is None else formula.at(params, dtype)
+
     def program(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
@@ -98,16 +113,16 @@ class FormulaKernel:
         key = (*choices.values(), output.dtype, *[None if one is None else one.dtype for one in inputs])
         found = self._programs.get(key)
         if found is None:
-            found = self._programs[key] = self._lowered(choices, inputs, output)
+            found = self._programs[key] = self._lowered(params, inputs, output)
         return found
 
     def _lowered(
-        self, choices: dict[str, object], inputs: Sequence[SpecLike | None], output: SpecLike
+        self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
         names = [f"x{k}" for k in range(len(inputs))]
         base = output if self.base is None else inputs[self.base]
         assert base is not None
-        out, *states = self.expressions(choices, base.dtype, [Expr("input", name) for name in names])
+        out, *states = self.expressions(params, base.dtype, [Expr("input", name) for name in names])
         results = {**{names[k]: state for k, state in zip(self.states, states, strict=True)}, "out": out}
         read = leaves(results.values()) | {names[k] for k in self.states}
         used = tuple(k for k, name in enumerate(names) if name in read)
@@ -167,18 +182,25 @@ class FormulaKernel:
         if len(used) != len(inputs):
             return None
         if program.single is not None:
-            name, operands, options = program.single
-            function = getattr(np, name)
-            # NumPy 2.4 deprecates a third positional argument of these two functions.
-            plain = not options and name not in ("maximum", "minimum")
-            if plain and operands == tuple(f"x{k}" for k in used):
-                return function  # type: ignore[no-any-return]
-            return program.step(np, params)
+            return program.ufunc(np) or program.step(np, params)
         size = math.prod(out.shape)
         if size > tiling.block() or any(math.prod(one.shape) != size for one in inputs):
             return None
         step = program.step(np, params)
         return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+
+    def function(self, xp: ArrayModule, inputs: Sequence[DType], output: DType) -> Callable[..., object]:
+        """Return a function of inputs that broadcast, arrays or numbers, and the output; it allocates its scratch.
+
+        Args:
+            inputs: their dtypes; the formula reads all of them and has no parameters.
+        """
+        program, _ = self.program({}, [TensorSpec((), dtype) for dtype in inputs], TensorSpec((), output))
+        step = program.ufunc(xp) or program.step(xp, {})
+        if not program.scratch:
+            return step
+        dtypes = [dtype for dtype, _ in program.scratch]
+        return lambda *arrays: step(*arrays, *[xp.empty(arrays[-1].shape, dtype) for dtype in dtypes])
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""

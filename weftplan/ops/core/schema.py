@@ -307,6 +307,8 @@ class Op:
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     """In a backward operator, for each output the index of the forward input whose gradient it is."""
     aliases: tuple[str, ...] = ()
+    saved_as: str = ""
+    """Name in symbol files if it is not ``name``."""
     in_mxnet: bool = True
     """Whether MXNet 1.9.1 has an operator of this name with these parameters."""
     lenient: bool | None = None

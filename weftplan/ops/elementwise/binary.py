@@ -142,6 +142,7 @@ _binary(
     lambda a, b: where(f.equal(b, 0), 0, f.remainder(a, b)),
     "Remainder of lhs / rhs with the sign of rhs, 0 where rhs is 0.",
     grads=(lambda g, a, b: g, lambda g, a, b: -f.floor(a / b) * g),
+    integer=f.remainder,
     integers="zero",
     elementwise=("_mod", "_Mod"),
     broadcast=("broadcast_mod",),

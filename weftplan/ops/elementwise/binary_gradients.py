@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.core.expression import Expr
 from weftplan.ops.core.forms import Call, kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
 from weftplan.ops.core.kernels import block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
@@ -141,10 +142,17 @@ class SidesKernel:
         integers: how they treat integers.
     """
 
+    elementwise = True
+    """For arrays of one shape."""
+
     def __init__(self, lhs: Side, rhs: Side, *, integers: Integers = "slope") -> None:
         self.sides = lhs, rhs
         self.integers = integers
         self._steps: dict[DType, _Steps] = {}
+
+    def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
+        """Return both gradients for operands of one shape."""
+        return tuple(side(*operands) for side in self.sides)
 
     def steps(self, dtype: DType) -> _Steps:
         """Return the formulas for arrays of ``dtype``."""
@@ -191,7 +199,7 @@ def sum_backward(sign: int) -> Kernel:
     It sums the output gradient to each input's shape and multiplies the right gradient by ``sign``.
     """
 
-    @kernel
+    @kernel(formula=lambda p, g: (g, -g if sign < 0 else g))
     def compute(xp: ArrayModule, p: Params, g: RawArray, left: RawArray | None, right: RawArray | None) -> None:
         # Left before right: a left gradient in g's memory leaves g unchanged, a right one may change it.
         if left is not None:

@@ -162,12 +162,10 @@ def _check(
                     f"row {name!r}: it has a formula for integers, but its dtype rule refuses {dtype}"
                 ) from None
             continue
-        array = np.empty((), dtype)
         try:
-            result = kernel.expressions(kernel.chosen(values), dtype, [Expr("input", one) for one in inputs])[0]
+            result = kernel.expressions(values, dtype, [Expr("input", one) for one in inputs])[0]
             kind = result.kind if isinstance(result, Expr) else "default"
             if kind != "default" and dtype_of(kind, dtype) != expected:
                 raise FormulaError(f"its result is {dtype_of(kind, dtype)}, but its dtype rule says {expected}")
-            kernel.program(values, [array] * len(inputs), array)
         except (FormulaError, TypeError) as error:
             raise FormulaError(f"row {name!r}, {dtype}: {error}") from error

@@ -170,8 +170,9 @@ def _activation_rows(params: Params, shape: Shape) -> Shape:
 
 def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     new = same_shape(params, ins, outs)
-    if params["mode"] == "channel" and new[0][0] is not None:
-        normalize_axis(1, len(new[0][0]), "SoftmaxActivation: mode='channel' needs axis")
+    if new[0][0] is not None:
+        mode = params["mode"]
+        normalize_axis(int(mode == "channel"), len(new[0][0]), f"SoftmaxActivation: {mode=} needs axis")
     return new
 
 

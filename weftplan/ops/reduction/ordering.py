@@ -130,10 +130,10 @@ def _topk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     source = ins[0]
     if source is None:
         return ins, outs
+    size = _extents(source, params["axis"])[1]
     if params["ret_typ"] == "mask":
         merged = merge_shape(source, outs[0], "topk: data and mask")
         return [merged], [merged]
-    size = _extents(source, params["axis"])[1]
     if 0 in source:
         return ins, outs
     k = params["k"] if params["k"] > 0 else size

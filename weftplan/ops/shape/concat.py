@@ -204,7 +204,7 @@ def _stack(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     before = (slice(None),) * (p["axis"] % out.ndim)
     for k, x in enumerate(inputs):
-        xp.copyto(out[(*before, k)], x)
+        xp.copyto(out[(*before, k, ...)], x)
 
 
 @kernel

@@ -57,6 +57,11 @@ class Display:
         self._epoch_samples = 0
         self._seen = 0
 
+    @property
+    def stays(self) -> bool:
+        """Whether the caller of ``fit`` asked for it, so that its lines stay."""
+        return not self._silent and not self._passing
+
     def batch(self, epoch: int, nbatch: int, samples: int, pairs: Pairs) -> None:
         """Count a batch and update the live line."""
         now = time.perf_counter()

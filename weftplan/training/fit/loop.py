@@ -8,8 +8,9 @@ from a checkpoint, and ``interruption.py`` has the rule for Ctrl-C.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from weftplan.data.batch import DataBatch
@@ -27,6 +28,7 @@ from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, position_of
 from weftplan.training.fit.interruption import saving_first
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.precision import LossScale
 from weftplan.training.fit.rejoining import Rejoining
 from weftplan.training.fit.resumable_run import ResumableRun
@@ -58,6 +60,7 @@ class Fitting(ResumableRun):
         stopping: early-stopping rule, or None.
         events: receiver of training events, or None.
         display, monitor, batch_end_callback, epoch_end_callback: as ``fit`` takes them.
+        variables: arguments of ``fit``, which a callback finds in ``param.locals``.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Fitting(ResumableRun):
         monitor: Monitor | None = None,
         batch_end_callback: Callbacks = None,
         epoch_end_callback: Callbacks = None,
+        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         super().__init__(
             module,
@@ -111,7 +115,10 @@ class Fitting(ResumableRun):
         self._monitor = monitor
         self._batch_end_callback = batch_end_callback
         self._epoch_end_callback = epoch_end_callback
+        self._variables = variables
         self._events = events
+        # A user's own metric is read only when MXNet reads it, unless its values are shown.
+        self._reads_metric = events is not None or display.stays or not overrides(metric, "get", "get_name_value")
         self._window = Window()
         self._ended: StepEnd | None = None
         self._trained: list[tuple[str, float]] | None = None
@@ -176,24 +183,39 @@ class Fitting(ResumableRun):
         if not self.batches:
             self.metric.reset()
             self.module.begin_epoch(self.epoch, self.data, first=not self.step)
-        since = time.perf_counter()
-        for batch in self.epoch_batches():
+        began = since = time.perf_counter()
+        # As in MXNet the next batch is read before the callbacks of this one. A checkpoint between the two could not
+        # tell the iterator's position, so runs that save read it after them.
+        reads_ahead = self._checkpoints is None and self._rejoining is None
+        batches = self.epoch_batches()
+        batch = next(batches, None)
+        while batch is not None:
             since = self._waited(since)
             if self._monitor is not None:
                 self._monitor.tic()
             since = self._update(batch, since)
+            self._ended = StepEnd(self.module)
+            following = None
+            if reads_ahead:
+                following = next(batches, None)
+                since = self._waited(since)
+                if following is not None:
+                    self.module.prepare(following, sparse_row_id_fn=self._variables.get("sparse_row_id_fn"))
             if self._monitor is not None:
                 self._monitor.toc_print()
-            pairs = self.metric.get_name_value()
+            pairs = self.metric.get_name_value() if self._reads_metric else []
             since = self._window.spent("compute", since)
             number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
             self._watch.batch(self.epoch, number, batch.label, pairs)
             data = getattr(batch, "data", None)  # a custom batch may lack it
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
-            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
             # Read before the callbacks, as in MXNet: Speedometer may reset the metric after the last batch.
-            self._trained = self.metric.get_global_name_value() if self._batch_end_callback is not None else None
+            if following is None:
+                self._trained = self.metric.get_global_name_value()
+            told = {"epoch": self.epoch, "nbatch": number, "data_batch": batch, "next_data_batch": following}
+            told |= {"self": self.module, "tic": began, "end_of_batch": following is None}
+            param = BatchEndParam(self.epoch, number, self.metric, {**self._variables, **told})
             with saving_first(self._save):
                 call(self._batch_end_callback, param)
             if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
@@ -201,7 +223,11 @@ class Fitting(ResumableRun):
                 self._keep()
             since = self._window.spent("other", since)
             self._count(number, samples, pairs)
-            self._ended = StepEnd(self.module)
+            batch = following
+            if not reads_ahead:
+                batch = next(batches, None)
+                if batch is not None:
+                    self.module.prepare(batch, sparse_row_id_fn=self._variables.get("sparse_row_id_fn"))
         if not self.batches:
             raise MXNetError(
                 f"fit: train_data gave no batch in epoch {self.epoch}; its reset() must start over, and with "
@@ -268,8 +294,11 @@ class Fitting(ResumableRun):
         for name, value in trained:
             module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
         module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
-        module.synchronize()
         args, aux = module.get_params()
+        if overrides(module, "get_params", "set_params", "init_params"):
+            module.set_params(args, aux)
+        else:
+            module.synchronize()  # the same, without copies of equal values
         for array in (*(args or {}).values(), *(aux or {}).values()):  # a module of the user's may return None
             array.wait_to_read()  # raises an error of backward or of the update
         if self._epoch_end_callback is not None:

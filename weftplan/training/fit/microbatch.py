@@ -55,7 +55,8 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
         BindError: the module is already bound for other shapes or another grad_req.
     """
     if micro_batches == 1:
-        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
+        descs = {"data_shapes": data.provide_data, "label_shapes": data.provide_label}
+        module.bind(**descs, for_training=True, force_rebind=rebind)
         return
     pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
     if module.binded and not rebind:

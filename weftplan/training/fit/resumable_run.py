@@ -12,7 +12,7 @@ from typing import Any
 
 from weftplan.data.batch import DataBatch
 from weftplan.data.data_iter import DataIter
-from weftplan.data.iterator_state import place_of
+from weftplan.data.iterator_state import state_or_none
 from weftplan.errors import FormatError, ParameterError
 from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
@@ -96,7 +96,7 @@ class ResumableRun:
             "random_before": gather_random(self._before_epoch, packer),
             "reset": self._reset,
             "begun": self._begun,
-            "iterator": packer.value(place_of(self.data)),
+            "iterator": packer.value(state_or_none(self.data)),
             "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
         }
@@ -205,10 +205,10 @@ class ResumableRun:
             batches = iter(self.data)
             first_batch = next(batches, None)
         self._begun = True
-        if first_batch is not None:
-            yield first_batch
-            del first_batch
-            yield from batches
+        batch, first_batch = first_batch, None
+        while batch is not None:  # a for loop would call the iterator's __iter__ again
+            yield batch
+            batch = next(batches, None)
 
     def _skip_seen(self, batches: Iterator[DataBatch]) -> None:
         """Skip the batches used before the checkpoint, if the iterator has no state."""

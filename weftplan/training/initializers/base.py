@@ -88,13 +88,13 @@ class Initializer(Constructed):
         arr[:] = 1.0
 
     def _init_bias(self, name: str, arr: NDArray) -> None:
-        self._init_zero(name, arr)
+        arr[:] = 0.0
 
     def _init_beta(self, name: str, arr: NDArray) -> None:
-        self._init_zero(name, arr)
+        arr[:] = 0.0
 
     def _init_gamma(self, name: str, arr: NDArray) -> None:
-        self._init_one(name, arr)
+        arr[:] = 1.0
 
     def _init_default(self, name: str, arr: NDArray) -> None:
         raise ParameterError(

@@ -22,13 +22,14 @@ from weftplan.device.context import Context
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
+from weftplan.training.executor_group import without_padding
 from weftplan.training.fit.callbacks import Callbacks, LogValidationMetricsCallback
 from weftplan.training.fit.fit_module import Logs, OptimizerLike, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoint
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics.metric import MetricLike
-from weftplan.training.module.base_module import BaseModule, without_padding
+from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.bucketing_module import BucketingModule
 from weftplan.training.module.module import Module
 

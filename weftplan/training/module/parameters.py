@@ -153,7 +153,7 @@ def first_values(
     label_names: Sequence[str],
     training: bool,
 ) -> dict[str, NDArray]:
-    """Compute initial values for the names of ``likes``, in its order.
+    """Compute initial values for the names of ``likes``. The initializer is called in alphabetical order, as in MXNet.
 
     Args:
         likes: bound arrays, which define shapes and dtypes.
@@ -201,6 +201,8 @@ def first_values(
             )
         else:
             value = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
-            rule(InitDesc(name, attrs.get(name), rule if isinstance(rule, Initializer) else None), value)
         values[name] = value
+    for name in sorted(values.keys() - (given or {}).keys()):
+        assert rule is not None
+        rule(InitDesc(name, attrs.get(name), rule if isinstance(rule, Initializer) else None), values[name])
     return values

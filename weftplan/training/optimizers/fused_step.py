@@ -23,7 +23,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.array import fresh
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.memory.chunk import take
-from weftplan.ops.elementwise.formulas import DTYPES
+from weftplan.ops.core.formulas import DTYPES
 from weftplan.ops.optimizer import fused_update
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.array_types import RawArray
