@@ -71,7 +71,12 @@ LT, GT = _binary("lesser", swapped="greater"), _binary("greater", swapped="lesse
 LE, GE = _binary("lesser_equal", swapped="greater_equal"), _binary("greater_equal", swapped="lesser_equal")
 AND, OR, XOR = _binary("logical_and"), _binary("logical_or"), _binary("logical_xor")
 
-_COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
+_COMPARING = (EQ, NE, LT, LE, GT, GE, AND, OR, XOR)
+_COMPARISONS = frozenset(op.name for op in _COMPARING)
+MASK_MAKERS = frozenset(name for op in _COMPARING for name in (op.arrays, op.scalar, op.swapped)) | {
+    "logical_not", "_contrib_isnan", "_contrib_isinf", "_contrib_isfinite"
+}  # fmt: skip
+"""Names of the operators whose results are masks; memory has the name of the operator that it was made for."""
 NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""

@@ -163,12 +163,24 @@ def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None
 
 
 def zeros_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return zeros with the shape, dtype and context of ``data``."""
+    """Return zeros with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
     return full(data.shape, 0, data.context, data.dtype, out)
 
 
 def ones_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return an array filled with 1, with the shape, dtype and context of ``data``."""
+    """Return an array filled with 1, with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
     return full(data.shape, 1, data.context, data.dtype, out)
 
 
@@ -314,7 +326,12 @@ def _check_arrays(name: str, arrays: Sequence[object]) -> None:
 def reset_arrays(*data: NDArray, num_arrays: int, out: object = None) -> list[NDArray]:
     """Set all elements of ``num_arrays`` arrays to zero.
 
-    Return an empty list, because MXNet's operator has no outputs; ``out`` is ignored.
+    Return an empty list, because MXNet's operator has no outputs.
+
+    Args:
+        *data: the arrays.
+        num_arrays: their number.
+        out: ignored.
 
     Raises:
         ParameterError: the number of arrays is not ``num_arrays``. Nothing is changed then.

@@ -239,7 +239,13 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return result
 
     def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """Insert an axis of length 1, as ``sym.expand_dims``; ``inplace`` is ignored, since the planner decides."""
+        """Insert an axis of length 1, as ``sym.expand_dims``.
+
+        Args:
+            axis: position of the new axis.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
         result: Symbol = slots.SYMBOL_OPERATOR.get()("expand_dims")(self, axis=axis, **kwargs)
         return result
 
@@ -249,7 +255,13 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return result
 
     def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """Drop axes of length 1, as ``sym.squeeze``; ``inplace`` is ignored."""
+        """Drop axes of length 1, as ``sym.squeeze``.
+
+        Args:
+            axis: the axes; None: all of length 1.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
         result: Symbol = slots.SYMBOL_OPERATOR.get()("squeeze")(self, axis=axis, **kwargs)
         return result
 

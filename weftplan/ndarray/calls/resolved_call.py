@@ -7,6 +7,7 @@ outcome.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,9 @@ def _settle(
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}
     parsed = registry.parse_params(op, params)
+    ignored = op.ignored_keys(params)
+    if ignored:
+        warnings.warn(f"{op.name} ignores {', '.join(ignored)}, as in MXNet", stacklevel=7)
     names = op.input_names(parsed)
     if len(inputs) != len(names):
         raise ParameterError(
