@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weftplan.ops.core import tiling
-from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
+from weftplan.ops.core import cost, tiling
+from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, operations, value_of
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import Call, with_views
 from weftplan.ops.core.kernels import block_bytes, blocks, replayed
@@ -69,6 +69,7 @@ class FormulaKernel:
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
         self.choices = choices or {}
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
+        self._seconds: dict[object, float] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
         """Return the values of the choices."""
@@ -89,6 +90,17 @@ class FormulaKernel:
                 return (g * cast(slope, dtype),)
         results = formula(Parameters(choices), *operands)
         return results if isinstance(results, tuple) else (results,)
+
+    def seconds_per_element(self, params: Params, count: int) -> float:
+        """Return the modelled seconds of one float32 element on a host, for ``count`` inputs."""
+        choices = self.chosen(params)
+        key = (*choices.values(), count)
+        if key not in self._seconds:
+            operands = [Expr("input", f"x{k}") for k in range(count)]
+            passes = operations(self.expressions(choices, np.dtype(np.float32), operands))
+            names = [one.op if one.function is None else one.function.__name__ for one in passes]
+            self._seconds[key] = sum(cost.FUNCTIONS.get(name, cost.PASS) for name in names)
+        return self._seconds[key]
 
     def program(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
