@@ -91,7 +91,6 @@ class Curve:
             "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
             "PLAN": html.escape(str(self.plan)),
         }
-        from weftplan.report.page import filled  # late: a forecast without a page needs no report
 
         return filled("curve_page.html", {}, marks)
 
