@@ -106,8 +106,8 @@ def _step(p: Parameters, w: Expr, g: Expr, r1: Expr, r2: Expr) -> Expr:
         r1 = f.maximum(r1, p.lower_bound)
     if p.has_upper:
         r1 = f.minimum(r1, p.upper_bound)
-    ratio: Expr = where(f.equal(r1 * r2, 0), 1, r1 / r2)
-    return w - g * (ratio * p.lr)
+    new: Expr = w - g * (where(f.equal(r1 * r2, 0), 1, r1 / r2) * p.lr)
+    return new
 
 
 def _mixed_step(p: Parameters, weight: Expr, g: Expr, r1: Expr, r2: Expr, weight32: Expr) -> tuple[Expr, Expr]:
