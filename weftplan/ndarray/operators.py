@@ -40,7 +40,7 @@ def names() -> list[str]:
     return [name for name in registry.names() if not name.startswith("_")]
 
 
-class Namespace(ModuleType):
+class ArrayNamespace(ModuleType):
     """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
 
     It is a module, so that ``import mxnet.ndarray.contrib`` works.
@@ -64,9 +64,9 @@ class Namespace(ModuleType):
 
 
 NAMESPACES = {
-    "_internal": Namespace("_internal", ""),
-    "contrib": Namespace("contrib", "_contrib_", "contrib_"),
-    "image": Namespace("image", "_image_"),
-    "linalg": Namespace("linalg", "linalg_", "_linalg_"),
-    "op": Namespace("op", ""),
+    "_internal": ArrayNamespace("_internal", ""),
+    "contrib": ArrayNamespace("contrib", "_contrib_", "contrib_"),
+    "image": ArrayNamespace("image", "_image_"),
+    "linalg": ArrayNamespace("linalg", "linalg_", "_linalg_"),
+    "op": ArrayNamespace("op", ""),
 }
