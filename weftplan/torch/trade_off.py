@@ -91,6 +91,7 @@ class Curve:
             "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
             "PLAN": html.escape(str(self.plan)),
         }
+
         return filled("curve_page.html", {}, marks)
 
     def save(self, path: str | Path) -> None:
