@@ -26,7 +26,7 @@ from weftplan.ndarray.arithmetic import MASK_MAKERS, NUMBERS, scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
 from weftplan.ndarray.inline_calls import copy_inline
-from weftplan.ndarray.pushing import Value, computing, push, push_kernel
+from weftplan.ndarray.pushing import KernelValue, computing, push, push_kernel
 from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import RawArray, Scalar
 
@@ -115,7 +115,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
     operand: Any
     reads = [index.var for index in moved]
     if isinstance(value, NUMBERS):
-        operand = Value(scalar_as(array.dtype, value))
+        operand = KernelValue(scalar_as(array.dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
         if not advanced and contiguous and value.shape == array.shape == shape:
@@ -129,14 +129,14 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
             if not is_number(values.dtype):
                 raise TypeError(f"expected numbers, got elements of dtype {values.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = Value(np.array(values, dtype=array.dtype))
+            operand = KernelValue(np.array(values, dtype=array.dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.ready.shape)
 
     if not advanced:
-        no_overlap = operand.__class__ is Value or operand.chunk is not array.chunk
-        source = operand.ready if operand.__class__ is Value else operand
+        no_overlap = operand.__class__ is KernelValue or operand.chunk is not array.chunk
+        source = operand.ready if operand.__class__ is KernelValue else operand
         if no_overlap and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
             return
 
@@ -147,7 +147,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
         reads.append(array.var)  # elements outside the key keep their values, so an earlier failure stays
     name = "scatter" if advanced else "assign"
     operands = [array, operand, *moved]
-    if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
+    if array.context.device_type == "gpu" and isinstance(operand, KernelValue) and not moved:
         queue, lane = route_from_host(array)
         fn = computing(scatter, operands)
         push(fn, reads, (array.var,), lane, prop=queue, name=name)

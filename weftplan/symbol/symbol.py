@@ -43,11 +43,11 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         entries: the outputs, in order.
     """
 
-    __slots__ = ("__weakref__", "entries", "kept")
+    __slots__ = ("__weakref__", "cached_plans", "entries")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = list(entries)
-        self.kept: Any = None
+        self.cached_plans: Any = None
         """Executors' cached data for this symbol, with the symbol's lifetime."""
 
     # ------------------------------------------------------------------------------------------------------- names

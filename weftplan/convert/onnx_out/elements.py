@@ -13,7 +13,8 @@ import numpy as np
 
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_out.writing import RULES, NodeWriter, rule
-from weftplan.ops.elementwise.unary import ONNX
+from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
+from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
 
 
 def _plain(names: Mapping[str, str]) -> None:
@@ -21,16 +22,8 @@ def _plain(names: Mapping[str, str]) -> None:
         RULES[ours] = lambda call, theirs=theirs: call.end(theirs, call.inputs)  # type: ignore[misc]
 
 
-_plain(
-    {
-        **ONNX, "_copy": "Identity",
-        "BlockGrad": "Identity", "MakeLoss": "Identity",
-        "make_loss": "Identity", "add_n": "Sum", "elemwise_add": "Add", "elemwise_sub": "Sub", "elemwise_mul": "Mul",
-        "elemwise_div": "Div", "broadcast_add": "Add", "broadcast_sub": "Sub", "broadcast_mul": "Mul",
-        "broadcast_div": "Div", "broadcast_power": "Pow", "_power": "Pow", "broadcast_maximum": "Max",
-        "broadcast_minimum": "Min", "_maximum": "Max", "_minimum": "Min",
-    }
-)  # fmt: skip
+_plain({**ONNX, **ONNX_BINARY, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"),
+        "add_n": "Sum"})  # fmt: skip
 
 
 @rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")
@@ -43,28 +36,12 @@ def _logistic(call: NodeWriter) -> None:
     call.end("Sigmoid", call.inputs[:1])
 
 
-_SCALARS = {
-    "plus": "Add",
-    "minus": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "power": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
-}
-
-
-@rule(*(f"_{side}{word}_scalar" for word in _SCALARS for side in ("", "r")))
+@rule(*ONNX_SCALAR)
 def _scalar(call: NodeWriter) -> None:
     assert call.node.op is not None
-    word = call.node.op.name.removeprefix("_").removesuffix("_scalar")
+    theirs, number_is_left = ONNX_SCALAR[call.node.op.name]
     number = call.constant(call.params["scalar"], call.dtype())
-    pair = [call.inputs[0], number] if word in _SCALARS else [number, call.inputs[0]]
-    call.end(_SCALARS[word if word in _SCALARS else word[1:]], pair)
-
-
-for _word in ("plus", "mul", "maximum", "minimum"):
-    RULES.pop(f"_r{_word}_scalar")
+    call.end(theirs, [number, call.inputs[0]] if number_is_left else [call.inputs[0], number])
 
 
 @rule("square")

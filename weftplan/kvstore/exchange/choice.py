@@ -21,13 +21,13 @@ class ExchangePlan:
     """The programs that exchange one array.
 
     Attributes:
-        way: route of the push.
+        route: route of the push.
         push: program of the push.
-        pull: program of the fastest pull; its route may differ from ``way``, since copies have no order of additions.
+        pull: program of the fastest pull; its route may differ from ``route``, since copies have no order of additions.
         seconds: modelled seconds of a push and a pull, by name of each route that was tried.
     """
 
-    route: Route
+    way: Route
     push: ExchangeProgram
     pull: ExchangeProgram
     seconds: dict[str, float]
@@ -90,8 +90,8 @@ class Chooser:
         plan = self._plans.get((devices, home, elements, itemsize))
         if plan is None:
             plan = self._plans[devices, home, elements, itemsize] = self._choose(links, home, elements, itemsize)
-            if self._log_trees and plan.route.name in ("tree", "trees"):
-                for share in plan.route.shares:
+            if self._log_trees and plan.way.name in ("tree", "trees"):
+                for share in plan.way.shares:
                     log.warning("elements %d to %d: parents %s", share.begin, share.end, share.parents)
         return plan
 

@@ -20,7 +20,7 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import implementations, registry, tiling
 from weftplan.ops.core.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
-_MOST_PLANS = 4096
+_MAX_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def settled(
     key: Any = (
         op.name,
         on_gpu,
-        tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
+        tuple((name, params[name], _isolated(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
     )
@@ -60,13 +60,13 @@ def settled(
     if plan is None:
         plan = _settle(op, inputs, params, targets, on_gpu)
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
+            if len(_plans) >= _MAX_PLANS:
                 _plans.clear()
             _plans[key] = plan
     return plan
 
 
-def _apart(value: object) -> object:
+def _isolated(value: object) -> object:
     """Return a key that distinguishes equal values of different meaning, also in tuples: 1, True, 1.0; 0.0, -0.0."""
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 

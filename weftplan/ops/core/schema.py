@@ -187,12 +187,13 @@ class Workspace:
         return () if self._workspace is None else (self._workspace,)
 
     def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return a repeatable form of ``call``: it resets this workspace before each run."""
+        """Return a repeatable form of ``call``: each run takes scratch from what is free in this workspace now."""
         if self._workspace is None:
             return call
+        start = self._offset
 
         def again() -> None:
-            self._offset = 0
+            self._offset = start
             call()
 
         return again
@@ -243,9 +244,10 @@ class OpContext(Workspace):
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
 """A kernel; see the kernel contract of this module.
 
-A kernel may have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments (or None)
-with the same effect on these arrays. An executor, whose arrays keep their addresses, replays the function instead of
-the kernel. Each call of it may use the array module and workspace of ``ctx``.
+A kernel may have a method ``bind(ctx, params, inputs, outputs)`` that returns a function without arguments with the
+same effect on these arrays, which may be repeated and uses the array module and workspace of ``ctx``. If the kernel's
+attribute ``replayable`` is true, the function does not depend on the rest of ``ctx``: an executor, whose arrays keep
+their addresses, replays it in every run.
 
 A kernel may have a method ``bare(params, inputs, outputs)`` that returns a function (or None) for the specs ``inputs``
 and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the call declares
