@@ -62,7 +62,7 @@ LIMITS = {
     "weftplan/symbol": 2_992,
     "weftplan/tasks": 2_527,
     "weftplan/torch": 4_038,
-    "weftplan/training": 10_987,
+    "weftplan/training": 10_953,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
 
