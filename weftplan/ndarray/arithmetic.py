@@ -21,10 +21,10 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline, write_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
-from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
+from weftplan.ndarray.pushing import KernelValue, keep_failures, push_kernel, work
 from weftplan.ops.core import registry
 from weftplan.ops.core.expression import BOOL
 from weftplan.ops.core.floats import is_float, is_number
@@ -71,12 +71,17 @@ LT, GT = _binary("lesser", swapped="greater"), _binary("greater", swapped="lesse
 LE, GE = _binary("lesser_equal", swapped="greater_equal"), _binary("greater_equal", swapped="lesser_equal")
 AND, OR, XOR = _binary("logical_and"), _binary("logical_or"), _binary("logical_xor")
 
-_COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
+_COMPARING = (EQ, NE, LT, LE, GT, GE, AND, OR, XOR)
+_COMPARISONS = frozenset(op.name for op in _COMPARING)
+MASK_MAKERS = frozenset(name for op in _COMPARING for name in (op.arrays, op.scalar, op.swapped)) | {
+    "logical_not", "_contrib_isnan", "_contrib_isinf", "_contrib_isfinite"
+}  # fmt: skip
+"""Names of the operators whose results are masks; memory has the name of the operator that it was made for."""
 NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""
 _INT64 = np.dtype(np.int64)
-_MOST_KEPT = 1024
+_MAX_CACHED = 1024
 _small: dict[Any, SmallWork | None] = {}
 """Inline operations by (operator, name, dtype of operands, shape of the result); None: the result is too large."""
 _functions: dict[tuple[str, DType, DType, str], Kernel] = {}
@@ -111,7 +116,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if dtype.kind in "fV" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand = Value(rhs)
+        operand = KernelValue(rhs)
     else:
         converted = _operand(op, lhs, rhs)
         if isinstance(converted, lhs.__class__):
@@ -123,9 +128,11 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
             if converted.chunk is not chunk:
                 reads = (converted.chunk.var,)
         else:
-            operand = Value(converted)
+            operand = KernelValue(converted)
     if not write_inline(_function(op, dtype, dtype, np), (lhs, operand), (lhs,)):
-        _push(op, op.scalar if operand.__class__ is Value else op.arrays, dtype, [lhs, operand, lhs], reads, chunk)
+        _push(
+            op, op.scalar if operand.__class__ is KernelValue else op.arrays, dtype, [lhs, operand, lhs], reads, chunk
+        )
     return lhs
 
 
@@ -136,14 +143,14 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if dtype.kind in "fV" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand, array = Value(float(rhs)), False
+        operand, array = KernelValue(float(rhs)), False
     elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
         operand, array = rhs, True
     else:
         operand = _operand(op, lhs, rhs)
         array = operand.__class__ is lhs.__class__
         if not array:
-            operand = Value(operand)
+            operand = KernelValue(operand)
         elif operand.shape != shape:
             shape = _broadcast(op, shape, operand.shape)
     if dtype is BOOL and op.name not in _COMPARISONS:
@@ -172,9 +179,9 @@ def _small_work(op: Binary, form: tuple[str, str, DType, tuple[int, ...]], dtype
     _, name, operands, shape = form
     nbytes = math.prod(shape) * dtype.itemsize
     small = None
-    if 0 < 3 * nbytes <= MOST_BYTES:
+    if 0 < 3 * nbytes <= MAX_BYTES:
         small = SmallWork(_function(op, operands, dtype, np), name, shape, dtype, nbytes)
-    if len(_small) >= _MOST_KEPT:
+    if len(_small) >= _MAX_CACHED:
         _small.clear()
     _small[form] = small
     return small
@@ -191,7 +198,7 @@ def unary(name: str, array: Array) -> Array:
 
 def _push(op: Binary, name: str, dtype: DType, operands: list[Any], reads: tuple[Var, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``, the last operand; ``reads`` are distinct and exclude its var."""
-    if dead.due:
+    if dead.pending:
         sweep()
     context = chunk.context
     if (make_room := MAKE_ROOM.value) is not None:
@@ -246,16 +253,16 @@ def scalar_as(dtype: DType, value: Scalar) -> float:
     if dtype.kind == "b":
         return int(value)
     try:
-        whole = int(value)
+        integer = int(value)
     except (ValueError, OverflowError) as error:  # not finite
         raise DTypeError(
             f"{value!r} cannot be used with an array of {dtype}; cast the array to a float dtype"
         ) from error
     bits = 8 * dtype.itemsize
-    whole &= (1 << bits) - 1
-    if dtype.kind == "i" and whole >> (bits - 1):
-        whole -= 1 << bits
-    return whole
+    integer &= (1 << bits) - 1
+    if dtype.kind == "i" and integer >> (bits - 1):
+        integer -= 1 << bits
+    return integer
 
 
 def _broadcast(op: Binary, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def mp_adamw_update(
     return updated
 
 
-def _each(
+def _each_array(
     name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Scalar | NDArray,
     out: NDArray | Sequence[NDArray] | None, size: int, rates: dict[str, Sequence[float]], options: dict[str, object],
 ) -> list[NDArray]:  # fmt: skip
@@ -81,7 +81,7 @@ def multi_adamw_update(
         ParameterError: the lists have different lengths. No weight is updated then.
     """
     rates = {"lr": lrs, "wd": wds, "eta": etas}
-    return _each("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
+    return _each_array("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
 
 
 def multi_mp_adamw_update(
@@ -93,7 +93,7 @@ def multi_mp_adamw_update(
     """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     arrays = (weights, grads, mean, var, weights32)
-    return _each("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
+    return _each_array("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
 
 
 def rand_zipfian(

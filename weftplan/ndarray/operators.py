@@ -39,7 +39,7 @@ def names() -> list[str]:
     return [name for name in registry.names() if not name.startswith("_")]
 
 
-class Namespace:
+class ArrayNamespace:
     """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name."""
 
     def __init__(self, name: str, *prefixes: str) -> None:
@@ -59,9 +59,9 @@ class Namespace:
 
 
 NAMESPACES = {
-    "_internal": Namespace("_internal", ""),
-    "contrib": Namespace("contrib", "_contrib_", "contrib_"),
-    "image": Namespace("image", "_image_"),
-    "linalg": Namespace("linalg", "linalg_", "_linalg_"),
-    "op": Namespace("op", ""),
+    "_internal": ArrayNamespace("_internal", ""),
+    "contrib": ArrayNamespace("contrib", "_contrib_", "contrib_"),
+    "image": ArrayNamespace("image", "_image_"),
+    "linalg": ArrayNamespace("linalg", "linalg_", "_linalg_"),
+    "op": ArrayNamespace("op", ""),
 }

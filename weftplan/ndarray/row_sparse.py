@@ -135,7 +135,14 @@ empty = zeros
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return a copy with another storage type, ``default`` or ``row_sparse``; or copy into ``out``."""
+    """Return a copy with another storage type.
+
+    Args:
+        data: the array.
+        stype: ``default`` or ``row_sparse``.
+        out: array that takes the values instead.
+        name: ignored.
+    """
     if out is not None:
         return data.copyto(out)
     return data.tostype("default").copy().tostype(stype)

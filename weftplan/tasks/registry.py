@@ -39,7 +39,7 @@ from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 from weftplan.tasks.array_slices import Parts
-from weftplan.tasks.tiles import Grid, address, bounds, has_distinct_elements
+from weftplan.tasks.tiles import TileGrid, address, bounds, has_distinct_elements
 
 in_flight: set[object] = set()
 """One item per task in flight, from the look-up of its vars to its push; added and removed atomically, without the
@@ -61,7 +61,7 @@ class _Entry:
     def __init__(self, var: Var) -> None:
         self.var = var
         """The var of all bytes outside the tiles; also the var of the first part."""
-        self.grid: Grid | None = None
+        self.grid: TileGrid | None = None
         self.parts: Parts | None = None
         self.undivided = False
         """Whether a caller holds ``var``, so that it must order every access."""
@@ -224,7 +224,7 @@ class _Registry:
             entry.parts = divided
         return span
 
-    def divide(self, array: RawArray, grid: Grid, engine: Engine) -> list[Var]:
+    def divide(self, array: RawArray, grid: TileGrid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; return its previous vars."""
         with self._lock:
             entry = self._entry(array, engine)

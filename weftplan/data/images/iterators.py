@@ -127,7 +127,17 @@ class ImageIter(DataIter):
     def next(self) -> DataBatch:
         if self._ended:
             raise StopIteration
-        rows, self._carried = self._carried, []
+        before = self.cur, self._carried
+        try:
+            return self._batch()
+        except StopIteration:
+            raise
+        except BaseException:  # so that the next call makes the same batch
+            (self.cur, self._carried), self._ended = before, False
+            raise
+
+    def _batch(self) -> DataBatch:
+        rows, self._carried = [*self._carried], []
         pad = 0
         while len(rows) < self.batch_size:
             try:

@@ -18,14 +18,14 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec
 from weftplan.support import slots
 from weftplan.support.slots import ARRAY_CHUNK
 
-_MOST_KEPT = 256
+_MAX_CACHED = 256
 """Maximum number of cached calls of one function."""
 _NAMED = object()
 """Separates positional arguments from named arguments in a key."""
@@ -58,7 +58,7 @@ class Repeated:
         """Set ``small`` for the operator's inputs."""
         plan, op = self.plan, self.op
         nbytes, shape, dtype = plan.outputs[0]
-        if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
+        if nbytes + sum(array.nbytes for array in arrays) <= MAX_BYTES and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
             kernel_call = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
             self.small = SmallWork(kernel_call, op.name, shape, dtype, nbytes, plan.workspace)
@@ -122,7 +122,9 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     form = tuple(parts)
     cached = cache.get(form)
     if cached is None:
-        return call_settled(name, args, kwargs) if form in cache else _first(cache, form, name, args, kwargs, arrays)
+        return (
+            call_settled(name, args, kwargs) if form in cache else _first_call(cache, form, name, args, kwargs, arrays)
+        )
     if not same_context or context is None or context.device_type != "cpu":
         return call_settled(name, args, kwargs)
     if cached.order is not None:
@@ -145,7 +147,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     return out
 
 
-def _first(
+def _first_call(
     cache: Calls, form: tuple[object, ...], name: str, args: Sequence[object], kwargs: Mapping[str, object],
     arrays: Sequence[NDArray],
 ) -> NDArray | list[NDArray]:  # fmt: skip
@@ -162,7 +164,7 @@ def _first(
         plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
             repeated = Repeated(op, plan, None if order == tuple(range(len(inputs))) else order)
-    if len(cache) >= _MOST_KEPT:
+    if len(cache) >= _MAX_CACHED:
         cache.clear()
     cache[form] = repeated
     return results[0] if len(results) == 1 else results

@@ -123,7 +123,8 @@ def names(*, aliases: bool = True) -> Iterator[str]:
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
     """Return all parameters of ``op``, parsed from the texts or Python values in ``attrs``, or their defaults.
 
-    Keys of the form ``__x__`` are skipped. ``node``: name of the node for error messages.
+    Keys of the form ``__x__`` are skipped, and unknown keys of a lenient operator. ``node``: name of the node for error
+    messages.
 
     Raises:
         ParameterError: unknown key, missing required parameter, or value that does not parse.
@@ -135,6 +136,8 @@ def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict
         if key.startswith("__") and key.endswith("__"):
             continue
         param = known.get(key)
+        if param is None and op.lenient:
+            continue
         if param is None:
             hint = did_you_mean(key, known)
             raise ParameterError(f"{where}: unknown parameter {key!r}; {hint}known: {', '.join(known) or 'none'}")

@@ -30,7 +30,7 @@ IEEE 754, as in MXNet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -313,6 +313,8 @@ class Op:
     """Name in symbol files if it is not ``name``."""
     in_mxnet: bool = True
     """Whether MXNet 1.9.1 has an operator of this name with these parameters."""
+    lenient: bool | None = None
+    """Whether unknown parameters are ignored, as by MXNet's operators without parameters; None: if this is such one."""
     single: bool = False
     """Whether the operator belongs to a single node (``Custom``): it is not in the registry, and no results are cached
     under its name."""
@@ -321,6 +323,15 @@ class Op:
     def __post_init__(self) -> None:
         if self.workspace is None:
             object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
+        if self.lenient is None:
+            object.__setattr__(self, "lenient", self.in_mxnet and not self.params and not self.single)
+
+    def ignored_keys(self, attrs: Iterable[str]) -> list[str]:
+        """Return the keys that a :attr:`lenient` operator ignores; attributes in underscores are no parameters."""
+        if not self.lenient:
+            return []
+        declared = {param.name for param in self.params}
+        return [key for key in attrs if key not in declared and not (key.startswith("__") and key.endswith("__"))]
 
     @property
     def any_number(self) -> bool:

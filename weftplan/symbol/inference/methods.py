@@ -201,9 +201,9 @@ class Inference:
         solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
         entries: list[Any] = list(solve(nodes, by_node))
         row = infer.entry_rows(nodes)
-        first = {node: row[i] for i, node in enumerate(nodes)}
+        row_of = {node: row[i] for i, node in enumerate(nodes)}
         return (
-            [entries[first[node]] for node in arguments],
-            [entries[first[entry.node] + entry.index] for entry in self.entries],
-            [entries[first[node]] for node in states],
+            [entries[row_of[node]] for node in arguments],
+            [entries[row_of[entry.node] + entry.index] for entry in self.entries],
+            [entries[row_of[node]] for node in states],
         )

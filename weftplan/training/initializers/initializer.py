@@ -181,8 +181,8 @@ class Orthogonal(Initializer):
         matrix = (shape[0], math.prod(shape[1:]))
         draw = generator(arr)
         drawn = draw.uniform(-1.0, 1.0, matrix) if self.rand_type == "uniform" else draw.normal(0.0, 1.0, matrix)
-        left, _, right = np.linalg.svd(drawn, full_matrices=False)
-        basis: Host = left if left.shape == matrix else right
+        lhs_vectors, _, right = np.linalg.svd(drawn, full_matrices=False)
+        basis: Host = lhs_vectors if lhs_vectors.shape == matrix else right
         return self.scale * basis.reshape(shape)
 
 

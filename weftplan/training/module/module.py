@@ -376,7 +376,7 @@ class Module(BoundModule):
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         # A caller's store or optimizer is changed below: names, keys, settings.
-        with rollback(*(one for one in (store, optimizer) if hasattr(one, "__dict__"))):
+        with rollback(*(target for target in (store, optimizer) if hasattr(target, "__dict__"))):
             if store is not None and self._compression_params:
                 compress(store, self._compression_params)
             workers = store.num_workers if store is not None and "dist" in store.type else 1

@@ -24,7 +24,7 @@ from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
+from weftplan.training.optimizers.fused_step import OptimizerStep, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
 
 State = Any
@@ -38,13 +38,13 @@ def _undone_if_it_fails(update: Update) -> Update:
     def call(self: Optimizer, index: object, *args: object, **kwargs: object) -> None:
         fields, counts = vars(self).copy(), self._index_update_count
         indices = index if isinstance(index, (list, tuple)) else (index,)
-        known = {i: counts[i] for i in indices if i in counts}
+        counts_before = {i: counts[i] for i in indices if i in counts}
         try:
             update(self, index, *args, **kwargs)
         except BaseException:
             for i in indices:
                 counts.pop(i, None)
-            counts.update(known)
+            counts.update(counts_before)
             vars(self).update(fields)
             raise
 
@@ -81,7 +81,7 @@ class Optimizer(Constructed):
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
     create_optimizer: ClassVar[Callable[..., Optimizer]]
     """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
-    _gathered: list[Step] | None = None
+    _gathered: list[OptimizerStep] | None = None
     """Steps queued to be fused into a single operation."""
 
     def __init__(
@@ -235,8 +235,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             return self.create_state(index, weight)
         master = weight.astype(np.float32)
-        own = self.create_state(index, master)
-        return (own, master) if self.weight_last else (master, own)
+        inner_state = self.create_state(index, master)
+        return (inner_state, master) if self.weight_last else (master, inner_state)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         """Update ``weight`` as :meth:`update` does.
@@ -257,8 +257,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
             return
-        own, master = state if self.weight_last else reversed(state)
-        self.update(index, master, grad.astype(np.float32), own)
+        inner_state, master = state if self.weight_last else reversed(state)
+        self.update(index, master, grad.astype(np.float32), inner_state)
         weight[:] = master
 
     def update_together(
@@ -299,17 +299,17 @@ class Optimizer(Constructed):
 
     def _gather(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
-    ) -> list[Step]:
+    ) -> list[OptimizerStep]:
         """Count an update of each weight and return the steps, without pushing any."""
-        steps: list[Step] = []
+        steps: list[OptimizerStep] = []
         self._gathered = steps
         try:
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
                 if not self._in_float32(weight):
                     self.update(index, weight, grad, state)
                     continue
-                own, master = state if self.weight_last else reversed(state)
-                self.update(index, master, grad, own)
+                inner_state, master = state if self.weight_last else reversed(state)
+                self.update(index, master, grad, inner_state)
                 steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
             del self._gathered
@@ -326,7 +326,7 @@ class Optimizer(Constructed):
 
         :meta private:
         """
-        step = Step(rule, (weight, grad, *states), params)
+        step = OptimizerStep(rule, (weight, grad, *states), params)
         if self._gathered is None:
             push_together([step])
         else:

@@ -101,9 +101,9 @@ class FactorScheduler(LRScheduler):
         if not drops:
             return self.base_lr  # also if it starts below the least rate
         rate = self.base_lr * self.factor**drops
-        last = rate < self.stop_factor_lr
-        if not last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:
-            self._log_drop(num_update, drops, max(rate, self.stop_factor_lr), last=last)
+        is_last = rate < self.stop_factor_lr
+        if not is_last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:
+            self._log_drop(num_update, drops, max(rate, self.stop_factor_lr), last=is_last)
         return max(rate, self.stop_factor_lr)
 
 
