@@ -210,7 +210,7 @@ def _torch(args):
 
 def copies(args, context, clock, rows):
     """Run the part ``copies``: time the n-way sum relative to a copy on the card, and copies from and to the host."""
-    from weftplan.kvstore.gpu_sum import sum_in_one_launch
+    from weftplan.kvstore.gpu_sum import sum_in_single_launch
 
     where = device.get(context(0))
     nbytes = 1 << (20 if args.standin else 28)
@@ -225,7 +225,7 @@ def copies(args, context, clock, rows):
             for array in arrays:
                 where.launch(lambda array=array: array.fill(1))
             meter.reset()
-            where.launch(lambda: sum_in_one_launch(arrays[:n], arrays[n]))
+            where.launch(lambda: sum_in_single_launch(arrays[:n], arrays[n]))
             count = meter.total
             stream.synchronize()
         right = bool((copy_to_host(where, arrays[n]) == n).all())
@@ -237,7 +237,7 @@ def copies(args, context, clock, rows):
     host = device.get(mx.cpu_pinned()).allocate(nbytes)
     with stream:
         plain = 2 * nbytes / per_call(lambda: where.copy(raws[1], raws[0]), stream.synchronize, clock)
-        kernel = lambda: where.launch(lambda: sum_in_one_launch(arrays[:n], arrays[n]))  # noqa: E731
+        kernel = lambda: where.launch(lambda: sum_in_single_launch(arrays[:n], arrays[n]))  # noqa: E731
         total = (n + 1) * nbytes / per_call(kernel, stream.synchronize, clock)
         out = nbytes / per_call(lambda: where.copy(host, raws[0]), stream.synchronize, clock)
         back = nbytes / per_call(lambda: where.copy(raws[0], host), stream.synchronize, clock)

@@ -3,7 +3,7 @@
 The processor's arithmetic limits a pass, and so does the memory that delivers the bytes which the pass must read and
 write once. The first limit is the best rate of NumPy's product of 1024 x 1024 matrices, the second the rate of copying
 large arrays; both are measured in the same run. Layers that stay in a cache from one repetition to the next may exceed
-the second. This file only draws; it measures nothing.
+the second, and Winograd's algorithm the first. This file only draws; it measures nothing.
 """
 
 import math
@@ -14,6 +14,13 @@ WIDTH, HEIGHT = 860, 520
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 60
 COLOURS = {"lenet": "#b8860b", "resnet18_32": "#1f5fa8", "resnet18_224": "#2a8c55", "mobilenet_224": "#b03a6a"}
 MARKS = {"forward": "circle", "data": "square", "weight": "diamond"}
+NOTE = (
+    "Above the roof: 3 x 3 layers",
+    "by Winograd's algorithm. It",
+    "multiplies less often than",
+    "the operations counted here.",
+)
+"""Why points can lie above the arithmetic limit."""
 
 
 class Pass(NamedTuple):
@@ -75,7 +82,7 @@ def draw(passes, peak, bandwidth, title):
     ridge, first = peak / bandwidth, max(10.0**low_x, 10.0**low_y / bandwidth)
     parts.append(_line(x(first), y(first * bandwidth), x(ridge), y(peak), "#444", 2))
     parts.append(_line(x(ridge), y(peak), x(10.0**high_x), y(peak), "#444", 2))
-    parts.append(_text(WIDTH - RIGHT - 4, y(peak) - 6, f"sgemm {peak / 1e9:.0f} GFLOP/s", anchor="end"))
+    parts.append(_text(x(ridge) + 6, y(peak) - 6, f"sgemm {peak / 1e9:.0f} GFLOP/s"))
     parts.append(_text(x(first) + 24, y(first * bandwidth) + 2, f"copy {bandwidth / 1e9:.1f} GB/s"))
     for one in passes:
         mark = _mark(MARKS[one.kind], x(one.intensity), y(one.rate), COLOURS.get(one.network, "#666"))
@@ -90,6 +97,8 @@ def draw(passes, peak, bandwidth, title):
         at = top + 110 + 20 * number
         parts.append(_mark(shape, WIDTH - RIGHT + 16, at - 4, "#666"))
         parts.append(_text(WIDTH - RIGHT + 28, at, "forward" if kind == "forward" else f"gradient of {kind}"))
+    for number, line in enumerate(NOTE):
+        parts.append(_text(WIDTH - RIGHT + 12, top + 200 + 16 * number, line))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

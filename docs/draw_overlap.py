@@ -11,20 +11,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from hashlib import sha256
 from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from picture_source import IMAGES, write_source
 
 import weftplan as mx
 from weftplan.device import simulated
+from weftplan.device.base import CostModel
 from weftplan.device.links import Interconnect, connect, nvlink_mesh, pcie_tree
 from weftplan.device.simulated_device import SimStream
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.device.stream import current_work
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs/images/overlap.svg"
+PICTURE = IMAGES / "overlap.svg"
 LAYERS, WIDTH, COUNT = 8, 1024, 4
 COLOURS = {"forward": "#8fb8de", "backward": "#3f6ea5", "copy": "#d9822b", "sum and update": "#7a9e5a"}
 LINKS = {"nvlink_mesh": nvlink_mesh(), "pcie_tree": pcie_tree()}
@@ -142,12 +143,8 @@ def recorded(spans: list[Span]) -> Iterator[None]:
 
 
 @one_worker_per_gpu()
-def draw() -> None:
-    """Run two steps, and draw them."""
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "weftplan"
-    from matplotlib import pyplot
-
+def two_steps() -> list[Span]:
+    """Run two steps over NVLink, and return their work; the first begins at 0."""
     module, batch = module_on(LINKS["nvlink_mesh"], 5e-4, "device")
     spans: list[Span] = []
 
@@ -159,11 +156,28 @@ def draw() -> None:
     with recorded(spans):
         seconds(module, two)
     connect(None)
-    begin = min(span.begin for span in spans)
+    first = min(span.begin for span in spans)
+    return [span._replace(begin=span.begin - first, end=span.end - first) for span in spans]
+
+
+def source(spans: list[Span]) -> str:
+    """Return the length of the steps and a digest of their work in whole microseconds."""
+    rows = sorted((span.device, span.kind, round(span.begin * 1e6), round(span.end * 1e6)) for span in spans)
+    length = max(span.end for span in spans)
+    return f"two steps in {length * 1e3:.2f} simulated ms, {sha256(repr(rows).encode()).hexdigest()[:16]}"
+
+
+def draw() -> None:
+    """Run two steps, and draw them."""
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "weftplan"
+    from matplotlib import pyplot
+
+    spans = two_steps()
     figure, axes = pyplot.subplots(figsize=(9, 3.6))
     for span in spans:
         row = 2.4 * span.device + (span.kind in ("copy", "sum and update"))
-        left, width = (span.begin - begin) * 1e3, (span.end - span.begin) * 1e3
+        left, width = span.begin * 1e3, (span.end - span.begin) * 1e3
         axes.barh(row, width, 0.8, left, color=COLOURS[span.kind], edgecolor="white", linewidth=0.2)
     rows = [2.4 * device + half for device in range(COUNT) for half in range(2)]
     axes.set_yticks(rows, [f"sim({device}) {what}" for device in range(COUNT) for what in ("computes", "exchanges")])
@@ -175,6 +189,7 @@ def draw() -> None:
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
+    write_source(PICTURE, source(spans))
 
 
 def table() -> None:

@@ -6,21 +6,19 @@ it, and saves a picture of its report as ``images/training-page.png``; the pictu
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from weftplan.training.fit.checkpoint_writer import Checkpoints
+from draw_plans import screenshot
 
-DOCS = Path(__file__).parent
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 
 
 def draw() -> None:
     """Train, kill the process at a checkpoint, resume training, and save the picture."""
-    screenshot = runpy.run_path(str(DOCS / "draw_plans.py"))["screenshot"]
     with tempfile.TemporaryDirectory() as folder:
         prefix, report = Path(folder) / "text", Path(folder) / "report"
         command = [sys.executable, "-m", "weftplan", "train", "--network", "lstm", "--devices", "1", "--epochs", "2"]
@@ -32,7 +30,7 @@ def draw() -> None:
         process.kill()
         process.wait()
         subprocess.run(command, check=True, capture_output=True)
-        screenshot(report / "index.html", DOCS / "images" / "training-page.png", "1240,1348")
+        screenshot(report / "index.html", "training-page.png", "1240,1348")
 
 
 if __name__ == "__main__":

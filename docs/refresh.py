@@ -1,4 +1,4 @@
-"""Write every generated file: stubs, pages of operators and settings, tables of files, the figures in documents.
+"""Write every generated file: stubs, pages of operators, settings and plans, tables of files, figures in documents.
 
 ``python docs/refresh.py`` writes the files that have changed and prints their names. A test compares each file with the
 text that this script would write.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import draw_plans
 import list_files
 import list_operator_modules
 import list_operators
@@ -54,6 +55,7 @@ def pages() -> dict[Path, str]:
         list_operators.PAGE: list_operators.page(),
         list_settings.PAGE: list_settings.page(),
         list_reading.PAGE: list_reading.page(),
+        **draw_plans.pages(),
         **write_stubs.stubs(),
         **{path: list_files.filled(path) for path in list_files.readmes()},
     }

@@ -15,7 +15,8 @@ from pathlib import Path
 import weftplan
 from weftplan import ndarray, symbol
 from weftplan.ndarray.array import OPERATOR_METHODS, NDArray
-from weftplan.ndarray.operators import EXTRA, NAMESPACES
+from weftplan.ndarray.calls.call_arguments import EXTRA
+from weftplan.ndarray.operators import BY_NAME, NAMESPACES
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import stub, written
 from weftplan.symbol.api import functions
@@ -36,7 +37,6 @@ from weftplan.support.array_types import DTypeLike, ShapeLike
 
 Numbers = float | {array}
 '''
-OF_SYMBOLS = ("name", "attr")
 HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
 """Keywords of a distribution's operator that its function also accepts."""
 
@@ -61,11 +61,11 @@ def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str
 
 
 def _namespace(
-    name: str, prefixes: Iterable[str], array: str, extra: tuple[str, ...], more: Iterable[str]
+    name: str, prefixes: Iterable[str], array: str, extra: tuple[tuple[str, ...], ...], more: Iterable[str]
 ) -> list[str]:
     """Return the lines that declare a namespace: a class of static functions, and a variable of that class."""
     operators = _operators(prefixes, without=FUNCTIONS if more else ())
-    lines = [*more, *(stub(short, registry.get(full), array, extra) for short, full in operators.items())]
+    lines = [*more, *(stub(short, registry.get(full), array, *extra) for short, full in operators.items())]
     return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
 
 
@@ -76,7 +76,8 @@ def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
     more = [
         *HANDED_ON.get(function.__name__, ()),
         *(() if function.__name__ in ("multinomial", "shuffle") else ("ctx",)),
-        *OF_SYMBOLS,
+        "name",
+        "attr",
     ]
     kind = inspect.Parameter.KEYWORD_ONLY
     return found.replace(
@@ -91,23 +92,23 @@ def stubs() -> dict[Path, str]:
     drawn = [written(name, _drawn(function)).replace("'", "") for name, function in FUNCTIONS.items()]
     for name, package, kind, extra, methods, spaces in (
         (
-            "mx.sym", symbol, Symbol, OF_SYMBOLS, [n for n in sorted(registry.names()) if n not in own],
+            "mx.sym", symbol, Symbol, (functions.EXTRA,), [n for n in sorted(registry.names()) if n not in own],
             {name: (getattr(functions, name)._prefixes, drawn * (name == "random"))
              for name in ("contrib", "image", "linalg", "random")},
         ),
         (
-            "mx.nd", ndarray, NDArray, EXTRA, sorted(OPERATOR_METHODS),
+            "mx.nd", ndarray, NDArray, (EXTRA, BY_NAME), sorted(OPERATOR_METHODS),
             {name: (NAMESPACES[name]._prefixes, []) for name in ("contrib", "image", "linalg")},
         ),
     ):  # fmt: skip
         array = kind.__name__
         names = [n for n in sorted(registry.names()) if not n.startswith("_") and n not in package.__all__]
         lines = [HEAD.format(name=name, module=kind.__module__, array=array)]
-        lines += [stub(n, registry.get(n), array, extra) for n in names if n.isidentifier()]
+        lines += [stub(n, registry.get(n), array, *extra) for n in names if n.isidentifier()]
         for space, (prefixes, more) in spaces.items():
             lines += _namespace(space, prefixes, array, extra, more)
         public = [n for n in methods if n.isidentifier() and not n.startswith("_")]
-        lines += _class("Methods", (stub(n, registry.get(n), array, extra, method=True) for n in public), static=False)
+        lines += _class("Methods", (stub(n, registry.get(n), array, *extra, method=True) for n in public), static=False)
         found[Path(package.__file__).with_name("registered.pyi")] = "\n".join(lines) + "\n"
     return found
 

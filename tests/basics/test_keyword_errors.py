@@ -131,13 +131,16 @@ def test_user_classes_keep_working() -> None:
         Mine(mine=3, lr=0.5)
 
 
-def test_function_with_any_keyword_is_unchecked() -> None:
-    """A function that takes any keyword is returned unchanged."""
+def test_function_with_any_keyword_checks_positions_alone() -> None:
+    """A function that takes any keyword is not checked for their names, only for too many positional arguments."""
 
-    def any_keyword(**options: int) -> dict[str, int]:
+    @known_keywords()
+    def any_keyword(size: int = 0, **options: int) -> dict[str, int]:
         return options
 
-    assert known_keywords()(any_keyword) is any_keyword
+    assert any_keyword(1, colour=2) == {"colour": 2}
+    with pytest.raises(KeywordError, match="any_keyword takes 1 arguments by position, got 2: size"):
+        any_keyword(1, 2)
 
 
 def test_class_without_constructor_uses_its_base() -> None:

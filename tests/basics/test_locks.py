@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 from weftplan import locks
-from weftplan.locks import Lock, ReentrantLock, free_in_children, whole_in_children
+from weftplan.locks import Lock, ReentrantLock, consistent_in_children, free_in_children
 
 
 def test_lock_excludes_and_is_not_reentrant():
@@ -178,7 +178,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("make", [Lock, ReentrantLock])
 def test_a_fork_waits_for_the_holder(make):
     """A fork waits for a thread that holds the lock: the child sees its complete change and a free lock."""
-    holder = Holder(whole_in_children(make()))
+    holder = Holder(consistent_in_children(make()))
     holder.start()
     assert holder.halfway.wait(60)
     threading.Timer(0.05, holder.go.set).start()
@@ -188,7 +188,7 @@ def test_a_fork_waits_for_the_holder(make):
 
 
 @needs_fork
-@pytest.mark.parametrize("keep", [free_in_children, whole_in_children])
+@pytest.mark.parametrize("keep", [free_in_children, consistent_in_children])
 def test_endless_holder_does_not_hang_a_child(keep):
     """If a thread holds a lock for long, a forked child still gets it free, and the parent's lock stays held."""
     holder = Holder(keep(Lock()))
@@ -204,7 +204,7 @@ def test_endless_holder_does_not_hang_a_child(keep):
 @needs_fork
 def test_a_fork_under_its_own_lock():
     """A thread that holds locks may fork; they are free in the child."""
-    plain, repeated = whole_in_children(Lock()), whole_in_children(ReentrantLock())
+    plain, repeated = consistent_in_children(Lock()), consistent_in_children(ReentrantLock())
     with plain, repeated:
         assert in_child(lambda: plain.acquire(blocking=False) and repeated.acquire(blocking=False)) == 1
         assert plain.locked()
@@ -214,7 +214,7 @@ def test_a_fork_under_its_own_lock():
 @needs_fork
 def test_fork_and_a_thread_with_two_locks():
     """Forking does not deadlock with a thread that acquires one lock while it holds another."""
-    one, two = whole_in_children(Lock()), whole_in_children(Lock())
+    one, two = consistent_in_children(Lock()), consistent_in_children(Lock())
     stop, rounds = threading.Event(), [0]
 
     def work(first, second):
@@ -242,7 +242,7 @@ def test_fork_and_a_thread_with_two_locks():
 @needs_fork
 def test_two_threads_fork_concurrently():
     """Two threads that fork at the same time both get children with a free lock."""
-    lock, seen = whole_in_children(Lock()), []
+    lock, seen = consistent_in_children(Lock()), []
     threads = [
         threading.Thread(target=lambda: seen.extend(in_child(lambda: lock.acquire(blocking=False)) for _ in range(10)))
         for _ in range(2)
@@ -257,11 +257,11 @@ def test_two_threads_fork_concurrently():
 
 def test_dropped_lock_is_forgotten():
     """A lock that is deleted is removed from the set of locks that a fork acquires."""
-    lock = whole_in_children(Lock())
-    assert lock in locks._whole
-    before = len(locks._whole)
+    lock = consistent_in_children(Lock())
+    assert lock in locks._consistent
+    before = len(locks._consistent)
     del lock
-    assert len(locks._whole) == before - 1
+    assert len(locks._consistent) == before - 1
 
 
 def test_members_of_a_set_that_another_thread_changes():

@@ -16,7 +16,7 @@ import pytest
 import weftplan as mx
 from tests.data.data_sources import Numbers, blas_thread_count
 from weftplan.data.input import slots
-from weftplan.data.input.layout import Layout, Part
+from weftplan.data.input.layout import BatchLayout, SamplePart
 from weftplan.errors import DataError, DataWorkerError, OutOfMemoryError, ParameterError
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes by /proc")
@@ -285,7 +285,7 @@ def test_sweeping(tmp_path):
 
 def test_no_room_for_shared_memory():
     """If /dev/shm is too small, creating the slots raises OutOfMemoryError and leaves no segment."""
-    layout = Layout((Part("data", None, (1 << 45,), np.dtype("float32"), False),), 8)
+    layout = BatchLayout((SamplePart("data", None, (1 << 45,), np.dtype("float32"), False),), 8)
     before = leaked_segments()
     with pytest.raises(OutOfMemoryError, match=r"shm|shared memory"):
         slots.Slots(layout, 4)

@@ -8,11 +8,11 @@ import pytest
 import weftplan as mx
 from tests.support.nested_calls import run_with
 from weftplan import device
-from weftplan.device import simulated_device, simulated_hardware
+from weftplan.device import simulated_addresses, simulated_device
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route, connect, matrix, nvlink_mesh, pcie_tree, ports
+from weftplan.device.simulated_addresses import Addresses
 from weftplan.device.simulated_device import begin_together
-from weftplan.device.simulated_hardware import Addresses
 from weftplan.errors import DeviceError
 from weftplan.support import address_ranges
 
@@ -146,15 +146,15 @@ def test_dropped_memory_leaves_address_table():
         simulated_device._memory._remove_dead()
         before = len(simulated_device._memory)
         raw = place.allocate(1000)
-        assert simulated_device._memory.place(raw[10:]) == 97
+        assert simulated_device._memory.device_index(raw[10:]) == 97
         del raw
-        assert simulated_device._memory.place(np.zeros(1)) == HOST
+        assert simulated_device._memory.device_index(np.zeros(1)) == HOST
         assert len(simulated_device._memory) == before
 
 
 def test_memory_of_a_finalizer_is_noted_in_the_middle():
     """A finalizer allocates, drops and frees in the middle of another allocation: no address is lost or left."""
-    files = (simulated_hardware.__file__, address_ranges.__file__)
+    files = (simulated_addresses.__file__, address_ranges.__file__)
     step, more, kept = 0, True, Addresses()
     first = np.zeros(8)
     kept.add(first, 7)
@@ -169,10 +169,10 @@ def test_memory_of_a_finalizer_is_noted_in_the_middle():
                 dropped.pop()
             array = np.zeros(16)
             kept.add(array, place)
-            assert kept.place(array[1:]) == place
+            assert kept.device_index(array[1:]) == place
             kept.remove(array)
-            assert kept.place(array) == HOST
-            assert kept.place(first[3:]) == 7
+            assert kept.device_index(array) == HOST
+            assert kept.device_index(first[3:]) == 7
 
         more = run_with(files, step, lambda: use(1), lambda: use(2))
         dropped.clear()

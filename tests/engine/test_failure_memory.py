@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weftplan import engine
-from weftplan.engine.failure import MOST_UNOBSERVED
+from weftplan.engine.failure import MAX_UNOBSERVED
 
 
 class Large:
@@ -121,12 +121,12 @@ def test_unobserved_failures_hold_no_locals(eng, without_collector):
 
 
 def test_number_of_recorded_failures_is_bounded(eng):
-    """At most MOST_UNOBSERVED failures are recorded; the first is raised, with a note about the number of the rest.
+    """At most MAX_UNOBSERVED failures are recorded; the first is raised, with a note about the number of the rest.
 
     A failure that was not recorded can be cleared by an overwrite, too.
     """
     last = np.zeros(2)
-    for number in range(MOST_UNOBSERVED + 50):
+    for number in range(MAX_UNOBSERVED + 50):
         engine.submit(failing, [], number)
 
     def spoil(out):
@@ -134,7 +134,7 @@ def test_number_of_recorded_failures_is_bounded(eng):
 
     engine.submit(spoil, out=last)
     eng.settle(60)
-    assert len(eng.unobserved_failures()) == MOST_UNOBSERVED
+    assert len(eng.unobserved_failures()) == MAX_UNOBSERVED
     with pytest.raises(ValueError, match="0") as caught:
         eng.wait_for_all()
     assert caught.value.args == (0,)

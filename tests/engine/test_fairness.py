@@ -15,7 +15,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_region_is_left_during_a_request_storm(kind, monkeypatch):
-    """A thread inside the region leaves it after MOST_AT_ONCE requests, although new requests keep coming.
+    """A thread inside the region leaves it after MAX_SERVED requests, although new requests keep coming.
 
     After the limit it gives the token back and sleeps; then another thread can take the token.
     """
@@ -33,7 +33,7 @@ def test_region_is_left_during_a_request_storm(kind, monkeypatch):
 
     monkeypatch.setattr(region, "sleep", another_comes)
     eng.push(lambda: None)
-    assert pauses == [10_000 - region.MOST_AT_ONCE]
+    assert pauses == [10_000 - region.MAX_SERVED]
     eng.wait_for_all()
     eng.stop()
 

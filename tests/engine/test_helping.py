@@ -393,21 +393,21 @@ def test_idle_cores_help_in_the_seat(options, together):
 
 
 def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
-    """``give_way()`` sleeps once if a woken worker has not started yet; otherwise it returns without sleeping."""
+    """``yield_to_worker()`` sleeps once if a woken worker has not started yet; otherwise it does not sleep."""
     var, slept = eng.new_variable(), []
     run_short_operations(eng, var)
     queue = plain_queue(eng)
     while queue.waking:
         time.sleep(0.001)
     monkeypatch.setattr(threaded.time, "sleep", slept.append)
-    eng.give_way()
+    eng.yield_to_worker()
     assert slept == []
     queue.waking = True
-    eng.give_way()
+    eng.yield_to_worker()
     queue.waking = False
     assert len(slept) == 1
     with engine.using(engine.create("NaiveEngine")):
-        engine.get().give_way()
+        engine.get().yield_to_worker()
 
 
 def test_operation_without_queue_is_waited_for():

@@ -9,6 +9,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "engine_pipeline.py"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_trace_and_picture(tmp_path: Path):
@@ -37,4 +38,11 @@ def test_trace_and_picture(tmp_path: Path):
     others = lanes["convert"] + lanes["compute"]
     assert any(r[0] < o[1] and o[0] < r[1] for r in lanes["read"] for o in others)
     root = xml.etree.ElementTree.parse(trace.with_suffix(".svg")).getroot()
-    assert sum(1 for bar in root.iter("{http://www.w3.org/2000/svg}rect")) == 24 + 1
+    assert sum(1 for bar in root.iter(SVG + "rect")) == 24 + 1
+    stored = xml.etree.ElementTree.parse(EXAMPLE.parents[1] / "docs/images/engine-pipeline.svg").getroot()
+    assert labels(root) == labels(stored), "copy the new picture there: python examples/engine_pipeline.py --trace FILE"
+
+
+def labels(picture: xml.etree.ElementTree.Element) -> set[str]:
+    """Return the texts of a picture that are not numbers."""
+    return {text for one in picture.iter(SVG + "text") if not (text := one.text or "")[:1].isdigit()}

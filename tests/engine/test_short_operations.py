@@ -97,9 +97,9 @@ def test_successors_of_short_operations_run(eng, asynchronous):
 
 
 def test_late_thread_has_nothing_to_run(eng):
-    """Without short operations, ``_run_short`` returns False and ``_run_here`` raises no error."""
+    """Without short operations, ``_run_short`` returns False and ``_run_outside`` raises no error."""
     assert eng._run_short() is False
-    eng._run_here()
+    eng._run_outside()
 
 
 def test_failure_is_raised_at_the_wait(eng):

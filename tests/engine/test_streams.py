@@ -58,7 +58,7 @@ def test_streams_are_ordered_by_events(eng):
 
 def test_without_events_the_order_is_lost(monkeypatch):
     """Without event waits, a device reads 0 before the other device has written 5."""
-    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream, before: None)
+    monkeypatch.setattr(StreamWorker, "_wait_for_streams", lambda self, core, op, stream, before: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(5), (), [a])

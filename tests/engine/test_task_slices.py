@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks.array_slices import MOST_PARTS, Parts
+from weftplan.tasks.array_slices import MAX_PARTS, Parts
 from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
@@ -49,7 +49,7 @@ def test_overlapping_accesses_are_ordered(accesses, most):
         return all(var not in (reads | writes) for reads, writes in order.uses[done:])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weftplan.tasks.array_slices.MOST_PARTS", most)
+        patch.setattr("weftplan.tasks.array_slices.MAX_PARTS", most)
         for first, count, writes, over in accesses:
             if over:
                 done = len(order.uses)
@@ -84,19 +84,19 @@ def test_disjoint_writes_share_no_var(lengths, random):
 
 
 def test_unused_parts_are_merged():
-    """A buffer whose many rows are each written once ends with at most MOST_PARTS parts.
+    """A buffer whose many rows are each written once ends with at most MAX_PARTS parts.
 
-    If all parts are in use, exactly MOST_PARTS remain, and the last part covers the remaining rows.
+    If all parts are in use, exactly MAX_PARTS remain, and the last part covers the remaining rows.
     """
     parts = Parts([0], [MODEL.new_variable()])
-    for low in range(0, 8 * 3 * MOST_PARTS, 8):
+    for low in range(0, 8 * 3 * MAX_PARTS, 8):
         parts, _ = parts.cut(low, low + 8, MODEL.new_variable, lambda var: True)
-    assert len(parts.vars) <= MOST_PARTS
+    assert len(parts.vars) <= MAX_PARTS
     parts = Parts([0], [MODEL.new_variable()])
-    for low in range(0, 8 * 3 * MOST_PARTS, 8):
+    for low in range(0, 8 * 3 * MAX_PARTS, 8):
         parts, _ = parts.cut(low, low + 8, MODEL.new_variable, lambda var: False)
-    assert len(parts.vars) == MOST_PARTS
-    assert parts.touched(8 * 2 * MOST_PARTS, 8 * 2 * MOST_PARTS + 8) == parts.vars[-1:]
+    assert len(parts.vars) == MAX_PARTS
+    assert parts.touched(8 * 2 * MAX_PARTS, 8 * 2 * MAX_PARTS + 8) == parts.vars[-1:]
 
 
 def two_workers():

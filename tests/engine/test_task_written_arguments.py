@@ -147,7 +147,7 @@ def test_every_change_of_an_argument_is_known():
             continue
         rule = write_rule(fn, bound=method)
         for args, options, changed in trials(fn, method):
-            written = rule.written(args, options) + ([args[0]] if rule.has_own_memory else [])
+            written = rule.written(args, options) + ([args[0]] if rule.writes_self else [])
             for number in changed:
                 writers.add(name)
                 if not any(args[number] is value for value in written):

@@ -165,7 +165,7 @@ class TestNoThreadToBeHad:
         assert ran == ["first"]
 
 
-@pytest.mark.parametrize("place", ["_dispatch", "_run_here"])
+@pytest.mark.parametrize("place", ["_dispatch", "_run_outside"])
 def test_worker_survives_errors_of_the_region(kind, monkeypatch, place):
     """A MemoryError in the engine's code on a worker is reported to threading.excepthook, and the worker continues."""
     eng, told, plain = engine.create(kind, cpu_workers=1), [], []
@@ -183,7 +183,7 @@ def test_worker_survives_errors_of_the_region(kind, monkeypatch, place):
     var = eng.new_variable()
     for _ in range(20):
         eng.push(lambda: None, (), [var])
-        if place == "_run_here":
+        if place == "_run_outside":
             eng.push(lambda: None, (), [var], prop=FnProperty.ASYNC)
     eng.wait_for_all()
     assert told == [MemoryError] * len(plain)

@@ -17,7 +17,7 @@ def test_idle_checks_are_no_progress(kind):
 
         def lacking():
             pushed.wait(60)
-            for _ in current.others_first(60.0):
+            for _ in current.retries_after_progress(60.0):
                 current.idle([var])
                 if ran:
                     break
@@ -37,7 +37,7 @@ def test_lone_starved_thread_gives_up():
         tries, var = [], current.new_variable()
 
         def lacking():
-            for _ in current.others_first(60.0):
+            for _ in current.retries_after_progress(60.0):
                 current.idle([var])
                 tries.append(None)
 

@@ -296,7 +296,7 @@ def test_gradient_arrays_with_null_are_unchanged():
 def test_long_training_runs_yield_to_the_worker(monkeypatch, is_train, limit, times):
     """A long training run yields to the workers after its push; a short run and inference do not."""
     ways = []
-    monkeypatch.setattr(type(engine.get()), "give_way", lambda engine: ways.append(engine))
+    monkeypatch.setattr(type(engine.get()), "yield_to_worker", lambda engine: ways.append(engine))
     monkeypatch.setattr(segments, "LONG_NS", limit)
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2).simple_bind(mx.cpu(), data=(3, 4))
     executor.forward(is_train=is_train)

@@ -1,4 +1,4 @@
-"""Golden cases of Correlation, im2col and col2im (pure data)."""
+"""Golden cases of Correlation, im2col, col2im, and the operators of MXNet's first releases (pure data)."""
 
 CASES = []
 
@@ -36,3 +36,39 @@ for _data, _offset, _params in (
     _weight = (_filters, _data[1] // _group, *_params["kernel"])
     _bias = [] if _params.get("no_bias") else [(_filters,)]
     _add("_contrib_DeformableConvolution", _data, {"shape": _offset, **_MOVES}, _weight, *_bias, params=_params)
+
+# ------------------------------------------------------------------------------------------ operators of old networks
+_WHOLE = {"value": [[[[(7 * y + 3 * x) % 4 - 2.0 for x in range(6)] for y in range(5)]]]}  # equal maxima
+for _type in ("max", "avg", "sum"):
+    for _window in (
+        {"kernel": (2, 2), "stride": (2, 2)},
+        {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)},
+        {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"},
+        {"kernel": (2, 3), "stride": (3, 4), "pad": (1, 1), "pooling_convention": "full"},  # a window of no elements
+        {"kernel": (1, 2), "pad": (2, 3)},
+        {"global_pool": True, "kernel": (2, 2), "pad": (1, 1)},
+        {"global_pool": True},
+    ):
+        _add("Pooling_v1", (1, 2, 5, 6), params={"pool_type": _type, **_window})
+        _add("Pooling_v1", _WHOLE, params={"pool_type": _type, **_window})
+for _params in (
+    {"fix_gamma": False, "output_mean_var": True},
+    {"use_global_stats": True, "eps": 0.1},
+    {"momentum": 0.3},
+):
+    for _train in (True, False):
+        _add(
+            "BatchNorm_v1", (4, 3, 2, 3), (3,), (3,), (3,), {"shape": (3,), "low": 0.5, "high": 2.0},
+            params=_params, is_train=_train, grad=_train,
+        )  # fmt: skip
+for _params in (
+    {"kernel": (2, 3), "num_filter": 4}, {"kernel": (3, 2), "num_filter": 4, "stride": (2, 1), "pad": (1, 2)},
+    {"kernel": (2, 2), "num_filter": 2, "dilate": (2, 3)},
+):  # fmt: skip
+    _add(
+        "Convolution_v1",
+        (2, 3, 6, 7),
+        (_params["num_filter"], 3, *_params["kernel"]),
+        (_params["num_filter"],),
+        params=_params,
+    )

@@ -14,6 +14,7 @@ SIZES = ((7, 5), (30, 29), (17, 9), (9, 20), (8, 26))
 """Target sizes (width, height) for 17x13 pixels: smaller, larger, same width, narrower and higher, double height."""
 RECORDS = {
     "plain": {},
+    "v1": {},
     "resize": {"resize": 16},
     "normalized": {"mean_r": 10, "mean_g": 20, "mean_b": 30, "std_r": 2, "std_g": 3, "std_b": 4, "scale": 0.5},
     "pad": {"pad": 3, "fill_value": 9},
@@ -86,7 +87,7 @@ def records(mx, folder):
     path = write_records(mx, folder)
     by_name = {}
     for name, settings in RECORDS.items():
-        iterator = mx.io.ImageRecordIter(
+        iterator = getattr(mx.io, "ImageRecordIter_v1" if name == "v1" else "ImageRecordIter")(
             path_imgrec=path, data_shape=(3, 12, 14), batch_size=3, preprocess_threads=1, **settings
         )
         for epoch in range(2):

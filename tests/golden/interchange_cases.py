@@ -164,6 +164,15 @@ def speech(mx):
     return sym.Group([padded, sym.MakeLoss(inputs)])
 
 
+def first_releases(mx):
+    """Return a network of the operators that MXNet keeps from its first releases, with automatic names."""
+    sym = mx.sym
+    x = sym.Convolution_v1(sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1))
+    x = sym.BatchNorm_v1(x, fix_gamma=False)
+    x = sym.Pooling_v1(-x, kernel=(3, 3), stride=(2, 2), pad=(1, 1))
+    return sym.Group([x, sym.Pooling_v1(x, global_pool=True, pool_type="avg")])
+
+
 CASES = {
     "places": (places, {}),
     "sequences": (sequences, {"data": (5, 3, 4)}),
@@ -175,6 +184,7 @@ CASES = {
     "layers": (layers, {"data": (5, 3, 4)}),
     "matrices": (matrices, {}),
     "speech": (speech, {"data": (6, 3, 5)}),
+    "first_releases": (first_releases, {"data": (2, 3, 6, 6)}),
 }
 """Cases by name: (builder, shapes that inference needs)."""
 

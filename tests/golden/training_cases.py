@@ -218,6 +218,34 @@ def metrics(mx):
     return result
 
 
+LABEL_SHAPES = {"N": (6,), "N1": (6, 1), "NC": (6, 3), "NT": (6, 4)}
+PREDICTIONS = {**LABEL_SHAPES, "N2": (6, 2), "NCT": (6, 3, 4)}
+
+
+def label_shapes(mx):
+    """Return every metric's values after each of two batches, by shape of labels and shape of predictions.
+
+    The third axis is for arrays alone and in a list. A shape that the library refuses has the value infinity.
+    """
+    result = {}
+    for name, settings in (*METRICS, ("loss", {}), ("torch", {}), ("caffe", {})):
+        values = np.full((len(LABEL_SHAPES), len(PREDICTIONS), 2, 2), np.inf)
+        for where in np.ndindex(values.shape[:3]):
+            rng = np.random.RandomState(3)
+            metric = mx.metric.create(name, **settings)
+            shapes = list(LABEL_SHAPES.values())[where[0]], list(PREDICTIONS.values())[where[1]]
+            try:
+                for batch in range(2):
+                    label, pred = rng.randint(0, 2, shapes[0]), rng.uniform(0.05, 1, shapes[1])
+                    arrays = mx.nd.array(label), mx.nd.array(pred)
+                    metric.update(*([array] if where[2] else array for array in arrays))
+                    values[(*where, batch)] = metric.get()[1]
+            except Exception:
+                pass
+        result["-".join([name, *map(str, settings.values())])] = values
+    return result
+
+
 INITIALIZERS = {
     "uniform": ("Uniform", {"scale": 0.3}),
     "normal": ("Normal", {"sigma": 0.2}),
@@ -333,6 +361,12 @@ def late_rates(mx):
         "factor": mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=1.0, warmup_steps=5),
         "multi": mx.lr_scheduler.MultiFactorScheduler(step=[2, 4], factor=0.5, base_lr=1.0, warmup_steps=6),
     }
+    schedules |= {
+        "poly at its end": mx.lr_scheduler.PolyScheduler(max_update=4, base_lr=1.0, pwr=1, final_lr=0.5),
+        "cosine at its end": mx.lr_scheduler.CosineScheduler(max_update=4, base_lr=1.0),
+        "factor stopped": mx.lr_scheduler.FactorScheduler(step=1, factor=0.1, stop_factor_lr=0.02, base_lr=1.0),
+        "multi at its end": mx.lr_scheduler.MultiFactorScheduler(step=[1, 3, 4], factor=0.5, base_lr=1.0),
+    }
     return {name: np.array([rate(k) for k in range(1, 12)]) for name, rate in schedules.items()}
 
 
@@ -355,6 +389,18 @@ def run(mx):
     result = {}
     for name, how in RUNS.items():
         result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})
-    for group in (schedules, iterators, metrics, initializers, shaped, steps, orders, nests, late_rates, scalars):
+    for group in (
+        schedules,
+        iterators,
+        metrics,
+        label_shapes,
+        initializers,
+        shaped,
+        steps,
+        orders,
+        nests,
+        late_rates,
+        scalars,
+    ):
         result.update({f"{group.__name__}/{key}": value for key, value in group(mx).items()})
     return result

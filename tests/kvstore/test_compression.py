@@ -9,7 +9,7 @@ import weftplan as mx
 from weftplan.errors import KVStoreError
 from weftplan.kvstore import compression
 from weftplan.kvstore.compression import Compression
-from weftplan.ops.core import implementations
+from weftplan.support import slots
 
 KINDS = ["device", "local_allreduce_device"]
 
@@ -262,8 +262,8 @@ def test_a_large_gradient_takes_the_compiled_loop(monkeypatch):
     """A store packs a large gradient by the compiled loop, or by NumPy if ``WEFTPLAN_KERNELS=numpy``."""
     pytest.importorskip("llvmlite")
     taken = []
-    result = implementations.PACK.get()
-    monkeypatch.setattr(implementations.PACK, "value", lambda *args: taken.append(1) or result(*args))
+    result = slots.COMPILED_PACK.get()
+    monkeypatch.setattr(slots.COMPILED_PACK, "value", lambda *args: taken.append(1) or result(*args))
     for kernels, count in (("auto", 1), ("numpy", 0)):
         monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
         taken.clear()

@@ -115,7 +115,7 @@ def test_shutdown_skips_mpi_after_a_death(monkeypatch: pytest.MonkeyPatch, dies:
     fake = types.SimpleNamespace(
         COMM_WORLD=world, Exception=RuntimeError, Is_finalized=lambda: False, Finalize=lambda: ended.append("MPI")
     )
-    monkeypatch.setattr(shutdown, "_own", [(fake, os.getpid())])
+    monkeypatch.setattr(shutdown, "_started_mpi", [(fake, os.getpid())])
     monkeypatch.setattr(shutdown, "_lost", [])
     shutdown._end()
     assert len(looks) == 3

@@ -12,13 +12,13 @@ import weftplan as mx
 from tests import standin_cupy
 from weftplan import config, device, engine
 from weftplan.device import simulated
+from weftplan.device.base import CostModel
 from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.device.simulated import seconds_of
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.kvstore.exchange.choice import Chooser, planned
-from weftplan.kvstore.exchange.program import Room
+from weftplan.kvstore.exchange.program import BufferKind
 from weftplan.kvstore.exchange.runner import Runner
-from weftplan.kvstore.exchange.ways import TreeRule, all_ways, one_step
+from weftplan.kvstore.exchange.ways import TreeRule, one_step, routes_between
 
 pytestmark = pytest.mark.usefixtures("no_links")
 
@@ -46,15 +46,15 @@ def run_steps(program, values, whole, rng):
     rooms[-1] = np.full(program.hosted, np.nan, "f4")
 
     def of(piece):
-        array = {Room.VALUE: lambda: values[piece.place], Room.WHOLE: lambda: whole}.get(
-            piece.room, lambda: rooms[piece.place]
+        array = {BufferKind.VALUE: lambda: values[piece.position], BufferKind.TOTAL: lambda: whole}.get(
+            piece.buffer, lambda: rooms[piece.position]
         )()
         assert piece.end <= array.size
-        return array[piece.first : piece.end]
+        return array[piece.begin : piece.end]
 
     done, left = set(), list(range(len(program.steps)))
     while left:
-        index = rng.choice([one for one in left if done.issuperset(program.steps[one].after)])
+        index = rng.choice([one for one in left if done.issuperset(program.steps[one].predecessors)])
         step = program.steps[index]
         total = of(step.sources[0]).copy()
         for source in step.sources[1:]:
@@ -79,7 +79,7 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
         links = links.without_peers()
     for home in range(count):
         values = [np.array([2.0**place * 1000 + i for i in range(elements)], "f4") for place in range(count)]
-        for way in all_ways(links, elements, home, TreeRule()):
+        for way in routes_between(links, elements, home, TreeRule()):
             _, push, pull = planned(way, home, links, 4)
             inputs, whole = [value.copy() for value in values], np.full(elements, np.nan, "f4")
             run_steps(push, inputs, whole, rng)
@@ -118,8 +118,8 @@ def run_on_devices(way, links, home, values, seed=None):
     rooms[-1] = np.empty(max(push.hosted, pull.hosted), "f4")
 
     def find(piece):
-        array = {Room.VALUE: inputs, Room.WHOLE: {home: whole}}.get(piece.room, rooms)[piece.place]
-        return array[piece.first : piece.end]
+        array = {BufferKind.VALUE: inputs, BufferKind.TOTAL: {home: whole}}.get(piece.buffer, rooms)[piece.position]
+        return array[piece.begin : piece.end]
 
     contexts = [mx.sim(index) for index in range(count)]
     runner, seconds = Runner(contexts), 0.0
@@ -161,7 +161,7 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
     links = dataclasses.replace(LINKS[name], launch=kernel)
     values = [np.random.default_rng(place).standard_normal(elements).astype("f4") for place in range(8)]
     taken = {}
-    for way in all_ways(links, elements, 0, TreeRule()):
+    for way in routes_between(links, elements, 0, TreeRule()):
         seconds, total = run_on_devices(way, links, 0, values)
         _, push, pull = planned(way, 0, links, 4)
         assert seconds == pytest.approx(push.seconds + pull.seconds, rel=1e-9), way.name
@@ -201,7 +201,7 @@ def test_the_same_bits_in_whatever_order_streams_run():
     links = LINKS["pcie tree"]
     values = [np.random.default_rng(place).standard_normal(999).astype("f4") for place in range(8)]
     sums = {}
-    for way in all_ways(links, 999, 3, TreeRule()):
+    for way in routes_between(links, 999, 3, TreeRule()):
         runs = [run_on_devices(way, links, 3, values, seed)[1] for seed in (None, 1, 2)]
         assert len({run.tobytes() for run in runs}) == 1, way.name
         sums[way.name] = runs[0].tobytes()
@@ -322,7 +322,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     """With ``MXNET_ENABLE_GPU_P2P=1`` GPUs copy gradients directly; with 0, through page-locked host memory."""
-    monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
+    monkeypatch.setattr(config, "_first_values", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]

@@ -14,7 +14,14 @@ import pytest
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob, in_elastic_job, is_joining
 from weftplan.kvstore.distributed.transport.formation import Formation
-from weftplan.kvstore.distributed.transport.mesh import ERR_OTHER, ERR_PROC_FAILED, Mesh, MeshError, Request, Status
+from weftplan.kvstore.distributed.transport.mesh import (
+    ERR_OTHER,
+    ERR_PROC_FAILED,
+    Mesh,
+    MeshError,
+    MeshRequest,
+    MeshStatus,
+)
 from weftplan.kvstore.distributed.transport.mpi_types import Connection
 
 
@@ -28,9 +35,9 @@ def pair() -> Iterator[tuple[Mesh, Mesh]]:
         mesh.close()
 
 
-def status_of(request: Request) -> tuple[bool, int, int]:
+def status_of(request: MeshRequest) -> tuple[bool, int, int]:
     """Return (whether ``request`` is complete, its error code or 0, the number of bytes that it received)."""
-    status = Status()
+    status = MeshStatus()
     return request.Get_status(status), status.error, status.Get_count(None)
 
 
@@ -40,7 +47,7 @@ def test_messages_arrive_in_order_by_tag(pair: tuple[Mesh, Mesh], seed: int) -> 
     chance = random.Random(seed)
     meshes = pair
     sent: dict[tuple[int, int], list[bytes]] = {}
-    received: dict[tuple[int, int], list[tuple[Request, bytearray]]] = {}
+    received: dict[tuple[int, int], list[tuple[MeshRequest, bytearray]]] = {}
     sends = []
     for _ in range(60):
         sender, tag = chance.randrange(2), chance.randrange(3)
@@ -164,8 +171,8 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
     """If a rank is lost while a generation forms, all ranks meet in the generation of its replacement."""
     first, second, lost = make_formations(tmp_path, 3)
     first.job.set_joinable(True)
-    steps = {0: first.again(), 1: second.again()}
-    dying = lost.again()
+    steps = {0: first.reconnect(), 1: second.reconnect()}
+    dying = lost.reconnect()
     for _ in range(3):
         for one in steps.values():
             next(one)
@@ -175,10 +182,10 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
     first.job.begin_generation()
     replacement = Formation(ElasticJob(tmp_path, 3, 2, replaces=True))
     replacement._store = 1
-    alone = replacement.first()
+    alone = replacement.connect()
     assert alone.is_alone
     assert alone.comm.size == 3
-    steps[2] = replacement.again()
+    steps[2] = replacement.reconnect()
     connections = run_formations(steps)
     assert sorted(connections) == [0, 1, 2]
     assert {first._generation, second._generation, replacement._generation} == {1}
@@ -194,7 +201,7 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
 def test_a_connection_without_a_name_is_closed(tmp_path: Path) -> None:
     """A connection that ends before it has sent its rank is closed, and the ranks still connect to each other."""
     first, second = make_formations(tmp_path, 2)
-    steps = first.again()
+    steps = first.reconnect()
     next(steps)
     with socket.socket(socket.AF_UNIX) as unnamed:
         unnamed.connect(first.job.socket_path(1, 0, 0))
@@ -203,7 +210,7 @@ def test_a_connection_without_a_name_is_closed(tmp_path: Path) -> None:
         warnings.simplefilter("always", ResourceWarning)
         next(steps)
     assert not raised
-    for connection in run_formations({0: steps, 1: second.again()}).values():
+    for connection in run_formations({0: steps, 1: second.reconnect()}).values():
         connection.close()
 
 
@@ -212,14 +219,14 @@ def test_waits_for_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WEFTPLAN_KVSTORE_TIMEOUT", "0.05")
     first, *_ = make_formations(tmp_path, 3)
     with pytest.raises(WorkerLostError, match="rank 0 has waited 0 s for ranks 1, 2 of generation 0; gave up"):
-        run_formations({0: first.again()})
+        run_formations({0: first.reconnect()})
     first._generation = 0
     first.job.set_joinable(True)
     with pytest.raises(WorkerLostError, match="for a replacement of a lost rank; gave up"):
-        run_formations({0: first.again()})
+        run_formations({0: first.reconnect()})
     first.job.set_joinable(False)
     with pytest.raises(WorkerLostError, match="another rank has come to the end of its training"):
-        run_formations({0: first.again()})
+        run_formations({0: first.reconnect()})
 
 
 def test_only_processes_of_the_launcher_belong_to_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.kvstore.ranks import run_ranks
+from tests.support.scripts import script
 
 NETWORK = """
     import json, threading
@@ -82,24 +81,13 @@ def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
     assert done.stdout.count("overlapped") == 4
 
 
-def load_drawing_script() -> ModuleType:
-    """Return the module ``docs/draw_overlap.py``, which measures exchanges on simulated GPUs."""
-    script = Path(__file__).parents[2] / "docs/draw_overlap.py"
-    spec = importlib.util.spec_from_file_location("draw_overlap", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("store", ["device", "dist_device_sync"])
 def test_most_of_an_exchange_is_hidden_on_devices_with_streams(store: str) -> None:
     """On four simulated GPUs with NVLink, more than half of an exchange runs during backward.
 
     An in-order schedule, in which computation waits for every exchange, would hide nothing.
     """
-    measure = load_drawing_script()
+    measure = script("draw_overlap")
     compute, exchange, step, part, _ = measure.hidden(measure.LINKS["nvlink_mesh"], store=store)
     assert part > 0.5
     assert step < compute + 0.5 * exchange
@@ -110,6 +98,6 @@ def test_slow_kernels_make_a_route_of_few_additions() -> None:
 
     Sixteen additions of 0.5 ms, one after the other, cost more than a chain in sixteen pieces saves on the wires.
     """
-    measure = load_drawing_script()
+    measure = script("draw_overlap")
     exchange = measure.hidden(measure.LINKS["pcie_tree"], steps=1)[1]
     assert exchange < 12e-3  # 23 ms with a chain in sixteen pieces

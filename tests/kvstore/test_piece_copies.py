@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from weftplan.kvstore.distributed.arrays import piece_copies
-from weftplan.kvstore.distributed.arrays.piece_copies import Mover, Row, Span
-from weftplan.ops.core import implementations
+from weftplan.kvstore.distributed.arrays.piece_copies import Mover, OffsetRow, Span
+from weftplan.support import slots
 
 SIZES = (5, 0, 700, 1, 64)
 
@@ -30,11 +30,13 @@ def run_moves(mover: Mover, dtype: str) -> list[np.ndarray]:
         np.concatenate(make_arrays(rng, dtype)),
         np.concatenate(make_arrays(rng, dtype)),
     )
-    mover.move(SIZES, kind, [Span(0, 100, (shares,), (Row(shown),)), Span(300, size, (shares,), (Row(shown),))])
+    mover.move(
+        SIZES, kind, [Span(0, 100, (shares,), (OffsetRow(shown),)), Span(300, size, (shares,), (OffsetRow(shown),))]
+    )
     summed = np.zeros(200, dtype)
-    mover.move(SIZES, kind, [Span(100, 300, (Row(first), shares, Row(last)), (Row(summed, 100),))])
+    mover.move(SIZES, kind, [Span(100, 300, (OffsetRow(first), shares, OffsetRow(last)), (OffsetRow(summed, 100),))])
     left, right = first[:100].copy(), last[300:].copy()
-    spans = [(0, 100, Row(left)), (100, 300, Row(summed, 100)), (300, size, Row(right, 300))]
+    spans = [(0, 100, OffsetRow(left)), (100, 300, OffsetRow(summed, 100)), (300, size, OffsetRow(right, 300))]
     mover.move(SIZES, kind, [Span(begin, end, (row,), (totals, also)) for begin, end, row in spans])
     return [*shares, shown, summed, *totals, *also]
 
@@ -52,10 +54,10 @@ def test_compiled_loops_write_what_numpy_writes(dtype):
 
 
 def test_large_moves_bypass_the_caches(monkeypatch):
-    """Arrays of at least ``ONE_CALL`` bytes are moved without the compiled call; the results have NumPy's bits."""
+    """Arrays of at least ``SINGLE_CALL`` bytes are moved without the compiled call; the results have NumPy's bits."""
     want = run_moves(Mover(compiled=False), "float32")
-    monkeypatch.setattr(piece_copies, "ONE_CALL", 0)
-    monkeypatch.setattr(implementations.PIECES, "value", pytest.fail)
+    monkeypatch.setattr(piece_copies, "SINGLE_CALL", 0)
+    monkeypatch.setattr(slots.COMPILED_PIECES, "value", pytest.fail)
     for one, second in zip(run_moves(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, second)
 

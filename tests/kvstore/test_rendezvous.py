@@ -30,7 +30,7 @@ def test_missing_and_ended_ranks(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     monkeypatch.setenv("PMIX_NAMESPACE", f"test of {time.monotonic_ns()}")
     here = Gathering("test")
-    assert (here.missing(), here.size, here.here) == ([1, 2], 3, 3)
+    assert (here.missing(), here.size, here.local_size) == ([1, 2], 3, 3)
     command = [sys.executable, "-c", OTHER, "2"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from weftplan.kvstore.distributed.exchange import sequencer as module
 from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
-from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
+from weftplan.kvstore.distributed.exchange.tickets import Ticket, TicketPart
 
 SMALL, LARGE = 4, 1 << 20
 
@@ -33,7 +33,7 @@ class Exchange:
     """An exchange of one array of ``nbytes`` bytes; ``looks()`` returns its steps, by default none."""
 
     def __init__(self, nbytes: int = SMALL, looks: Callable[[], Iterator[None]] = lambda: iter(())) -> None:
-        self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes
+        self.part, self.over, self._nbytes = TicketPart(), threading.Event(), nbytes
         self.ticket = Ticket("an exchange", [self.part], lambda *_: looks())
 
     def arrive(self) -> None:

@@ -106,7 +106,7 @@ def test_the_tree_variables_act(monkeypatch, caplog):
     monkeypatch.setenv("MXNET_KVSTORE_LOGTREE", "1")
     taken = way(1001)
     assert [record.getMessage() for record in caplog.records] == [
-        f"elements {share.first} to {share.end}: parents {share.parents}" for share in taken.shares
+        f"elements {share.begin} to {share.end}: parents {share.parents}" for share in taken.shares
     ]
     connect(nvlink_mesh())
     monkeypatch.setenv("MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "1.0")

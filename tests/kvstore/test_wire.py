@@ -10,8 +10,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.wire import (
     INLINE,
     SIZE,
-    Kind,
     Message,
+    MessageKind,
     View,
     clip,
     decode,
@@ -21,7 +21,7 @@ from weftplan.kvstore.distributed.transport.wire import (
 
 messages = st.builds(
     Message,
-    st.sampled_from(Kind),
+    st.sampled_from(MessageKind),
     st.integers(0, 2**64 - 1),
     st.binary(min_size=8, max_size=8),
     st.integers(0, 2**64 - 1),
@@ -57,8 +57,8 @@ def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject)
     [
         (b"", "0 bytes"),
         (b"\x80\x04" + bytes(60), "not a message of this version"),
-        (Message(Kind.READY, 0, bytes(8)).encode().replace(b"\x01\x00", b"\x63\x00", 1), "unknown kind 99"),
-        (Message(Kind.READY, 0, bytes(8), 0, b"abc").encode()[:-1], "its header says"),
+        (Message(MessageKind.READY, 0, bytes(8)).encode().replace(b"\x01\x00", b"\x63\x00", 1), "unknown kind 99"),
+        (Message(MessageKind.READY, 0, bytes(8), 0, b"abc").encode()[:-1], "its header says"),
     ],
 )
 def test_errors_say_what_came(data: bytes, words: str):
@@ -70,7 +70,7 @@ def test_errors_say_what_came(data: bytes, words: str):
 def test_long_texts_are_cut():
     """``clip`` shortens long texts to ``INLINE`` bytes with "..." at the end; digests of different texts differ."""
     assert len(clip("ä" * INLINE)) == INLINE
-    assert Message(Kind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
+    assert Message(MessageKind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
     assert digest("a") != digest("b")
     assert digest("a") == digest("a")
 

@@ -254,3 +254,13 @@ def test_integers_beyond_float_precision(act, power):
         with pytest.raises(DTypeError, match="integer of 1025 bits is too large for an array of float64"):
             act(a, 2**power)
         assert a.asnumpy().tolist() == [1, 1, 1]
+
+
+def test_booleans_do_not_hold_sums():
+    """Arithmetic in place on an array of bool is refused, as in MXNet, and the array stays usable."""
+    a = nd.array([1, 0], dtype="bool")
+    for other in (2, nd.array([1, 1], dtype="bool")):
+        with pytest.raises(DTypeError, match="add: arithmetic of bool arrays gives int64"):
+            a += other
+    assert (a + 2).asnumpy().tolist() == [3, 2]
+    assert a.asnumpy().tolist() == [True, False]

@@ -17,7 +17,7 @@ from tests.support import ops_cuda_sources as cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
 from weftplan.kernels.cuda import pointwise
 from weftplan.ops.core.cuda_source import text_of
-from weftplan.ops.elementwise.formulas import FUNCTIONS
+from weftplan.ops.core.formulas import FUNCTIONS
 from weftplan.planner import plan_symbol
 
 needs_nvcc = pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")

@@ -84,4 +84,4 @@ def test_wrong_inputs_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"data must be \(samples, units\), got \(2, 3, 4\); flatten it first"):
         mx.sym.IdentityAttachKLSparseReg(mx.sym.Variable("x")).infer_shape(x=(2, 3, 4))
     with pytest.raises(DTypeError, match="int32"):
-        mx.nd.IdentityAttachKLSparseReg(mx.nd.ones((2, 3), dtype="int32"), mx.nd.ones(3))
+        mx.nd.IdentityAttachKLSparseReg(mx.nd.ones((2, 3), dtype="int32"), moving_avg=mx.nd.ones(3))

@@ -85,7 +85,7 @@ PREPARED = sorted(
     name
     for name in registry.names(aliases=False)
     if (op := registry.get(name)).backward_of is None
-    and hasattr(op.forward, "prepare")
+    and getattr(op.forward, "replayable", False)
     and op.infer_shape in (same_shape, broadcast_shape)
     and all(param.default is not REQUIRED for param in op.params)
 )
@@ -106,8 +106,8 @@ def test_elementwise_families_are_prepared():
     families = {"sigmoid", "relu", "rsqrt", "erf", "_rdiv_scalar", "smooth_l1", "elemwise_div", "broadcast_mul"}
     assert families <= set(PREPARED)
     backward = {"sigmoid", "relu", "Activation", "elemwise_mul", "clip", "sqrt", "smooth_l1"}
-    assert all(hasattr(registry.get(f"_backward_{name}").forward, "prepare") for name in backward)
-    assert hasattr(registry.get("Activation").forward, "prepare")
+    assert all(registry.get(f"_backward_{name}").forward.replayable for name in backward)
+    assert registry.get("Activation").forward.replayable
 
 
 def test_arrays_of_many_blocks(monkeypatch):

@@ -141,10 +141,10 @@ def call_command() -> None:
 
 
 SAMPLES = {
-    "planner symbol models ops executor ndarray device support report profiler": plan_and_run,
+    "planner symbol models ops kernels executor ndarray device support report profiler": plan_and_run,
     "tasks engine": order_tasks,
     "kvstore storage": sum_in_store,
-    "training": train_module,
+    "training data": train_module,
     "rnn convert": unroll_cell,
     "torch": access_torch,
     "compat": read_switches,

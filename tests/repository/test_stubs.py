@@ -18,6 +18,7 @@ from weftplan.executor import simple_bind
 from weftplan.ops.core import registry
 from weftplan.ops.core.examples import EXAMPLES
 from weftplan.ops.core.input_shapes import INPUT_SHAPES
+from weftplan.ops.core.schema import REQUIRED
 from weftplan.ops.core.signatures import document, signature, stub
 from weftplan.planner import plan
 
@@ -54,13 +55,13 @@ def test_every_operator_has_a_signature() -> None:
 def test_a_signature_reads_well() -> None:
     """Signatures have the inputs, required parameters, defaults, legal values and the result's type."""
     actual = inspect.signature(mx.sym.Convolution)
-    assert list(actual.parameters)[:5] == ["data", "weight", "bias", "kernel", "num_filter"]
-    assert actual.parameters["kernel"].default is inspect.Parameter.empty
+    assert list(actual.parameters)[:5] == ["data", "weight", "bias", "kernel", "stride"]
+    assert actual.parameters["kernel"].default is REQUIRED
     assert actual.parameters["num_group"].default == 1
     assert str(actual.return_annotation) == "Symbol"
     assert "Literal['max', 'avg', 'sum', 'lp']" in str(inspect.signature(mx.nd.Pooling))
     assert str(signature(registry.get("clip"), "NDArray", ())) == (
-        "(data: NDArray | None, a_min: float, a_max: float) -> NDArray"
+        "(data: NDArray | None = None, a_min: float = REQUIRED, a_max: float = REQUIRED) -> NDArray"
     )
     text = stub("Concat", registry.get("Concat"), "Symbol", ())
     assert text.startswith("def Concat(*data: Symbol | Sequence[Symbol]")

@@ -15,7 +15,7 @@ from weftplan import models
 from weftplan import symbol as sym
 
 FOLDER = Path(__file__).parent.parent / "golden" / "interchange"
-CASES = ("arithmetic", "shapes", "mlp", "convnet", "recurrent", "layers", "matrices", "speech", "places", "sequences")
+CASES = sorted(path.name.removesuffix("-0000.params") for path in FOLDER.glob("*.params"))
 OURS = ("lenet", "resnet", "mlp")
 Interpreter = Callable[..., list[np.ndarray]]
 

@@ -19,7 +19,7 @@ from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError
         (lambda a, x: sym.FullyConnected(x, num_hidden=3), "input 0 must be a Symbol, got NDArray"),
         (
             lambda a, x: sym.FullyConnected(a, 3.0, num_hidden=3),
-            "input 1 must be a Symbol, got float; inputs come first",
+            "input 1 must be a Symbol, got float; the order by position is data, weight, bias",
         ),
         (
             lambda a, x: sym.FullyConnected(a, weight=x.asnumpy(), num_hidden=3),
@@ -41,9 +41,11 @@ def test_parameters_given_twice_or_too_often() -> None:
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match="clip: parameter 'a_min' is given twice"):
         sym.clip(a, 0, a_min=1)
-    with pytest.raises(ParameterError, match=r"clip: 3 parameters by position, it has 2: \['a_min', 'a_max'\]"):
-        sym.clip(a, 0, 1, 2)
-    with pytest.raises(ParameterError, match="Concat: parameter 'dim' is given twice"):
+    with pytest.raises(
+        ParameterError, match="clip: 7 arguments by position, it takes 6 at most: data, a_min, a_max, n"
+    ):
+        sym.clip(a, 0, 1, "name", None, None, 2)
+    with pytest.raises(DTypeError, match=r"Concat: input 1 must be a Symbol, got int; .* parameters by name"):
         sym.Concat(a, 1, dim=0)
 
 

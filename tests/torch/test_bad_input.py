@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import weftplan.torch  # noqa: E402
 from tests.torch.models import Decoder, real_peak  # noqa: E402
 from tests.torch.test_budget import broken, fresh  # noqa: E402, F401
-from weftplan.errors import BudgetError, PlanError  # noqa: E402
-from weftplan.torch import budget, estimate  # noqa: E402
+from weftplan.errors import BudgetError, MXNetError, PlanError  # noqa: E402
+from weftplan.torch import budget, estimate, fits  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 
@@ -40,6 +41,44 @@ def test_control_flow_on_data_names_its_line() -> None:
     with pytest.raises(PlanError, match=r"test_budget\.py\", line \d+, in broken") as caught:
         budget(broken, "1GB")(torch.randn(8, requires_grad=True))
     assert "breaks='sum'" in str(caught.value)
+
+
+MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
+    "the class of an optimizer": (
+        lambda loss: budget(loss, "1GB", optimizer=torch.optim.AdamW),
+        r"optimizer= takes an optimizer such as .*, got the class AdamW",
+    ),
+    "the same for a card": (
+        lambda loss: fits(loss, torch.ones(2, 4), card="8GB", optimizer=torch.optim.AdamW),
+        r"got the class AdamW",
+    ),
+    "a misspelt option": (
+        lambda loss: budget(loss, "1GB", optimiser=None),
+        r"'optimiser': did you mean 'optimizer'\?",
+    ),
+    "the same for a card's": (
+        lambda loss: fits(loss, torch.ones(2, 4), card="8GB", optimiser=None),
+        r"fits has no argument 'optimiser': did you mean 'optimizer'\?",
+    ),
+    "backward inside": (
+        lambda loss: budget(lambda x: loss(x).backward(), "1GB")(torch.ones(2, 4)),
+        r"return the loss, and write step\(\.\.\.\)\.backward\(\)",
+    ),
+    "a result in place of a function": (
+        lambda loss: fits(loss(torch.ones(2, 4)), card="8GB"),
+        r"expected a function or a module as the step, got Tensor",
+    ),
+}
+"""Mistakes of a first hour, each with the sentence that it gets."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_of_a_first_hour_get_a_sentence(name: str) -> None:
+    """Each mistake raises one of weftplan's errors, whose text names the mistake and the remedy."""
+    call, sentence = MISTAKES[name]
+    model = torch.nn.Linear(4, 1)
+    with pytest.raises(MXNetError, match=sentence):
+        call(lambda x: model(x).sum())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.cli import main  # noqa: E402
 from weftplan.cli.plan.torch_step import laid_out  # noqa: E402
 from weftplan.torch import curve  # noqa: E402
-from weftplan.torch.trade_off import planned  # noqa: E402
+from weftplan.torch.trade_off import ROWS, planned  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,6 +35,11 @@ def test_curves_are_strict_and_drawn(tmp_path: Path) -> None:
     for name, start in {"a.svg": "<svg", "a.html": "<!doctype html>", "a.txt": "the graph of"}.items():
         actual.save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(start)
+    page = actual.page()
+    assert 'name="viewport"' in page
+    assert "prefers-color-scheme: dark" in page
+    assert "measured" not in page  # neither a legend of dots nor an empty column
+    assert len(re.findall("<tr>", page)) - 1 == min(len(budgets), ROWS)
 
 
 def test_measured_points() -> None:
@@ -45,6 +50,8 @@ def test_measured_points() -> None:
     assert len(real) >= 2
     assert all(value > 0.0 for value in real)
     assert model.head.weight.grad is None
+    assert actual.page().count("<circle") == len(real) + 1  # with the one of the legend
+    assert "<th class=n>measured time</th>" in actual.page()
 
 
 def test_plans_have_a_layout() -> None:

@@ -108,7 +108,7 @@ def test_fit_score_and_predict(tmp_path):
         optimizer_params={"learning_rate": 0.3, "momentum": 0.9},
     )
     loss = module.score(data, "ce")[0][1]
-    assert loss < 0.8  # of log(3) = 1.1
+    assert loss < 0.85  # of log(3) = 1.1
     assert module.predict(data).shape == (BATCH * 9, 3)
     module.save_params(tmp_path / "net.params")
     module.set_params({name: value * 0 for name, value in module.get_params()[0].items()}, {})

@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ops.elementwise import formulas
+from weftplan.ops.core import registry
 from weftplan.ops.optimizer import fused_update
 from weftplan.support.slots import MAKE_ROOM
 from weftplan.training.optimizers import fused_step
@@ -156,26 +156,18 @@ def test_steps_that_are_not_fused(reason, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-def test_formula_recorded_once():
-    """Adam's formula is recorded once per weight decay, although its rate differs at each step."""
-    before = fused_update._formula.cache_info().misses
+def test_formula_made_once():
+    """Adam's formula is made once per choice of its parameters, although its rate differs at each step."""
+    kernel = registry.get("adam_update").forward
+    before = len(kernel._computations)
     weights_and_states("adam", {"wd": 0.0625, "beta1": 0.875}, fused=True, count=4)
-    assert fused_update._formula.cache_info().misses - before <= 2
+    assert len(kernel._computations) - before <= 2
 
 
-def test_a_step_that_decides_by_its_rate_is_not_recorded():
-    """A kernel that branches on the rate has no recorded formula; a kernel that computes with it has."""
-
-    def deciding(ctx, params, inputs, outputs):
-        ctx.xp.multiply(inputs[0], 2.0 if params["lr"] else 3.0, out=outputs[0])
-
-    def computing(ctx, params, inputs, outputs):
-        ctx.xp.multiply(inputs[0], 1.0 - params["lr"] * 0.5, out=outputs[0])
-
-    arguments = {"lr": formulas.Number("lr")}
-    single = np.dtype("float32")
-    assert formulas.recorded([(deciding, arguments, [0], [1])], 2, single, given=[0]) is None
-    actual = formulas.recorded([(computing, arguments, [0], [1])], 2, single, given=[0])
-    assert actual is not None
-    assert actual.at({"lr": 0.25}).constants == (0.875,)
-    assert actual.at({"lr": 0.5}).constants == (0.75,)
+def test_constants_follow_the_parameters():
+    """A formula computes its constants again for each set of parameters."""
+    for rate, expected in ((0.25, 0.875), (0.5, 0.75)):
+        params = {"lr": rate, "wd": 0.5, "rescale_grad": 1.0, "clip_gradient": -1.0}
+        formula = fused_update.formula_of("sgd_update", params, 2, np.dtype("float32"))
+        assert formula is not None
+        assert expected in formula.constants

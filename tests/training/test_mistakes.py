@@ -257,7 +257,11 @@ def test_set_params_reaches_the_store(contexts):
         ),
         (lambda: mx.optimizer.Adam(beta1=1), ParameterError, r"Adam: beta1 must be in \[0, 1\), got 1"),
         (lambda: mx.optimizer.SGD(wd=float("nan")), ParameterError, "SGD: wd must be >= 0, got nan"),
-        (lambda: mx.optimizer.SGD(float("inf")), ParameterError, "must be >= 0, got inf, which is not finite"),
+        (
+            lambda: mx.optimizer.SGD(learning_rate=float("inf")),
+            ParameterError,
+            "must be >= 0, got inf, which is not finite",
+        ),
         (lambda: mx.optimizer.SGD(lr_scheduler=0.1), ParameterError, "lr_scheduler must map .* got 0.1"),
         (lambda: mx.init.create('["xavier"'), ParameterError, "an initializer as JSON reads"),
         (lambda: mx.init.create('["xavier", {"magnitud": 3}]'), ParameterError, "did you mean 'magnitude'"),

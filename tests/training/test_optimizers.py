@@ -209,7 +209,10 @@ def test_custom_optimizer():
 
 def test_nesterov_with_decay():
     """NAG applies weight decay to the weight before the step, in the step and in the momentum."""
-    weight, update = mx.nd.array([2.0]), mx.optimizer.get_updater(mx.optimizer.NAG(0.1, momentum=0.5, wd=0.3))
+    weight, update = (
+        mx.nd.array([2.0]),
+        mx.optimizer.get_updater(mx.optimizer.NAG(learning_rate=0.1, momentum=0.5, wd=0.3)),
+    )
     update.optimizer.wd_mult = {}
     w, m = 2.0, 0.0
     for g in (1.0, -0.5, 0.25):

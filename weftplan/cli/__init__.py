@@ -95,8 +95,8 @@ class LazyGroup(click.Group):
         """Resolve as click does, and suggest the nearest name for a misspelt subcommand."""
         name = args[0]
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            known = self.list_commands(ctx)
-            hint = did_you_mean(name, known).rstrip() or f"expected one of {', '.join(known)}"
+            names = self.list_commands(ctx)
+            hint = did_you_mean(name, names).rstrip() or f"expected one of {', '.join(names)}"
             ctx.fail(f"no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
@@ -149,7 +149,7 @@ def _reported() -> Iterator[None]:
 
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 _FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
-_MEANT = {
+_LIKELY_OPTIONS = {
     "--batch-size": ("--batch", "--batch-size"),
     "--bs": ("--batch", "--batch-size"),
     "--context": ("--device", "--devices"),
@@ -177,9 +177,9 @@ def _fitted(error: click.ClickException) -> click.ClickException:
     if few is not None:
         text += f". A number without a unit is in bytes: did you mean {few[1]}GB?"
     if isinstance(error, click.NoSuchOption) and error.ctx is not None and not error.possibilities:
-        there = {name for option in error.ctx.command.params for name in option.opts}
-        for meant in there.intersection(_MEANT.get(error.option_name, ())):
-            text += f" Did you mean {meant}?"
+        option_names = {name for option in error.ctx.command.params for name in option.opts}
+        for name in option_names.intersection(_LIKELY_OPTIONS.get(error.option_name, ())):
+            text += f" Did you mean {name}?"
     width = width_of(sys.stderr)
     if width is not None:
         lines = [wrap(f"{PREFIX if not i else ''}{line}", width, break_long_words=False, break_on_hyphens=False)

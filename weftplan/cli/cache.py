@@ -24,15 +24,15 @@ def command(*, clear: bool, as_json: bool) -> None:
     """
     facts: list[dict[str, Any]] = []
     for kind in user_cache.KINDS:
-        place = user_cache.folder(kind)
-        if place is None:
+        folder = user_cache.folder(kind)
+        if folder is None:
             continue
-        files, nbytes = user_cache.usage(place)
+        files, nbytes = user_cache.usage(folder)
         if clear:
-            user_cache.clear(place)
+            user_cache.clear(folder)
         facts.append(
-            {"kind": kind, "folder": str(place), "files": files, "bytes": nbytes, "most_bytes": user_cache.MOST,
-             "most_files": user_cache.MOST_FILES, "note": user_cache.obstacle(place) or "", "cleared": clear}
+            {"kind": kind, "folder": str(folder), "files": files, "bytes": nbytes, "most_bytes": user_cache.MOST,
+             "most_files": user_cache.MOST_FILES, "note": user_cache.obstacle(folder) or "", "cleared": clear}
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -40,8 +40,8 @@ def command(*, clear: bool, as_json: bool) -> None:
     if not facts:
         click.echo("nothing is kept: this system has no cache folder for one user alone")
     for fact in facts:
-        done = "removed " if clear else ""
-        held = f"{done}{fact['files']:,} files, {amount(fact['bytes'])}"
+        prefix = "removed " if clear else ""
+        held = f"{prefix}{fact['files']:,} files, {amount(fact['bytes'])}"
         click.echo(f"{_WHAT[fact['kind']]}: {held}, in {fact['folder']}")
         if fact["note"]:
             click.echo(f"  nothing can be kept there: {fact['note']}")

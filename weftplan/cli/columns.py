@@ -58,21 +58,21 @@ def table(columns: Iterable[Column], width: int | None) -> list[str]:
     1,024  convol…output
         7  x
     """
-    kept = list(columns)
+    visible = list(columns)
     if width is not None:
-        while _width(kept) > width:
-            going = max(kept, key=lambda column: column.leave)
+        while _width(visible) > width:
+            going = max(visible, key=lambda column: column.leave)
             if not going.leave:
                 break
-            kept.remove(going)
-        kept = _shortened(kept, width)
-    widths = [column.width for column in kept]
-    rows = zip(*((column.name, *column.cells) for column in kept), strict=True)
+            visible.remove(going)
+        visible = _shortened(visible, width)
+    widths = [column.width for column in visible]
+    rows = zip(*((column.name, *column.cells) for column in visible), strict=True)
     return [
         (" " * GAP)
         .join(
             cell.rjust(size) if column.right else cell.ljust(size)
-            for cell, size, column in zip(row, widths, kept, strict=True)
+            for cell, size, column in zip(row, widths, visible, strict=True)
         )
         .rstrip()
         for row in rows
@@ -88,20 +88,20 @@ def _shortened(columns: list[Column], width: int) -> list[Column]:
     over = _width(columns) - width
     result = []
     for column in columns:
-        room = max(SHORTEST, column.width - over)
-        if over > 0 and column.name_like and room < column.width:
-            over -= column.width - room
-            cells = [_cut(cell, room) for cell in column.cells]
+        available = max(SHORTEST, column.width - over)
+        if over > 0 and column.name_like and available < column.width:
+            over -= column.width - available
+            cells = [_cut(cell, available) for cell in column.cells]
             column = Column(column.name, cells, column.right, column.leave, True)
         result.append(column)
     return result
 
 
-def _cut(text: str, room: int) -> str:
-    if len(text) <= room:
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
         return text
-    head = (room - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def paragraph(text: str, width: int | None, *, indent: str = "") -> list[str]:
@@ -123,8 +123,8 @@ def labelled(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
     lines: list[str] = []
     for name, text in rows:
         if width is None or width >= labels + NARROW:
-            first, *more = paragraph(text, None if width is None else width - labels)
-            lines += [name.ljust(labels) + first, *(" " * labels + line for line in more)]
+            line, *more = paragraph(text, None if width is None else width - labels)
+            lines += [name.ljust(labels) + line, *(" " * labels + line for line in more)]
         else:
             lines += paragraph(f"{name.strip()}: {text}", width, indent="  ")
     return lines

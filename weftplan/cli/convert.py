@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from weftplan.cli.model_files import Model, load_model
+from weftplan.cli.model_files import ModelFiles, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.cli.run.prediction import check_complete, predict
@@ -71,7 +71,7 @@ def command(
 
 
 def _to_onnx(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, *, check: bool, free_batch: bool
+    model: ModelFiles, shapes: Mapping[str, tuple[int, ...]], target: Path, *, check: bool, free_batch: bool
 ) -> None:
     from weftplan.convert.onnx_out.free_sizes import export_open
 
@@ -96,7 +96,7 @@ def _to_onnx(
         file.write(content)
 
 
-def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def difference(model: ModelFiles, content: bytes, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Run the exported model and ours on the same random inputs; return the largest difference in words.
 
     Raises:
@@ -115,23 +115,23 @@ def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...
     for name, shape in shapes.items():
         values = random.integers(0, limits[name], shape) if name in limits else random.uniform(-1, 1, shape)
         fed[name] = values.astype(np.float32)
-    names = [one.name for one in session.get_inputs()]
+    names = [argument.name for argument in session.get_inputs()]
     theirs = session.run(None, {name: fed[name] for name in names})
     ours = list(predict(model, fed).values())
     worst = 0.0
     for name, left, right in zip(model.symbol.list_outputs(), ours, theirs, strict=True):
         if left.shape != right.shape:
             raise MXNetError(f"{model.name}: output {name} has shape {right.shape} in ONNX, {left.shape} here")
-        apart = float(np.abs(left - right).max()) / max(float(np.abs(left).max()), 1e-30)
-        if not apart <= TOLERANCE:
+        deviation = float(np.abs(left - right).max()) / max(float(np.abs(left).max()), 1e-30)
+        if not deviation <= TOLERANCE:
             raise MXNetError(
-                f"{model.name}: output {name} differs from onnxruntime's by {apart:.3g} of its largest value"
+                f"{model.name}: output {name} differs from onnxruntime's by {deviation:.3g} of its largest value"
             )
-        worst = max(worst, apart)
+        worst = max(worst, deviation)
     return f"checked with onnxruntime {onnxruntime.__version__}: outputs differ by {worst:.3g} of their largest value"
 
 
-def _limits(model: Model) -> dict[str, int]:
+def _limits(model: ModelFiles) -> dict[str, int]:
     """Return the inputs that are indices, with their upper limits."""
     limits = {}
     for entry in model.symbol.get_internals().entries:

@@ -16,7 +16,7 @@ def in_words(error: OSError) -> str:
 
 def cause(error: OSError, path: Path) -> str:
     """Return why ``path`` could not be read or written, and the remedy."""
-    number, there = error.errno, next(folder for folder in (path, *path.parents, Path()) if folder.exists())
+    number, folder = error.errno, next(folder for folder in (path, *path.parents, Path()) if folder.exists())
     if number == errno.ENOENT and error.strerror != os.strerror(errno.ENOENT):  # it lists the files that exist
         return str(error.strerror)
     if number == errno.ENOENT and path.parent.is_dir():
@@ -25,8 +25,8 @@ def cause(error: OSError, path: Path) -> str:
         return f"there is no folder {path.parent}; create it, or give another name"
     if number == errno.EISDIR:
         return "it is a folder, expected a file; give the name of a file"
-    if number in (errno.ENOTDIR, errno.EEXIST) and there.is_file():
-        return f"{there} is a file, expected a folder; give another name"
+    if number in (errno.ENOTDIR, errno.EEXIST) and folder.is_file():
+        return f"{folder} is a file, expected a folder; give another name"
     if number in (errno.EACCES, errno.EPERM):
-        return f"this user may not use {there}; change its permissions, or give another name"
+        return f"this user may not use {folder}; change its permissions, or give another name"
     return str(error.strerror or error)

@@ -80,49 +80,50 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "" if shape is None else " x ".join(str(dim) if dim else "?" for dim in shape) or "scalar"
 
 
-def _facts(found: Inspection) -> list[tuple[str, str]]:
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     """Return everything except the layers, as pairs of words."""
-    rows = [("written by", found.version)]
-    rows += [("input", f"{one.name}: {_shape(one.shape) or 'shape unknown'}" + (f" ({one.known})" if one.known else ""))
-             for one in found.inputs]  # fmt: skip
-    rows += [("outputs", ", ".join(found.outputs)), ("layers", f"{len(found.layers):,}")]
-    rows.append(("operators", ", ".join(f"{name} {count}" for name, count in found.operators.items())))
-    if found.missing_operators:
-        rows.append(("not supported", ", ".join(found.missing_operators)))
-    if found.parameters:
-        rows.append(("elements of parameters", f"{found.parameters:,}"))
-    if found.matched or found.missing:
-        text = f"{len(found.matched)} matched, {len(found.missing)} missing, {len(found.unused)} unused"
+    rows = [("written by", inspection.version)]
+    for argument in inspection.inputs:
+        note = f" ({argument.known})" if argument.known else ""
+        rows.append(("input", f"{argument.name}: {_shape(argument.shape) or 'shape unknown'}{note}"))
+    rows += [("outputs", ", ".join(inspection.outputs)), ("layers", f"{len(inspection.layers):,}")]
+    rows.append(("operators", ", ".join(f"{name} {count}" for name, count in inspection.operators.items())))
+    if inspection.missing_operators:
+        rows.append(("not supported", ", ".join(inspection.missing_operators)))
+    if inspection.parameters:
+        rows.append(("elements of parameters", f"{inspection.parameters:,}"))
+    if inspection.matched or inspection.missing:
+        text = f"{len(inspection.matched)} matched, {len(inspection.missing)} missing, {len(inspection.unused)} unused"
         rows.append(("parameters", text))
         rows += [
             (f"  {word}", listed(names))
-            for word, names in (("missing", found.missing), ("unused", found.unused))
+            for word, names in (("missing", inspection.missing), ("unused", inspection.unused))
             if names
         ]
-        rows += [("  another shape", text) for text in found.wrong]
-    if found.flops is not None:
-        rows.append(("operations of a forward run", f"{found.flops:,}"))
-    if found.inference_bytes is not None:
-        free = found.scratch_free_bytes
+        rows += [("  another shape", text) for text in inspection.wrong]
+    if inspection.flops is not None:
+        rows.append(("operations of a forward run", f"{inspection.flops:,}"))
+    if inspection.inference_bytes is not None:
+        free = inspection.scratch_free_bytes
         rows.append(
-            ("bytes, inference", f"{found.inference_bytes:,}" + (f" ({free:,} without scratch)" if free else ""))
+            ("bytes, inference", f"{inspection.inference_bytes:,}" + (f" ({free:,} without scratch)" if free else ""))
         )
-    if found.training_bytes is not None:
-        rows.append(("bytes, training", f"{found.training_bytes:,}"))
-    return rows + [("warning", text) for text in found.warnings]
+    if inspection.training_bytes is not None:
+        rows.append(("bytes, training", f"{inspection.training_bytes:,}"))
+    return rows + [("warning", text) for text in inspection.warnings]
 
 
-def _show(found: Inspection) -> None:
+def _show(inspection: Inspection) -> None:
     """Print the layers, then the facts; on a narrow terminal columns are left out, and numbers are never cut."""
     width = output_width()
-    cells = list(zip(*map(_cells, found.layers), strict=True)) or [()] * len(COLUMNS)
+    cells = list(zip(*map(_cells, inspection.layers), strict=True)) or [()] * len(COLUMNS)
     columns = [
-        Column(name, texts, right=place > 2, leave=leave, name_like=not leave)
-        for place, (name, leave, texts) in enumerate(zip(COLUMNS, (0, 3, 1, 2, 5, 4), cells, strict=True))
+        Column(name, texts, right=index > 2, leave=leave, name_like=not leave)
+        for index, (name, leave, texts) in enumerate(zip(COLUMNS, (0, 3, 1, 2, 5, 4), cells, strict=True))
         if any(texts)  # without shapes no sizes are known
     ]
-    lines = [found.name, *table(columns, width), "", *labelled(_facts(found), width), ""]
-    click.echo("\n".join([*lines, *paragraph(found.verdict, width)]))
+    lines = [inspection.name, *table(columns, width), "", *labelled(_facts(inspection), width), ""]
+    click.echo("\n".join([*lines, *paragraph(inspection.verdict, width)]))
 
 
 def _cells(layer: Layer) -> list[str]:
@@ -130,23 +131,27 @@ def _cells(layer: Layer) -> list[str]:
     return [layer.name, layer.op + ("" if layer.supported else " (not supported)"), _shape(layer.shape), *counts]
 
 
-def _input_shapes(found: Inspection) -> dict[str, tuple[int, ...]]:
+def _input_shapes(inspection: Inspection) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs whose sizes are all known."""
-    return {one.name: one.shape for one in found.inputs if one.shape is not None and is_known(one.shape)}
+    return {
+        argument.name: argument.shape
+        for argument in inspection.inputs
+        if argument.shape is not None and is_known(argument.shape)
+    }
 
 
-def page(found: Inspection, picture: str) -> str:
+def page(inspection: Inspection, picture: str) -> str:
     """Return an HTML page without scripts or external links; ``picture`` is SVG."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(layer)) + "</tr>\n"
-        for layer in found.layers
+        for layer in inspection.layers
     )
-    facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>\n" for name, text in _facts(found))
+    facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>\n" for name, text in _facts(inspection))
     head = "".join(f"<th>{word}</th>" for word in COLUMNS)
     return (
         "<!doctype html>\n<html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width,initial-scale=1'>"
-        f"<title>{html.escape(found.name)}</title>\n"
+        f"<title>{html.escape(inspection.name)}</title>\n"
         "<style>:root{color-scheme:light dark}"
         "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"
         "table{border-collapse:collapse;width:100%}.layers{overflow-x:auto}"
@@ -156,7 +161,7 @@ def page(found: Inspection, picture: str) -> str:
         ".verdict{background:#eef4fb;padding:.8rem 1rem}"
         "@media(prefers-color-scheme:dark){body{color:#e6eaf0;background:#12161c}.verdict{background:#1b212a}"
         "td,th{border-color:#343d4a}}</style>\n"
-        f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
+        f"<h1>{html.escape(inspection.name)}</h1>\n<p class=verdict>{html.escape(inspection.verdict)}</p>\n"
         f"<dl>\n{facts}</dl>\n<div class=layers><table><thead><tr>{head}</tr></thead><tbody>\n{rows}"
         f"</tbody></table></div>\n<h2>The network</h2>\n"
         "<p>The names and shapes of a box appear when the pointer rests on it.</p>\n"

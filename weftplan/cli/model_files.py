@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan.inputs import PARAMETERS, Network, load_network, onnx_network
+from weftplan.cli.plan.inputs import PARAMETERS, PlannedNetwork, load_network, onnx_network
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
@@ -20,10 +20,10 @@ Params = dict[str, NDArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelFiles:
     """A network, and its parameters if there are any."""
 
-    network: Network
+    network: PlannedNetwork
     version: str
     args: Params | None
     aux: Params | None
@@ -44,7 +44,7 @@ class Model:
         return {name: tuple(value.shape) for table in (self.args, self.aux) for name, value in (table or {}).items()}
 
 
-def load_model(model: str, params: str | None) -> Model:
+def load_model(model: str, params: str | None) -> ModelFiles:
     """Load the network in ``model`` (a symbol file, a checkpoint prefix, an ONNX file, or a built-in network's name)
     and its parameters in ``params`` (a file, or the number of an epoch of that prefix).
 
@@ -57,18 +57,18 @@ def load_model(model: str, params: str | None) -> Model:
         if params not in (None, "-"):
             raise click.BadParameter(f"{model} holds its parameters itself; give a dash", param_hint="PARAMS")
         network, args, aux = onnx_network(path)
-        return Model(network, "ONNX", args, aux)
+        return ModelFiles(network, "ONNX", args, aux)
     if params is not None and Path(params).is_file() and path is not None and _looks_like_params(path):
         raise FormatError(f"{model} holds arrays and no network: give the symbol file first, then the parameters")
     network = load_network(str(path) if path is not None else model)
     version = "weftplan" if network.built_in or path is None else version_of(_text(path))
     if params is None:
-        return Model(network, version, None, None)
+        return ModelFiles(network, version, None, None)
     params_path = _params_path(params, path)
     args, aux = load_safetensors(params_path) if params_path.suffix == ".safetensors" else read_params(params_path)
     states = set(network.symbol.list_auxiliary_states())  # another writer's file does not distinguish them
     aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
-    return Model(network, version, args, aux)
+    return ModelFiles(network, version, args, aux)
 
 
 def epochs(path: Path) -> list[Path]:
@@ -111,8 +111,8 @@ def _params_path(params: str, symbol_path: Path | None) -> Path:
     if not path.is_file():
         if path.is_dir():
             raise click.BadParameter(f"{params!r} is a folder; give a parameter file in it", param_hint="PARAMS")
-        there = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
-        raise click.BadParameter(f"there is no parameter file {params!r}{there}", param_hint="PARAMS")
+        hint = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
+        raise click.BadParameter(f"there is no parameter file {params!r}{hint}", param_hint="PARAMS")
     if path.read_bytes()[:64].lstrip().startswith(b"{"):
         raise FormatError(f"{path} is JSON text, such as a symbol file, and holds no parameters")
     return path

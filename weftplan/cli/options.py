@@ -75,17 +75,44 @@ def json_option(help: str) -> Callable[[Command], Command]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
+class WholeNumber(click.IntRange):
+    """A whole number from ``min`` on, or to ``max``; its error says so."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raise click's error if the text is none, or is out of range."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            until = "" if self.max is None else f" to {self.max}"
+            self.fail(f"expected a whole number from {self.min}{until or ' on'}, got {value!r}", param, ctx)
+
+
+class PositiveNumber(click.FloatRange):
+    """A number above 0; its error says so."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raise click's error if the text is none, or is not above 0."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"expected a number above 0, got {value!r}", param, ctx)
+
+
 def number(
-    *names: str, help: str, default: int | None = None, least: int = 1, most: int | None = None
+    *names: str, help: str, default: int | None = None, least: int = 1, greatest: int | None = None
 ) -> Callable[[Command], Command]:
     """Add an option for an integer, by default at least 1."""
-    kind = click.IntRange(min=least, max=most)
+    kind = WholeNumber(min=least, max=greatest)
     return click.option(*names, type=kind, default=default, show_default=default is not None, help=help)
 
 
 def positive(*names: str, help: str) -> Callable[[Command], Command]:
     """Add an optional number above 0."""
-    return click.option(*names, type=click.FloatRange(min=0, min_open=True), help=help)
+    return click.option(*names, type=PositiveNumber(min=0, min_open=True), help=help)
 
 
 def budget_option(help: str) -> Callable[[Command], Command]:

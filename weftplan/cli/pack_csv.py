@@ -39,13 +39,13 @@ def read_csv(path: str | PathLike[str]) -> tuple[list[str], Int64, Int64, Int64]
                 f"{path}: expected the columns id,lower,upper,size in the first line, "
                 f"got {','.join(header) or 'an empty file'}; missing: {', '.join(missing)}"
             )
-        where = [header.index(c) for c in COLUMNS[1:]]
+        indices = [header.index(c) for c in COLUMNS[1:]]
         name_at = header.index("id") if "id" in header else None
         for row in rows:
             if not any(cell.strip() for cell in row):
                 continue
             try:
-                lower, upper, size = (int(row[k]) for k in where)
+                lower, upper, size = (int(row[k]) for k in indices)
             except (ValueError, IndexError):
                 raise FormatError(
                     f"{path}, line {rows.line_num}: expected integers lower,upper,size, got {','.join(row)!r}"

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray
-from weftplan.support.array_types import DType
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.training.metrics.base import Array
 
 Host = np.ndarray[Any, DType]
 
 
-def get_atol(atol: float | None = None) -> float:
-    """Return the absolute tolerance of comparisons: 1e-20 by default."""
+def get_atol(atol: float | None = None, dtype: DTypeLike = np.float64) -> float:
+    """Return the absolute tolerance of comparisons: 1e-20 by default, for every ``dtype``."""
     return 1e-20 if atol is None else atol
 
 
-def get_rtol(rtol: float | None = None) -> float:
-    """Return the relative tolerance of comparisons: 1e-5 by default."""
+def get_rtol(rtol: float | None = None, dtype: DTypeLike = np.float64) -> float:
+    """Return the relative tolerance of comparisons: 1e-5 by default, for every ``dtype``."""
     return 1e-5 if rtol is None else rtol
 
 
@@ -43,17 +43,27 @@ def same(a: Array, b: Array) -> bool:
 
 
 def almost_equal(
-    a: Array, b: Array, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False
+    a: Array,
+    b: Array,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = False,
+    use_broadcast: bool = True,
 ) -> bool:
-    """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements."""
+    """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements.
+
+    Raises:
+        AssertionError: the shapes differ and ``use_broadcast`` is False.
+    """
+    assert use_broadcast or host(a).shape == host(b).shape, (host(a).shape, host(b).shape)
     return np.allclose(host(a), host(b), get_rtol(rtol), get_atol(atol), equal_nan)
 
 
 def _without_nan(a: Array, b: Array) -> tuple[Host, Host]:
-    left, right = np.array(host(a)), np.array(host(b))
-    lost = np.isnan(left) | np.isnan(right)
-    left[lost] = right[lost] = 0
-    return left, right
+    lhs, right = np.array(host(a)), np.array(host(b))
+    lost = np.isnan(lhs) | np.isnan(right)
+    lhs[lost] = right[lost] = 0
+    return lhs, right
 
 
 def almost_equal_ignore_nan(a: Array, b: Array, rtol: float | None = None, atol: float | None = None) -> bool:
@@ -65,12 +75,12 @@ def find_max_violation(
     a: Array, b: Array, rtol: float | None = None, atol: float | None = None
 ) -> tuple[tuple[int, ...], float]:
     """Return (index, multiple of the tolerance) of the largest difference."""
-    left, right = host(a), host(b)
+    lhs, right = host(a), host(b)
     allowed = get_atol(atol) + get_rtol(rtol) * np.abs(right)
     with np.errstate(all="ignore"):
-        worse = np.abs(left - right) / (allowed + 1e-300)
-    place = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
-    return tuple(int(k) for k in place), float(worse[place])
+        worse = np.abs(lhs - right) / (allowed + 1e-300)
+    position = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
+    return tuple(int(k) for k in position), float(worse[position])
 
 
 def assert_almost_equal(
@@ -91,19 +101,19 @@ def assert_almost_equal(
     Traceback (most recent call last):
     AssertionError: a and b differ (rtol 1e-05, atol 1e-20), most at (): 1.0 and 1.1, 9090.91 times the tolerance
     """
-    left, right = host(a), host(b)
-    if not use_broadcast and left.shape != right.shape:
-        raise AssertionError(f"{names[0]} has shape {left.shape}, {names[1]} {right.shape}")
-    if almost_equal(left, right, rtol, atol, equal_nan):
+    lhs, right = host(a), host(b)
+    if not use_broadcast and lhs.shape != right.shape:
+        raise AssertionError(f"{names[0]} has shape {lhs.shape}, {names[1]} {right.shape}")
+    if almost_equal(lhs, right, rtol, atol, equal_nan):
         return
-    left, right = np.broadcast_arrays(left, right)
-    place, times = find_max_violation(left, right, rtol, atol)
-    wrong = np.argwhere(~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan))
-    shown = [f"{tuple(map(int, at))}: {left[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
-    more = f"\n{len(wrong)} of {left.size} elements:\n" + "\n".join(shown) if left.ndim else ""
+    lhs, right = np.broadcast_arrays(lhs, right)
+    position, times = find_max_violation(lhs, right, rtol, atol)
+    wrong = np.argwhere(~np.isclose(lhs, right, get_rtol(rtol), get_atol(atol), equal_nan))
+    shown = [f"{tuple(map(int, at))}: {lhs[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
+    more = f"\n{len(wrong)} of {lhs.size} elements:\n" + "\n".join(shown) if lhs.ndim else ""
     raise AssertionError(
-        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {place}: "
-        f"{left[place]} and {right[place]}, {times:.6g} times the tolerance{more}"
+        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {position}: "
+        f"{lhs[position]} and {right[position]}, {times:.6g} times the tolerance{more}"
     )
 
 
@@ -122,12 +132,13 @@ def assert_almost_equal_with_err(
     etol: float | None = None,
     names: Sequence[str] = ("a", "b"),
     equal_nan: bool = False,
+    mismatches: tuple[int, int] = (10, 10),
 ) -> None:
     """Call :func:`assert_almost_equal`, but allow a share ``etol`` of the elements to differ more."""
     left, right = np.broadcast_arrays(host(a), host(b))
     wrong = int((~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan)).sum())
     if wrong > (etol or 0) * left.size:
-        assert_almost_equal(left, right, rtol, atol, names, equal_nan)
+        assert_almost_equal(left, right, rtol, atol, names, equal_nan, mismatches=mismatches)
 
 
 def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: float | None = None) -> None:
@@ -137,5 +148,5 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: flo
     if not isinstance(t1, tuple):
         assert_almost_equal(t1, t2, rtol, atol)
         return
-    for one, second in zip(t1, t2, strict=True):
-        compare_ndarray_tuple(one, second, rtol, atol)
+    for array, second in zip(t1, t2, strict=True):
+        compare_ndarray_tuple(array, second, rtol, atol)

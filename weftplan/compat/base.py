@@ -31,9 +31,9 @@ numeric_types = (float, int, np.generic)
 string_types = (str,)
 
 
-def py_str(value: bytes | str) -> str:
+def py_str(x: bytes | str) -> str:
     """Return bytes as text; callbacks receive names as text here already."""
-    return value.decode("utf-8") if isinstance(value, bytes) else value
+    return x.decode("utf-8") if isinstance(x, bytes) else x
 
 
 def data_dir() -> str:

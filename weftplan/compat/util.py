@@ -78,9 +78,9 @@ def _absent(*args: object, **kwargs: object) -> NoReturn:
     raise NotImplementedForSymbol("mx.np is absent on purpose: use NumPy itself, or the operators of mx.nd and mx.sym")
 
 
-def use_np(function: Callable[..., object]) -> Callable[..., NoReturn]:
+def use_np(func: Callable[..., object]) -> Callable[..., NoReturn]:
     """Return a function that refuses to run, since it needs arrays with NumPy's semantics."""
-    return functools.wraps(function)(lambda *args, **kwargs: _absent())
+    return functools.wraps(func)(lambda *args, **kwargs: _absent())
 
 
 use_np_array = use_np

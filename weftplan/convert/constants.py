@@ -17,7 +17,7 @@ from weftplan.symbol.node import FOLDED, Entry, Node, split_variables, topologic
 from weftplan.symbol.symbol import Symbol
 from weftplan.training.fit.parameter_files import Params
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Most bytes of a folded array: larger arrays cost more memory than the saved time is worth."""
 
 
@@ -26,7 +26,7 @@ def fold_constants(
     arg_params: Mapping[str, NDArray],
     aux_params: Mapping[str, NDArray],
     *,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_BYTES,
 ) -> tuple[Symbol, Params, Params]:
     """Replace nodes that read only parameters by parameters; return the new symbol and its parameters.
 

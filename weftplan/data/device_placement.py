@@ -66,14 +66,14 @@ def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
         ParameterError: something else, or a context that occurs twice.
     """
     contexts = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
-    if any(not isinstance(one, Context) for one in contexts) or len({*contexts}) != len(contexts):
+    if any(not isinstance(context, Context) for context in contexts) or len({*contexts}) != len(contexts):
         raise ParameterError(f"ctx must be a context or a list of contexts, each once, got {ctx!r}")
     return contexts
 
 
 def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
     """Return the batch in page-locked memory, with asynchronous copies to these contexts pushed."""
-    arrays = [place(array, contexts) for array in (*batch.data, *batch.label)]
+    arrays = [copy_to_devices(array, contexts) for array in (*batch.data, *batch.label)]
     hosts = [host for host, _ in arrays]
     batch_copy = DataBatch(
         hosts[: len(batch.data)],
@@ -84,14 +84,14 @@ def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
         getattr(batch, "provide_data", None),
         getattr(batch, "provide_label", None),
     )
-    batch_copy.placed = [there for _, there in arrays]
+    batch_copy.placed = [copies for _, copies in arrays]
     return batch_copy
 
 
 V = TypeVar("V")
 
 
-def place(value: V, contexts: Sequence[Context]) -> tuple[V | NDArray, Placed]:
+def copy_to_devices(value: V, contexts: Sequence[Context]) -> tuple[V | NDArray, Placed]:
     """Return an array in page-locked memory, and the pushed copies of each device's samples (along the first axis).
     Contexts without streams receive no copy."""
     devices = [context for context in contexts if context.has_streams]
@@ -100,9 +100,9 @@ def place(value: V, contexts: Sequence[Context]) -> tuple[V | NDArray, Placed]:
     pinned = _page_locked(value, devices[0])
     parts = zip(contexts, split_batch(value.shape[0], len(contexts)), strict=True)
     return pinned, {
-        (one, part.start, part.stop): _copied(pinned.slice_at(part.start, part.stop), one)
-        for one, part in parts
-        if one.has_streams
+        (context, part.start, part.stop): _copied(pinned.slice_at(part.start, part.stop), context)
+        for context, part in parts
+        if context.has_streams
     }
 
 

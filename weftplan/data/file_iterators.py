@@ -16,7 +16,7 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import DataIter, HoldingIter
-from weftplan.data.iterator_state import State, make_state, place_of, read_state, whole_in
+from weftplan.data.iterator_state import State, checked_integer, make_state, read_state, state_or_none
 from weftplan.data.random_draws import generator
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
@@ -67,7 +67,7 @@ class Rows(HoldingIter):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         (cursor,) = read_state(self, state, self._facts, "cursor")
-        self._cursor = whole_in(self, "cursor", cursor, len(self._data) + self.batch_size)
+        self._cursor = checked_integer(self, "cursor", cursor, len(self._data) + self.batch_size)
         self.current_batch = None
 
     def _take(self, rows: Host, pad: int) -> None:
@@ -126,7 +126,7 @@ class RoundedRows(Rows):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         (used,) = read_state(self, state, self._facts, "used")
-        whole_in(self, "used", used, len(self._order))
+        checked_integer(self, "used", used, len(self._order))
         super().set_state(state)
         self._used = used
 
@@ -216,8 +216,8 @@ class MNISTIter(Rows):
 
     def __init__(
         self,
-        image: File,
-        label: File,
+        image: File = "./train-images-idx3-ubyte",
+        label: File = "./train-labels-idx1-ubyte",
         batch_size: int = 128,
         shuffle: bool = True,
         flat: bool = False,
@@ -261,16 +261,18 @@ def read_idx(path: File, ndim: int) -> Host:
     Raises:
         FormatError: it is truncated, or no such file.
     """
-    where = os.fspath(path)
+    path_name = os.fspath(path)
     with open_to_read(path) as file:
-        content = unpack_gzip(file.read(), where)
+        content = unpack_gzip(file.read(), path_name)
     if len(content) < 4 + 4 * ndim or content[:4] != struct.pack(">I", 0x800 | ndim):
-        raise FormatError(f"{where}: expected a file of MNIST with {ndim} dimensions, it begins with {content[:4]!r}")
+        raise FormatError(
+            f"{path_name}: expected a file of MNIST with {ndim} dimensions, it begins with {content[:4]!r}"
+        )
     shape = struct.unpack_from(f">{ndim}I", content, 4)
     body = content[4 + 4 * ndim :]
     if len(body) != math.prod(shape):
         raise FormatError(
-            f"{where}: truncated or damaged: shape {shape} needs {math.prod(shape):,} bytes, {len(body):,} follow"
+            f"{path_name}: truncated or damaged: shape {shape} needs {math.prod(shape):,} bytes, {len(body):,} follow"
         )
     return np.frombuffer(body, np.uint8).reshape(shape)
 
@@ -304,7 +306,7 @@ class ResizeIter(HoldingIter):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         cur, inner = read_state(self, state, {"size": self.size}, "cur", "of_inner")
-        whole_in(self, "cur", cur, self.size)
+        checked_integer(self, "cur", cur, self.size)
         self.data_iter.set_state(inner)
         self.cur, self.current_batch = cur, None
 
@@ -314,7 +316,7 @@ class ResizeIter(HoldingIter):
         try:
             self.current_batch = self.data_iter.next()
         except StopIteration:
-            end = place_of(self.data_iter)
+            end = state_or_none(self.data_iter)
             self.data_iter.reset()
             try:
                 self.current_batch = self.data_iter.next()

@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 class HasState(Protocol):
-    """An iterator whose position can be saved. :func:`place_of` accepts other iterators, too."""
+    """An iterator whose position can be saved. :func:`state_or_none` accepts other iterators, too."""
 
     def state(self) -> State:
         """Return its position."""
@@ -64,15 +64,15 @@ def read_state(iterator: object, state: object, facts: Mapping[str, object], *na
     return [state[name] for name in names]
 
 
-def whole_in(iterator: object, what: str, value: object, most: int) -> int:
+def checked_integer(iterator: object, what: str, value: object, limit: int) -> int:
     """Return ``value`` if it is a whole number in [0, most].
 
     Raises:
         ParameterError: it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise ParameterError(
-            f"{type(iterator).__name__}.set_state: {what} must be a whole number in [0, {most}], got {value!r}"
+            f"{type(iterator).__name__}.set_state: {what} must be a whole number in [0, {limit}], got {value!r}"
         )
     return value
 
@@ -111,7 +111,7 @@ def not_resumable(
     return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")
 
 
-def place_of(data: HasState) -> State | None:
+def state_or_none(data: HasState) -> State | None:
     """Return the state of an iterator, or None if it has none."""
     try:
         return data.state()

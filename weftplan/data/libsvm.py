@@ -19,7 +19,7 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.support.array_types import DTypeLike, RawArray
 from weftplan.support.progress import Progress
 
-_MOST = 1 << 53
+_MAX_COLUMN = 1 << 53
 """First integer from which float64 cannot represent every integer."""
 
 
@@ -112,34 +112,34 @@ def _width(shape: Sequence[int], what: str) -> int:
 
 def _read(path: File, width: int, dtype: DTypeLike) -> tuple[Host, SparseRows]:
     """Return (labels, rows) of a file, or of all files in a folder."""
-    files = sorted(one for one in Path(path).iterdir() if one.is_file()) if os.path.isdir(path) else [Path(path)]
+    files = sorted(entry for entry in Path(path).iterdir() if entry.is_file()) if os.path.isdir(path) else [Path(path)]
     labels: list[str] = []
     counts: list[int] = []
     pairs: list[str] = []
-    places: list[tuple[Path, int]] = []
+    lines: list[tuple[Path, int]] = []
     for file in files:
         for number, fields in Progress(f"reading {file.name}", unit="lines").each(_lines(file)):
             labels.append(fields[0].partition(":")[0])  # a weight may follow; MXNet ignores it, too
             pairs_text = fields[2:] if len(fields) > 1 and fields[1].startswith("qid:") else fields[1:]
             counts.append(len(pairs_text))
             pairs += pairs_text
-            places.append((file, number))
+            lines.append((file, number))
     if not labels:
         raise FormatError(f"{os.fspath(path)}: there is no line in it")
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     numbers = _numbers(pairs)
-    first = None if numbers is None else _floats(labels)
-    if numbers is None or first is None:
-        raise _first_mistake(labels, counts, pairs, places)
+    targets = None if numbers is None else _floats(labels)
+    if numbers is None or targets is None:
+        raise _first_mistake(labels, counts, pairs, lines)
     columns, values = numbers
     beyond = np.flatnonzero((columns < 0) | (columns >= width))
     if len(beyond):
-        file, number = places[int(np.searchsorted(ends, beyond[0], "right")) - 1]
+        file, number = lines[int(np.searchsorted(ends, beyond[0], "right")) - 1]
         raise ShapeError(
             f"{file}: line {number} has feature {int(columns[beyond[0]])}, expected 0 to {width - 1} for the shape "
             f"({width},); features count from 0, so a file that counts from 1 needs ({width + 1},)"
         )
-    return first.astype(dtype), SparseRows(ends, columns, values.astype(dtype), width)
+    return targets.astype(dtype), SparseRows(ends, columns, values.astype(dtype), width)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -161,7 +161,7 @@ def _numbers(pairs: Sequence[str]) -> tuple[Host, Host] | None:
     values = _floats([half[2] for half in halves])
     if columns is None or values is None:
         return None
-    if not ((np.abs(columns) < _MOST) & (columns == np.rint(columns))).all():  # false for NaN, too
+    if not ((np.abs(columns) < _MAX_COLUMN) & (columns == np.rint(columns))).all():  # false for NaN, too
         return None
     return columns.astype(np.int64), values
 
@@ -174,15 +174,15 @@ def _floats(texts: Sequence[str]) -> Host | None:
 
 
 def _first_mistake(
-    labels: Sequence[str], counts: Sequence[int], pairs: Sequence[str], places: Sequence[tuple[Path, int]]
+    labels: Sequence[str], counts: Sequence[int], pairs: Sequence[str], lines: Sequence[tuple[Path, int]]
 ) -> FormatError:
     start = 0
-    for label, count, (file, number) in zip(labels, counts, places, strict=True):
-        where = f"{file}: line {number}"
+    for label, count, (file, number) in zip(labels, counts, lines, strict=True):
+        line_name = f"{file}: line {number}"
         if _floats([label]) is None:
-            return FormatError(f"{where} begins with {label!r}, expected a label that is a number")
+            return FormatError(f"{line_name} begins with {label!r}, expected a label that is a number")
         for pair in pairs[start : start + count]:
             if _numbers([pair]) is None:
-                return FormatError(f"{where} has {pair!r}, expected feature:value, such as 3:0.5")
+                return FormatError(f"{line_name} has {pair!r}, expected feature:value, such as 3:0.5")
         start += count
     raise AssertionError("every line is one of the format")

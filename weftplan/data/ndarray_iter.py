@@ -16,11 +16,11 @@ from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
 from weftplan.data.iterator_state import (
     State,
+    checked_integer,
     key_in,
     make_state,
     numbers_in,
     read_state,
-    whole_in,
 )
 from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import DTypeError, ParameterError, ShapeError
@@ -43,6 +43,8 @@ class NDArrayIter(HoldingIter):
             the batch is larger than the data; the batch's ``pad`` counts them), ``discard``, or ``roll_over`` (move the
             remaining samples to the start of the next epoch; the ``pad`` of its first batch is 0, while MXNet 1.9.1
             counts them as padding).
+        layout: letters of the axes; the samples lie along its ``N``, and along the first axis of arrays with fewer
+            axes than that.
 
     >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
     >>> [(batch.data[0].shape, batch.pad) for batch in it]
@@ -58,20 +60,24 @@ class NDArrayIter(HoldingIter):
         last_batch_handle: str = "pad",
         data_name: str = "data",
         label_name: str = "softmax_label",
+        layout: str = "NCHW",
     ) -> None:
         super().__init__(batch_size)
+        if "N" not in layout:
+            raise ParameterError(f"NDArrayIter: layout must name the axis of samples N, got {layout!r}")
+        self.layout = layout
         if last_batch_handle not in ("pad", "discard", "roll_over"):
             raise ParameterError(
                 f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
             )
-        self._data = _named(data, data_name, empty_ok=False)
-        self._label = _named(label, label_name, empty_ok=True)
+        self._data = [(name, self._turned(v, 0)) for name, v in _named(data, data_name, empty_ok=False)]
+        self._label = [(name, self._turned(v, 0)) for name, v in _named(label, label_name, empty_ok=True)]
         counts = {name: len(values) for name, values in (*self._data, *self._label)}
         if len(set(counts.values())) != 1:
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
-        whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
-        if not whole or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
+        is_positive = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
+        if not is_positive or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
             raise ParameterError(
                 f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples "
                 f"(with last_batch_handle='pad' it may be larger), got {batch_size!r}"
@@ -97,11 +103,21 @@ class NDArrayIter(HoldingIter):
 
     @property
     def provide_data(self) -> list[DataDesc]:
-        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self._data]
+        return self._described(self._data)
 
     @property
     def provide_label(self) -> list[DataDesc]:
-        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self._label]
+        return self._described(self._label)
+
+    def _turned(self, values: Host, source: int | None = None) -> Host:
+        """Return values whose samples lie along the first axis in the layout; with ``source`` 0 the reverse."""
+        axis = self.layout.index("N")
+        axis = axis if axis < values.ndim else 0
+        return np.moveaxis(values, 0, axis) if source is None else np.moveaxis(values, axis, source)
+
+    def _described(self, named: list[tuple[str, Host]]) -> list[DataDesc]:
+        shapes = [self._turned(np.broadcast_to(v[:1], (self.batch_size, *v.shape[1:]))).shape for _, v in named]
+        return [DataDesc(n, s, v.dtype, self.layout) for (n, v), s in zip(named, shapes, strict=True)]
 
     def reset(self) -> None:
         self._begin(order_key() if self.shuffle else None, self._carried)
@@ -128,13 +144,11 @@ class NDArrayIter(HoldingIter):
     def set_state(self, state: Mapping[str, object]) -> None:
         key, *parts, cursor = read_state(self, state, self._facts, "key", "brought", "carried", "cursor")
         brought, carried = (np.asarray(numbers_in(self, "samples", part, self.num_data), np.int64) for part in parts)
-        whole_in(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
+        checked_integer(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
         drawn = key_in(self, key) if self.shuffle else None
         self._begin(drawn, brought)
         self._carried, self._cursor = carried, cursor
         self.current_batch = None
-
-    layout = "NCHW"
 
     @property
     def data(self) -> list[tuple[str, NDArray]]:
@@ -148,7 +162,7 @@ class NDArrayIter(HoldingIter):
 
     def _ordered(self, named: list[tuple[str, Host]]) -> list[tuple[str, NDArray]]:
         order = self._order[len(self._brought) :]
-        return [(name, array(values[order], dtype=values.dtype)) for name, values in named]
+        return [(name, array(self._turned(values[order]), dtype=values.dtype)) for name, values in named]
 
     @property
     def data_list(self) -> list[NDArray]:
@@ -170,6 +184,11 @@ class NDArrayIter(HoldingIter):
         """Numbers of the samples in the order of this epoch."""
         return self._order
 
+    def next(self) -> DataBatch:
+        batch = super().next()
+        batch.data, batch.label, batch.pad = self.getdata(), self.getlabel(), self.getpad()
+        return batch
+
     def hard_reset(self) -> None:
         """Reset like :meth:`reset`, and discard the samples rolled over to the next epoch."""
         self._carried = np.empty(0, np.int64)
@@ -190,8 +209,8 @@ class NDArrayIter(HoldingIter):
                 return False
             chosen = np.concatenate([chosen, np.resize(self._order, pad)])
         self.current_batch = DataBatch(
-            [array(values[chosen], dtype=values.dtype) for _, values in self._data],
-            [array(values[chosen], dtype=values.dtype) for _, values in self._label],
+            [array(self._turned(values[chosen]), dtype=values.dtype) for _, values in self._data],
+            [array(self._turned(values[chosen]), dtype=values.dtype) for _, values in self._label],
             pad=pad,
             index=chosen,
             provide_data=self.provide_data,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter, HoldingIter
 from weftplan.data.device_placement import check_contexts, placed
-from weftplan.data.iterator_state import State, make_state, place_of, read_state
+from weftplan.data.iterator_state import State, make_state, read_state, state_or_none
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.randomness.seeds import Draws, next_key
@@ -26,7 +26,7 @@ class _Read(NamedTuple):
     """Result of a read; without a batch and an error, the epoch has ended."""
 
     batch: DataBatch | None
-    before: State | NotResumableError
+    position_before: State | NotResumableError
     """State of the iterator before the read."""
     error: Exception | None = None
     """Exception that the read raised."""
@@ -101,7 +101,7 @@ class PrefetchingIter(HoldingIter):
             reader.begin(Draws(*next_key(cpu_pinned())))
 
     def reset(self) -> None:
-        with self._kept_position():
+        with self._keep_position():
             for reader in self._readers:
                 reader.halt()
             for it in self.iters:
@@ -109,9 +109,9 @@ class PrefetchingIter(HoldingIter):
             self._begin()
 
     @contextmanager
-    def _kept_position(self) -> Iterator[None]:
+    def _keep_position(self) -> Iterator[None]:
         """Go on from the current position if the body raises; without states, from where the iterators are."""
-        positions = [place_of(reader) for reader in self._readers]
+        positions = [state_or_none(reader) for reader in self._readers]
         try:
             yield
         except BaseException:
@@ -126,13 +126,13 @@ class PrefetchingIter(HoldingIter):
         (inner,) = read_state(self, state, {}, "of_iters")
         if not isinstance(inner, list) or len(inner) != len(self._readers):
             raise ParameterError(f"PrefetchingIter.set_state: the state is not of {len(self._readers)} iterators")
-        with self._kept_position():
-            for reader, one in zip(self._readers, inner, strict=True):
-                reader.set_state(one)
+        with self._keep_position():
+            for reader, reader_state in zip(self._readers, inner, strict=True):
+                reader.set_state(reader_state)
         self.current_batch = None
 
     def iter_next(self) -> bool:
-        reads = [reader.first() for reader in self._readers]
+        reads = [reader.first_read() for reader in self._readers]
         batches = [read.batch for read in reads if read.batch is not None]
         error = next((read.error for read in reads if read.error is not None), None)
         if error is None and 0 < len(batches) < len(reads):
@@ -148,7 +148,7 @@ class PrefetchingIter(HoldingIter):
 
     def _concatenated(self, batches: Sequence[DataBatch]) -> DataBatch:
         """Return one batch with the arrays of all iterators' batches."""
-        whole = DataBatch(
+        joined = DataBatch(
             [a for batch in batches for a in batch.data],
             [a for batch in batches for a in batch.label],
             batches[0].pad,
@@ -159,23 +159,23 @@ class PrefetchingIter(HoldingIter):
         )
         if all(batch.placed is not None for batch in batches):
             # The data of all iterators come before the labels, as in the batch itself.
-            places = [(batch.placed or [], len(batch.data)) for batch in batches]
-            whole.placed = [
-                *(one for placed, count in places for one in placed[:count]),
-                *(one for placed, count in places for one in placed[count:]),
+            placements = [(batch.placed or [], len(batch.data)) for batch in batches]
+            joined.placed = [
+                *(copies for placed, count in placements for copies in placed[:count]),
+                *(copies for placed, count in placements for copies in placed[count:]),
             ]
-        return whole
+        return joined
 
     @staticmethod
-    def _shapes(batches: Sequence[DataBatch], which: str, whole: list[DataDesc]) -> list[DataDesc]:
+    def _shapes(batches: Sequence[DataBatch], which: str, joined: list[DataDesc]) -> list[DataDesc]:
         """Return the batch's own shapes under our names: with buckets, shapes differ between batches."""
-        own = [getattr(batch, which, None) for batch in batches]
-        if any(descs is None for descs in own):
-            return whole
-        shapes = [desc[1] for descs in own for desc in descs or ()]
-        if len(shapes) != len(whole):
-            return whole
-        return [DataDesc(desc.name, shape, desc.dtype, desc.layout) for desc, shape in zip(whole, shapes, strict=True)]
+        descriptions = [getattr(batch, which, None) for batch in batches]
+        if any(descs is None for descs in descriptions):
+            return joined
+        shapes = [desc[1] for descs in descriptions for desc in descs or ()]
+        if len(shapes) != len(joined):
+            return joined
+        return [DataDesc(desc.name, shape, desc.dtype, desc.layout) for desc, shape in zip(joined, shapes, strict=True)]
 
     def close(self) -> None:
         """Stop the threads after their current reads, and close the iterators that have ``close``."""
@@ -212,7 +212,7 @@ class _Reader:
         while len(self._coming) < self._depth:
             self._ask()
 
-    def first(self) -> _Read:
+    def first_read(self) -> _Read:
         """Wait for the first pending read and return it."""
         return self._coming[0].result()
 
@@ -233,20 +233,20 @@ class _Reader:
         self._coming.append(self._thread.submit(self._read))
 
     def _read(self) -> _Read:
-        before = self._where()
+        position = self._position()
         if self._ended:
-            return _Read(None, before)
+            return _Read(None, position)
         try:
             with self._draws:
                 batch = self._source.next()
-            return _Read(placed(batch, self._contexts) if self._contexts else batch, before)
+            return _Read(placed(batch, self._contexts) if self._contexts else batch, position)
         except StopIteration:
             self._ended = True
-            return _Read(None, before)
+            return _Read(None, position)
         except Exception as error:
-            return _Read(None, before, error)
+            return _Read(None, position, error)
 
-    def _where(self) -> State | NotResumableError:
+    def _position(self) -> State | NotResumableError:
         try:
             return {"source": self._source.state(), "draws": self._draws.state(), "ended": self._ended}
         except NotResumableError as error:
@@ -261,10 +261,10 @@ class _Reader:
 
     def state(self) -> State:
         """Return the consumer's position: the iterator's state before the next batch to deliver."""
-        where = self._coming[0].result().before
-        if isinstance(where, NotResumableError):
-            raise where
-        return where
+        position = self._coming[0].result().position_before
+        if isinstance(position, NotResumableError):
+            raise position
+        return position
 
     def set_state(self, state: object) -> None:
         """Restore a state and prefetch from it."""

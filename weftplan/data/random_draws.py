@@ -16,8 +16,8 @@ def order_key() -> tuple[int, int]:
     """
     if np.random.get_bit_generator().seed_seq is not None:  # type: ignore[attr-defined]
         return random.next_key(cpu())
-    first, second = np.random.randint(0, 2**63, 2, np.int64).tolist()  # noqa: NPY002 - the program has seeded it
-    return first, second
+    first_key, second = np.random.randint(0, 2**63, 2, np.int64).tolist()  # noqa: NPY002 - the program has seeded it
+    return first_key, second
 
 
 def generator(key: tuple[int, int]) -> np.random.Generator:

@@ -27,7 +27,7 @@ from weftplan.support.progress import Progress
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_COMPLETE, _START, _MIDDLE, _END = range(4)
 _LENGTH = (1 << 29) - 1
 _MUCH = 1 << 20
 """Record length above which the file size is checked before the record is read."""
@@ -85,9 +85,13 @@ class MXRecordIO:
         self.open()
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None and self._pid == os.getpid():
+        file = getattr(self, "_file", None)
+        if file is not None:
             try:
-                self.close()
+                if self._pid == os.getpid():
+                    self.close()
+                else:
+                    file.close()  # the parent writes the index; the buffer is empty
             except OSError as error:  # a finalizer cannot raise
                 log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 
@@ -121,7 +125,7 @@ class MXRecordIO:
             raise MXNetError(f"write: a record has less than 512 MiB, got {len(buf):,} bytes")
         parts = _cut(buf)
         for k, part in enumerate(parts):
-            kind = _WHOLE if len(parts) == 1 else _FIRST if k == 0 else _LAST if k == len(parts) - 1 else _MIDDLE
+            kind = _COMPLETE if len(parts) == 1 else _START if k == 0 else _END if k == len(parts) - 1 else _MIDDLE
             with naming(self.uri):
                 file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
 
@@ -147,22 +151,22 @@ class MXRecordIO:
                 )
             (word,) = struct.unpack("<I", head[4:])
             kind, length = word >> 29, word & _LENGTH
-            if kind > _LAST or (kind in (_WHOLE, _FIRST)) == bool(parts):
+            if kind > _END or (kind in (_COMPLETE, _START)) == bool(parts):
                 raise FormatError(f"{os.fspath(self.uri)}: damaged: a part of a record stands alone at byte {start:,}")
             # Check large lengths against the file size: read() would allocate a damaged length before any byte is read.
-            there = length < _MUCH or length <= os.fstat(file.fileno()).st_size - start - 8
-            part = file.read(length) if there else b""
+            is_present = length < _MUCH or length <= os.fstat(file.fileno()).st_size - start - 8
+            part = file.read(length) if is_present else b""
             if len(part) < length or len(file.read(-length % 4)) < -length % 4:
                 raise FormatError(
                     f"{os.fspath(self.uri)}: truncated: the record at byte {start:,} needs {length:,} bytes"
                 )
             parts.append(part)
-            if kind in (_WHOLE, _LAST):
+            if kind in (_COMPLETE, _END):
                 return _MAGIC.join(parts)
 
-    def go_to(self, place: int) -> None:
+    def go_to(self, position: int) -> None:
         """Move to a byte offset."""
-        self._opened("seek").seek(place)
+        self._opened("seek").seek(position)
 
     def places(self) -> list[int]:
         """Return the offset of every record, by scanning the record headers; then move to the first record.
@@ -172,25 +176,25 @@ class MXRecordIO:
         """
         file = self._opened("read")
         size = os.fstat(file.fileno()).st_size
-        positions, place = [], 0
+        positions, position = [], 0
         with Progress(f"looking for the records of {os.fspath(self.uri)}", size >> 20, unit="MiB") as progress:
-            while place < size:
-                file.seek(place)
+            while position < size:
+                file.seek(position)
                 head = file.read(8)
-                kind, length = _WHOLE, 0
+                kind, length = _COMPLETE, 0
                 if len(head) == 8 and head[:4] == _MAGIC:
                     (word,) = struct.unpack("<I", head[4:])
                     kind, length = word >> 29, word & _LENGTH
-                end = place + 8 + length + -length % 4
+                end = position + 8 + length + -length % 4
                 if len(head) < 8 or head[:4] != _MAGIC or end > size:
                     raise FormatError(
-                        f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record "
-                        f"file"
+                        f"{os.fspath(self.uri)}: no whole record at byte {position:,}: truncated, damaged, or no "
+                        f"record file"
                     )
-                if kind in (_WHOLE, _FIRST):
-                    positions.append(place)
-                progress.step((end >> 20) - (place >> 20))
-                place = end
+                if kind in (_COMPLETE, _START):
+                    positions.append(position)
+                progress.step((end >> 20) - (position >> 20))
+                position = end
         file.seek(0)
         return positions
 
@@ -219,12 +223,12 @@ if hasattr(os, "register_at_fork"):
 
 def _cut(buf: bytes) -> list[bytes]:
     """Split a record's payload at every aligned occurrence of the magic word."""
-    parts, start, place = [], 0, buf.find(_MAGIC)
-    while place >= 0:
-        if place % 4 == 0:
-            parts.append(buf[start:place])
-            start = place + 4
-        place = buf.find(_MAGIC, place + 4 - place % 4 if place % 4 == 0 else place + 1)
+    parts, start, position = [], 0, buf.find(_MAGIC)
+    while position >= 0:
+        if position % 4 == 0:
+            parts.append(buf[start:position])
+            start = position + 4
+        position = buf.find(_MAGIC, position + 4 - position % 4 if position % 4 == 0 else position + 1)
     return [*parts, buf[start:]]
 
 
@@ -263,26 +267,26 @@ class MXIndexedRecordIO(MXRecordIO):
 
     def _read_index(self, size: int) -> None:
         """Read the index; every offset must lie below ``size``, the size of the record file."""
-        where = os.fspath(self.idx_path)
+        path = os.fspath(self.idx_path)
         with open_to_read(self.idx_path) as file:
             lines = file.read().splitlines()
         for number, line in enumerate(lines, 1):
             try:
-                key, _, place = line.decode().strip().partition("\t")
-                self.idx[self.key_type(key)] = offset = int(place)
+                key, _, position = line.decode().strip().partition("\t")
+                self.idx[self.key_type(key)] = offset = int(position)
             except ValueError:
                 raise FormatError(
-                    f"{where}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
+                    f"{path}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
                 ) from None
             if not 0 <= offset < size:
                 raise FormatError(
-                    f"{where}: line {number} has the place {place[:40]}, but {os.fspath(self.uri)} has {size:,} "
+                    f"{path}: line {number} has the place {position[:40]}, but {os.fspath(self.uri)} has {size:,} "
                     f"bytes: damaged, or another file's index"
                 )
 
     def close(self) -> None:
         if self.is_open and self.writable:
-            lines = [f"{key}\t{place}\n" for key, place in self.idx.items()]
+            lines = [f"{key}\t{position}\n" for key, position in self.idx.items()]
             try:
                 with replacing(self.idx_path) as file:
                     file.write("".join(lines).encode())
@@ -307,9 +311,9 @@ class MXIndexedRecordIO(MXRecordIO):
 
     def write_idx(self, idx: Any, buf: bytes) -> None:
         """Append a record with a key."""
-        key, place = self.key_type(idx), self.tell()
+        key, position = self.key_type(idx), self.tell()
         self.write(buf)
-        self.idx[key] = place
+        self.idx[key] = position
         self.keys.append(key)
 
 
@@ -324,16 +328,16 @@ class RecordReader:
         self._lock = Lock()
         if idx_path is None:
             self._file = MXRecordIO(uri, "r")
-            self._places: dict[Any, int] = dict(enumerate(self._file.places()))
+            self._offsets: dict[Any, int] = dict(enumerate(self._file.places()))
         else:
             indexed = MXIndexedRecordIO(idx_path, uri, "r")
-            self._file, self._places = indexed, indexed.idx
-        self.keys = list(self._places)
+            self._file, self._offsets = indexed, indexed.idx
+        self.keys = list(self._offsets)
 
     def read(self, key: Any) -> bytes:
         """Return the record of a key."""
         with self._lock:
-            self._file.go_to(self._places[key])
+            self._file.go_to(self._offsets[key])
             record = self._file.read()
         if record is None:
             raise FormatError(f"{os.fspath(self._file.uri)}: there is no record {key!r}: damaged, or another's index")
@@ -378,7 +382,7 @@ def pack_img(header: IRHeader | Sequence[Any], img: ArrayLike, quality: int = 95
         img: pixels, uint8 of shape (height, width[, 1 or 3]), in BGR order like OpenCV.
         quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9, and 9 for anything above.
     """
-    return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
+    return pack(header, encode(_reversed_channels(np.asarray(img)), quality, img_fmt))
 
 
 def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Host]:
@@ -390,10 +394,10 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Host]:
         FormatError: the record holds no image.
     """
     header, content = unpack(s)
-    pixels = _other_way_round(decode(content, iscolor, "unpack_img"))
+    pixels = _reversed_channels(decode(content, iscolor, "unpack_img"))
     return header, pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
-def _other_way_round(pixels: Host) -> Host:
+def _reversed_channels(pixels: Host) -> Host:
     """Swap the red and blue channels."""
     return pixels if pixels.ndim == 2 or pixels.shape[2] < 3 else pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]]

@@ -1,4 +1,4 @@
-"""The interface of a device: raw memory, copies, streams and events.
+"""The interface of a device: raw memory, copies, streams, events and a model of its speed.
 
 Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
 it is ``raw[offset:offset + nbytes].view(dtype).reshape(shape)``. Any thread may call these methods.
@@ -7,6 +7,7 @@ it is ``raw[offset:offset + nbytes].view(dtype).reshape(shape)``. Any thread may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -37,28 +38,28 @@ class Fault(Protocol):
     error: BaseException
     owner: Owner | None
     """The operation whose work failed; None for work that belongs to no operation."""
-    kept: Any
+    failure: Any
     """The engine's ``Failure`` for this error, None until the error is reported."""
 
 
-class Work(Protocol):
+class DeviceWork(Protocol):
     """The work of one operation, created by :meth:`Stream.work`.
 
     Work that the same thread enqueues inside ``with work:`` belongs to the operation.
     """
 
-    def record(self, stream: Any, number: int, after: Iterable[Event], over: Iterable[Event]) -> Event:
+    def record(self, stream: Any, number: int, predecessors: Iterable[Event], over: Iterable[Event]) -> Event:
         """Return an event at the end of this work.
 
         Args:
             stream: the last stream of the work.
             number: the operation's push number.
-            after: events of operations whose results this operation reads.
+            predecessors: events of operations whose results this operation reads.
             over: events of operations whose results this operation overwrites.
         """
         ...
 
-    def __enter__(self) -> Work: ...
+    def __enter__(self) -> DeviceWork: ...
 
     def __exit__(self, *exc: object) -> None: ...
 
@@ -89,13 +90,43 @@ class Stream(Protocol):
         """
         ...
 
-    def work(self, owner: Callable[[], Owner]) -> Work:
+    def clock(self) -> float:
+        """Return the second at which the work that has finished ended: the host's clock, or a simulated stream's."""
+        ...
+
+    def work(self, owner: Callable[[], Owner]) -> DeviceWork:
         """Return the (still empty) work of one operation; if this work fails, the owner of the fault is ``owner()``."""
         ...
 
     def __enter__(self) -> Stream: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Virtual seconds of simulated work.
+
+    Attributes:
+        launch: default seconds of a kernel.
+        latency: seconds before a copy's first byte.
+        bandwidth: bytes per second of a copy.
+        share: factor for the planner's estimated seconds of a bound graph's kernel, which are added to ``launch``; 0
+            makes every kernel take ``launch``.
+    """
+
+    launch: float = 5e-6
+    latency: float = 10e-6
+    bandwidth: float = 12e9
+    share: float = 1.0
+
+    def kernel(self, modelled: float) -> float:
+        """Return the seconds of a kernel that the planner's model estimates at ``modelled`` seconds."""
+        return self.launch + self.share * modelled
+
+    def copy(self, nbytes: int) -> float:
+        """Return the seconds of copying ``nbytes``."""
+        return self.latency + nbytes / self.bandwidth
 
 
 @runtime_checkable
@@ -108,6 +139,9 @@ class Device(Protocol):
     """Bytes to which addresses from :meth:`allocate` are aligned (64 on a CPU, 256 on a GPU)."""
     asynchronous: bool
     """True if work is enqueued on streams and finishes later (gpu, sim); False if each call finishes its work (cpu)."""
+
+    cost: CostModel
+    """Seconds of kernels and copies, for plans; a simulated device's clock follows it."""
 
     def allocate(self, nbytes: int) -> RawArray:
         """Return newly allocated memory of ``nbytes`` > 0 bytes with undefined contents; raises OutOfMemoryError."""
@@ -125,8 +159,11 @@ class Device(Protocol):
         """Return a new stream; a CPU's stream runs work inline. Devices may ignore ``priority`` (higher runs first)."""
         ...
 
-    def launch(self, fn: Callable[[], object]) -> None:
+    def launch(self, fn: Callable[[], object], modelled: float | None = 0.0) -> None:
         """Do the work of ``fn`` on the current stream.
+
+        ``modelled`` is the planner's estimate of the kernel's seconds; None: the work counts as taking no time. Only a
+        simulated device's clock uses it.
 
         A CPU and a GPU call ``fn`` inline; on a GPU its CuPy calls enqueue kernels. A simulated device enqueues ``fn``
         itself. Without a current stream of this kind of device, the work has finished when the call returns.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.device import capture_gate
-from weftplan.device.base import Device, Event, Owner
+from weftplan.device.base import CostModel, Device, Event, Owner
 from weftplan.device.capture_gate import CaptureGate
 from weftplan.device.context import Context
 from weftplan.device.cublas import fix_workspaces
@@ -133,6 +134,10 @@ class CupyStream:
         self.synchronize()
         return ()
 
+    def clock(self) -> float:
+        """Return the host's ``time.perf_counter()``."""
+        return time.perf_counter()
+
     def work(self, owner: Callable[[], Owner]) -> NoWork:
         """Return a placeholder: CUDA does not attribute errors of enqueued work to operations."""
         return NO_WORK
@@ -178,6 +183,7 @@ class CupyDevice:
 
     alignment = 256
     asynchronous = True
+    cost = CostModel()
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -235,7 +241,7 @@ class CupyDevice:
         """Return a new stream; a GPU that supports priorities runs work of a higher ``priority`` first."""
         return CupyStream(self, priority)
 
-    def launch(self, fn: Callable[[], object]) -> None:
+    def launch(self, fn: Callable[[], object], modelled: float | None = 0.0) -> None:
         """Call ``fn`` with this GPU current, so that its CuPy work is enqueued on the current stream.
 
         Without a current stream, no event could be recorded after the work, so this call waits for it.

@@ -20,7 +20,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import NumpyDevice
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.support.array_types import RawArray
 
 _PREFIX = ".weftplan-spill-"
@@ -47,7 +47,7 @@ class FileDevice(NumpyDevice):
         self.limit = limit
         self.used = 0
         """Bytes in use."""
-        self._lock = whole_in_children(Lock())
+        self._lock = consistent_in_children(Lock())
         self._remove_stale()
         try:
             os.close(self._open())

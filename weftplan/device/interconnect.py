@@ -9,7 +9,6 @@ from weftplan.device.context import Context
 from weftplan.device.links import HOST, Interconnect, connected, matrix, ports
 from weftplan.device.peers import PEER
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import SimDevice
 
 _PORT, _PORT_LATENCY = 20e9, 8e-6
 """Assumed speed of a GPU's port, which the driver does not report: bytes per second in each direction, and seconds of
@@ -41,7 +40,7 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
     kinds = {context.device_type for context in contexts}
     indices = [context.device_id for context in contexts]
     if kinds == {"sim"}:
-        costs = [sim_device.cost for context in contexts if isinstance(sim_device := get(context), SimDevice)]
+        costs = [get(context).cost for context in contexts]
         launch = max(cost.launch for cost in costs)
         links = connected()
         if links is not None and max(indices) < links.count:

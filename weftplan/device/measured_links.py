@@ -7,15 +7,14 @@ never measures by itself: a program calls :func:`measured`, may save the result,
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import SimDevice, SimStream, begin_together
+from weftplan.device.simulated_device import begin_together
 from weftplan.errors import DeviceError
 from weftplan.support.array_types import RawArray
 
@@ -57,8 +56,7 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
                 if a == b or (HOST not in (a, b) and not nominal.peers(a, b)):
                     continue
                 driver = devices[a if b == HOST else b]
-                if isinstance(driver, SimDevice):
-                    begin_together([device for device in devices if isinstance(device, SimDevice)])
+                begin_together(devices)
                 short, long = (_seconds(driver, raws[b][:n], raws[a][:n]) for n in (_SHORT, _LONG))
                 speed = (_LONG - _SHORT) / max(long - short, 1e-9)
                 routes[a, b] = Route(max(0.0, short - _SHORT / speed), (len(wires),))
@@ -71,19 +69,12 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
 
 
 def _seconds(device: Device, target: RawArray, source: RawArray) -> float:
-    if not isinstance(device, SimDevice):
-        return _fastest(device, target, source, time.perf_counter)
-    # The device's clock is the latest of its streams', so it may be ahead of the copy's own stream.
-    stream = device.new_stream()
-    return _fastest(stream, target, source, lambda: stream.time)
-
-
-def _fastest(waits: Device | SimStream, target: RawArray, source: RawArray, clock: Callable[[], float]) -> float:
     times = []
-    for _ in range(_ROUNDS):
-        waits.synchronize()
-        start = clock()
-        waits.copy(target, source)
-        waits.synchronize()
-        times.append(clock() - start)
+    with device.new_stream() as stream:
+        for _ in range(_ROUNDS):
+            stream.synchronize()
+            start = stream.clock()
+            device.copy(target, source)
+            stream.synchronize()
+            times.append(stream.clock() - start)
     return min(times)

@@ -6,13 +6,14 @@ finishes its work before it returns, so events are always complete.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 
 from weftplan.device import host_memory
-from weftplan.device.base import Event, Owner
+from weftplan.device.base import CostModel, Event, Owner
 from weftplan.device.context import Context
 from weftplan.device.stream import NO_WORK, NoWork, pop_stream, push_stream
 from weftplan.errors import OutOfMemoryError
@@ -35,7 +36,7 @@ class HostEvent:
         """Return immediately."""
 
 
-_DONE = HostEvent()
+_COMPLETED = HostEvent()
 
 
 class HostStream:
@@ -48,7 +49,7 @@ class HostStream:
 
     def record(self) -> HostEvent:
         """Return a complete event."""
-        return _DONE
+        return _COMPLETED
 
     def wait(self, event: Event) -> None:
         """Block until ``event``, which may belong to an asynchronous device, is complete."""
@@ -61,6 +62,10 @@ class HostStream:
         """Return no faults: errors are raised by the call that does the work."""
         self.synchronize()
         return ()
+
+    def clock(self) -> float:
+        """Return the host's ``time.perf_counter()``."""
+        return time.perf_counter()
 
     def work(self, owner: Callable[[], Owner]) -> NoWork:
         """Return a placeholder: errors are raised inline and need no attribution."""
@@ -79,6 +84,7 @@ class NumpyDevice:
 
     alignment = ALIGNMENT
     asynchronous = False
+    cost = CostModel()
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -99,7 +105,7 @@ class NumpyDevice:
         """Return a stream that runs work inline; ``priority`` is ignored."""
         return HostStream(self.context)
 
-    def launch(self, fn: Callable[[], object]) -> None:
+    def launch(self, fn: Callable[[], object], modelled: float | None = 0.0) -> None:
         """Call ``fn`` inline."""
         fn()
 

@@ -16,11 +16,11 @@ from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST
 from weftplan.device.offload_targets import Link
 from weftplan.device.registry import get
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 
 _SHORT, _LONG, _ROUNDS = 1 << 16, 32 << 20, 3
 _STEP, _LATENCY_STEP = 1.1, 5e-6
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 
 
 def speed(context: Context, destination: Context) -> Link | None:

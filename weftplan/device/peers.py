@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import config
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 
 PEER = "peer access"
 """Result of :meth:`Peers.way` for a pair that copies directly."""
@@ -27,7 +27,7 @@ class Peers:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._answers: dict[int, str] = {}
         self._stages: dict[tuple[int, int], tuple[Any, Any]] = {}
         """By device and id of the stream object: page-locked staging buffer, and event at the end of its last copy."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weftplan.device.base import CostModel
 from weftplan.device.context import Context, sim
 from weftplan.device.links import connect
 from weftplan.device.registry import get
 from weftplan.device.simulated_device import POISON, SimDevice, SimEvent, SimStream, begin_together
-from weftplan.device.simulated_hardware import CostModel
 from weftplan.errors import DeviceError
 
 __all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure", "connect", "seconds_of"]

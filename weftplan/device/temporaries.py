@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weftplan.device.context import Context
 from weftplan.device.stream import current_stream
 from weftplan.errors import DeviceError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support import slots
 
 NAME = "temporaries of CuPy"
@@ -73,7 +73,7 @@ class Temporaries:
         self._context = context
         self._xp = xp
         self._synchronize = synchronize
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._free: dict[int, deque[_Block]] = {}
         """Free lists by stream (:meth:`_stream_number`). Finalizers append to them; removals hold the lock."""
         self._refusing = _Refusing()

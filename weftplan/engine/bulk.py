@@ -37,7 +37,7 @@ class BulkMember:
     ctx: Context
     name: str | None
     site: Site
-    own: bool
+    internal: bool
 
 
 class BulkState(threading.local):
@@ -125,10 +125,10 @@ class BulkRun:
                     member.fn()
                 except BaseException as error:
                     label = label_of(member.fn, member.name)
-                    told = undeclared_write(label, error) if self.engine._debug else error
+                    explained = undeclared_write(label, error) if self.engine._debug else error
                     if not self.engine._debug:
                         release_frames(error, sys._getframe())
-                    blocked = Failure(told, member.name, member.site, seq, member.fn)
+                    blocked = Failure(explained, member.name, member.site, seq, member.fn)
                     self.failures.append(blocked)
             if blocked is not None:
                 failed = True
@@ -202,10 +202,10 @@ class Bulks(Driver):
         # Copied, and cleared only after the run exists: an error in between loses no member.
         members = shared[:]
         run = BulkRun(self, members)
-        first = members[0]
+        head = members[0]
         writes = searchable(run.writes)
-        op = DetailedBlock(run, run.reads, writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
-        op.own = all(member.own for member in members)
+        op = DetailedBlock(run, run.reads, writes, "ImperativeBulk", head.site, head.ctx, FnProperty.NO_SKIP)
+        op.internal = all(member.internal for member in members)
         run.op = op
         del shared[: len(members)]
         self._submit(op)

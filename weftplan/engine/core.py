@@ -25,27 +25,27 @@ from weftplan.engine.inspection import QueueStatistics, Statistics, dump_dot, du
 from weftplan.engine.operation import (
     DetailedBlock,
     FnProperty,
+    InternalBlock,
     Operator,
     OprBlock,
-    OwnBlock,
     TaskBlock,
     TracedBlock,
     Waiter,
-    ample_room,
     check_runs,
     checked_property,
     checked_vars,
     label_of,
     nothing,
-    room,
+    probe_stack,
+    require_stack,
     runs,
     searchable,
 )
-from weftplan.engine.sites import OWN, origin, push_site
+from weftplan.engine.sites import INTERNAL, origin, push_site
 from weftplan.engine.types import ThreadCounts
 from weftplan.engine.var import Order, Var
 from weftplan.engine.waiting import Waiting
-from weftplan.engine.yielding import others_first
+from weftplan.engine.yielding import retries_after_progress
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
@@ -152,7 +152,7 @@ class Engine(Waiting):
         """
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (), (var,), "delete_variable")
-        _check_place(ctx, 0)
+        _checked_target(ctx, 0)
         if delete_fn is None:
             delete_fn = nothing
         elif not callable(delete_fn):
@@ -225,11 +225,18 @@ class Engine(Waiting):
                     var = mutable_vars[0]
                     if var.engine is self:
                         if count:
-                            first, last = const_vars[0], const_vars[-1]
+                            first_read, last_read = const_vars[0], const_vars[-1]
                             plain = (
-                                first is not var
-                                and first.engine is self
-                                and (count == 1 or (last is not var and last is not first and last.engine is self))
+                                first_read is not var
+                                and first_read.engine is self
+                                and (
+                                    count == 1
+                                    or (
+                                        last_read is not var
+                                        and last_read is not first_read
+                                        and last_read.engine is self
+                                    )
+                                )
                             )
                         else:
                             plain = True
@@ -252,14 +259,14 @@ class Engine(Waiting):
                 pusher = origin(frame.f_code.co_filename)
                 if pusher:
                     code, lasti = push_site() or (None, 0)
-                    if pusher == OWN:
-                        kind = OwnBlock
+                    if pusher == INTERNAL:
+                        kind = InternalBlock
                 else:
                     self._pusher = code
             region = self._region
             if not self._unusual:
-                # `OprBlock.__init__` inlined. `room()` has raised already if the recursion limit is too close.
-                room()
+                # `OprBlock.__init__` inlined. `probe_stack()` has raised already if the recursion limit is too close.
+                probe_stack()
                 op = new(kind)
                 op.fn = fn
                 op.reads = const_vars
@@ -272,7 +279,7 @@ class Engine(Waiting):
                 region.requests.append(op)
             else:
                 traced = TracedBlock(fn, const_vars, mutable_vars, traced_name(fn, name), code, lasti)
-                traced.own = kind.own
+                traced.internal = kind.internal
                 traced.push_ns = time.perf_counter_ns()
                 region.requests.append(traced)
             if region.token:
@@ -280,20 +287,20 @@ class Engine(Waiting):
             return
         # An operation must not wait: it is pending itself. Nor may a destructor that interrupted the region.
         if self._bound and not running.engines and not self._region.is_inside():
-            self._make_room()
+            self._wait_for_capacity()
         site = push_site()
-        own = origin(frame.f_code.co_filename) == OWN
-        priority = _check_place(ctx, priority)
+        internal = origin(frame.f_code.co_filename) == INTERNAL
+        priority = _checked_target(ctx, priority)
         # Only plain pushes join a bulk; any other push flushes it first, to keep the order.
         if self._bulking and self._bulk.size and not running.seated:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
-                ample_room()
-                self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site, own))
+                require_stack()
+                self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site, internal))
                 return
             self._flush_bulk()
         prop = checked_property(prop)
         detailed = DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority)
-        detailed.own = own
+        detailed.internal = internal
         self._submit(detailed)
 
     def run_inline(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
@@ -309,7 +316,7 @@ class Engine(Waiting):
         """
         return None
 
-    def give_way(self) -> None:
+    def yield_to_worker(self) -> None:
         """Yield the interpreter to a worker that has been woken but has not started yet. Costs about 60 µs.
 
         Call this after pushing long work when the caller has more to do before it waits.
@@ -338,7 +345,7 @@ class Engine(Waiting):
         """
         return None
 
-    def _make_room(self) -> None:
+    def _wait_for_capacity(self) -> None:
         """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done."""
         # Count unserved requests too: while one thread is held up inside the region, the others could queue any number.
         # Read `requests` before `pending`, as in wait_for_var.
@@ -402,7 +409,7 @@ class Engine(Waiting):
             reads, writes = checked_vars(self, const_vars, mutable_vars, name)
         if self._bulking:
             self._flush_bulk()
-        priority = _check_place(ctx, priority)
+        priority = _checked_target(ctx, priority)
         op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, checked_property(prop), priority)
         op.asynchronous = True
         self._submit(op)
@@ -435,14 +442,14 @@ class Engine(Waiting):
             lambda: sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
         )
 
-    def others_first(self, patience_s: float) -> Iterator[None]:
+    def retries_after_progress(self, patience_s: float) -> Iterator[None]:
         """Yield each time pending operations have completed, for a caller whose allocation failed.
 
         Inside an operation this thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
 
         :meta private:
         """
-        return others_first(self, patience_s)
+        return retries_after_progress(self, patience_s)
 
     @property
     def in_operation(self) -> bool:
@@ -514,7 +521,7 @@ class Engine(Waiting):
         return f"<{self.kind}: {self._region.seq - self._region.waits} pushed, {self._region.pending} pending>"
 
 
-def _check_place(ctx: object, priority: SupportsIndex) -> int:
+def _checked_target(ctx: object, priority: SupportsIndex) -> int:
     """Check a push's context, and return its priority as a plain integer."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")

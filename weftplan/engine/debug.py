@@ -22,28 +22,28 @@ def start_watchdog(engine: Core, patience_s: float) -> threading.Thread | None:
     """Start a watchdog for ``engine``. Return None if ``patience_s`` is 0."""
     if patience_s <= 0:
         return None
-    gone = threading.Event()
-    reference = weakref.ref(engine, lambda _: gone.set())
+    collected = threading.Event()
+    reference = weakref.ref(engine, lambda _: collected.set())
     thread = threading.Thread(
-        target=_watch, args=(reference, gone, patience_s), name="weftplan-engine-watchdog", daemon=True
+        target=_watch, args=(reference, collected, patience_s), name="weftplan-engine-watchdog", daemon=True
     )
     thread.start()
     return thread
 
 
-def _watch(reference: weakref.ref[Core], gone: threading.Event, patience_s: float) -> None:
-    seen, quiet, told = -1, 0, False
-    while not gone.wait(patience_s / _SHARE):
+def _watch(reference: weakref.ref[Core], collected: threading.Event, patience_s: float) -> None:
+    seen, quiet, reported = -1, 0, False
+    while not collected.wait(patience_s / _SHARE):
         engine = reference()
         if engine is None:
             return
         finished = engine._region.completed - engine._region.waits  # without requests for reports
         if finished != seen or not engine._region.pending:
-            seen, quiet, told = finished, 0, False
+            seen, quiet, reported = finished, 0, False
         else:
             quiet += 1
-            if quiet >= _SHARE and not told:
-                told = True
+            if quiet >= _SHARE and not reported:
+                reported = True
                 print(report(engine, patience_s), file=sys.stderr, flush=True)
         del engine  # do not keep it alive while this thread sleeps
 

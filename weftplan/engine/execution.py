@@ -17,12 +17,12 @@ from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, Bulks
 from weftplan.engine.failure import NEVER_SKIPPED, Failure, FailureSpread, Outcome, traceback_of
-from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room, label_of
+from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, label_of, require_stack
 from weftplan.engine.region import Region
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import StreamPool, synchronize_host
 from weftplan.errors import EngineError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.read_only_views import undeclared_write
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Execution(Bulks, FailureSpread):
         self._dropped: list[int] = []
         """Numbers of user operations that were dropped at exit."""
         self._tracer: Tracer | None = None
-        self._unusual_lock = whole_in_children(ReentrantLock())
+        self._unusual_lock = consistent_in_children(ReentrantLock())
         self._bound = int(config.get("WEFTPLAN_ENGINE_MAX_PENDING"))
         """Pending operations at which a push waits; 0: no limit."""
         self._unusual = 2 if self._inline or self._bound else 0
@@ -102,7 +102,7 @@ class Execution(Bulks, FailureSpread):
         if self._debug:
             self._careful = True
         self._region = Region(few=self._bound // 2, debug=self._debug)
-        self._here: Any = deque()
+        self._outside: Any = deque()
 
     def enlist(self) -> None:
         """Register this engine for forks and exit. The last step of a subclass's ``__init__``.
@@ -192,7 +192,7 @@ class Execution(Bulks, FailureSpread):
         if blocked is not None:
             return blocked
         if self._shutdown and op.prop is not _DELETE and type(op) is not FutureBlock:
-            if not op.own:  # the memory of arrays goes with the process anyway
+            if not op.internal:  # the memory of arrays goes with the process anyway
                 self._dropped.append(op.seq)
             return None
         if self._debug:
@@ -215,35 +215,35 @@ class Execution(Bulks, FailureSpread):
         blocked = self._blocking_failure(op) if self._any_failure else None
         return blocked or (None if op.prop in NEVER_SKIPPED else stream_failure)
 
-    def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
-        """Run an asynchronous operation. ``done(failure)`` is called once, from any thread."""
+    def _start_async(self, op: OprBlock, on_outcome: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
+        """Run an asynchronous operation. ``on_outcome(failure)`` is called once, from any thread."""
         blocked = self._check_inputs(op, on_stream)
         if blocked is not None:
-            done(blocked)
+            on_outcome(blocked)
             return
         if self._shutdown and op.prop is not _DELETE:
-            if not op.own:  # the memory of arrays goes with the process anyway
+            if not op.internal:  # the memory of arrays goes with the process anyway
                 self._dropped.append(op.seq)
-            done(None)
+            on_outcome(None)
             return
         unfinished = threading.Lock()
 
         def on_complete(error: BaseException | None = None) -> None:
-            ample_room()
+            require_stack()
             with shielded():
                 # The lock is a flag that only one caller can take: atomic without another lock.
                 if not unfinished.acquire(blocking=False):
                     raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
                 if error is not None and not isinstance(error, BaseException):
                     error = EngineError(f"on_complete of {op!r} expects an exception or nothing, got {error!r}")
-                done(None if error is None else Failure.of(op, error))
+                on_outcome(None if error is None else Failure.of(op, error))
 
         try:
             op.fn(on_complete)
         except BaseException as error:
             failure = Failure.of(op, error)
             if unfinished.acquire(blocking=False):
-                done(failure)
+                on_outcome(failure)
             else:
                 # It reported completion, then raised. Its vars may be in use already, so only wait_for_all can report
                 # the error.
@@ -274,18 +274,18 @@ class Execution(Bulks, FailureSpread):
             report(error)
 
 
-def once(done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-    """Return a function that calls ``done`` on its first call and does nothing later, on any thread."""
-    due = [1]
+def once(on_outcome: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+    """Return a function that calls ``on_outcome`` on its first call and does nothing later, on any thread."""
+    pending = [1]
 
-    def first(failure: Outcome) -> None:
+    def report_once(failure: Outcome) -> None:
         try:
-            del due[0]
+            del pending[0]
         except IndexError:
             return
-        done(failure)
+        on_outcome(failure)
 
-    return first
+    return report_once
 
 
 def report(error: BaseException) -> None:

@@ -33,7 +33,7 @@ EXIT_PATIENCE_S = 30.0
 INTERRUPTED_PATIENCE_S = 1.0
 """The same after Ctrl-C has ended the program."""
 
-MOST_KINDS = 5
+MAX_KINDS = 5
 """Number of kinds of failures listed at exit."""
 
 _lock = free_in_children(ReentrantLock())
@@ -57,7 +57,7 @@ class _Process:
 
 _process = _Process()
 _local = threading.local()
-"""``engine``: engine of :func:`nested`, None outside. ``kept``: the thread's engine for it, created on first use."""
+"""``engine``: engine of :func:`nested`, None outside. ``cached``: the thread's engine for it, created on first use."""
 _inner: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines of :func:`nested`. Operations pending at exit may still use them."""
 
@@ -127,7 +127,7 @@ def user_code() -> Iterator[Engine]:
     While it waits, another worker takes the slot of its thread. ``wait_for_all`` stays forbidden, because the operation
     itself is pending. User code must not wait for a var that the operation itself holds.
     """
-    before = running.user_depth
+    outer_depth = running.user_depth
     running.user_depth = len(running.engines)
     with _lock:
         _process.user_code += 1
@@ -136,7 +136,7 @@ def user_code() -> Iterator[Engine]:
     finally:
         with _lock:
             _process.user_code -= 1
-        running.user_depth = before
+        running.user_depth = outer_depth
 
 
 @contextmanager
@@ -145,17 +145,17 @@ def nested() -> Iterator[Engine]:
 
     Its pushes run immediately. Arrays of the process-wide engine must be wrapped in new arrays.
     """
-    before = getattr(_local, "engine", None)
-    mine = before or getattr(_local, "kept", None)
+    outer = getattr(_local, "engine", None)
+    mine = outer or getattr(_local, "cached", None)
     if mine is None:
-        mine = _local.kept = _create_inner()
+        mine = _local.cached = _create_inner()
     with _lock:
         _process.nested += 1
     _local.engine = mine
     try:
         yield mine
     finally:
-        _local.engine = before
+        _local.engine = outer
         with _lock:
             _process.nested -= 1
 
@@ -187,19 +187,19 @@ def set_engine(engine: Engine | None) -> Engine | None:
             else f"expected an engine made by engine.create(), got {type(engine).__name__}"
         )
     with _lock:
-        before, _process.current = _process.current, engine
-    return before
+        previous, _process.current = _process.current, engine
+    return previous
 
 
 @contextmanager
 def using(engine: Engine) -> Iterator[Engine]:
     """Make ``engine`` the process-wide engine for the body of a ``with`` block; wait for its work at the end."""
-    before = set_engine(engine)
+    previous = set_engine(engine)
     try:
         yield engine
         engine.wait_for_all()
     finally:
-        set_engine(before)
+        set_engine(previous)
 
 
 def set_tracer(tracer: Tracer | None) -> None:
@@ -234,7 +234,7 @@ def _at_exit() -> None:
     except KeyboardInterrupt:  # the user does not want to wait
         patience = 0.0
     # Nested engines last: operations on the others may still use their arrays.
-    outer, inner = ([engine for engine in engines if (engine in _inner) is wanted] for wanted in (False, True))
+    outer, inner = ([engine for engine in engines if (engine in _inner) is is_inner] for is_inner in (False, True))
     _end(outer, patience)
     for engine in inner:
         _close(engine)
@@ -268,9 +268,9 @@ def _print_unobserved(engine: Engine) -> None:
         )
     elif count:
         kinds = Counter(line for failure in failures for line in failure.describe().splitlines()[:1])
-        lines = [f"  {number} x {line}" for line, number in kinds.most_common(MOST_KINDS)]
-        left = count - sum(number for _, number in kinds.most_common(MOST_KINDS))
-        lines += [f"  {left} more"] if left else []
+        lines = [f"  {number} x {line}" for line, number in kinds.most_common(MAX_KINDS)]
+        remaining = count - sum(number for _, number in kinds.most_common(MAX_KINDS))
+        lines += [f"  {remaining} more"] if remaining else []
         print(
             f"weftplan: {count} engine operations failed and nobody waited for them:\n" + "\n".join(lines),
             file=sys.stderr,

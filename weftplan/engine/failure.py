@@ -139,9 +139,9 @@ _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
 """Lock for notes: two operations may fail with one exception object. Re-entrant: ``add_note`` may be user code."""
-MOST_UNOBSERVED = 100
+MAX_UNOBSERVED = 100
 """Unobserved failures that an engine records; further failures are only counted."""
-MOST_NOTES = 100
+MAX_NOTES = 100
 """Limit of notes per exception object, which any number of operations may raise."""
 
 
@@ -150,7 +150,7 @@ def add_note(error: BaseException, note: str) -> None:
     try:
         with _note_lock:
             notes = getattr(error, "__notes__", ())
-            if len(notes) < MOST_NOTES and note not in notes:
+            if len(notes) < MAX_NOTES and note not in notes:
                 error.add_note(note)
     except BaseException as broken:  # on a worker nothing would catch it, and the operation would never complete
         if issubclass(type(broken), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -202,7 +202,7 @@ class FailureSpread(Driver):
     def _record_unobserved(self, failure: Failure) -> bool:
         """Inside: record an unobserved failure. Return False if the limit made it drop the last pushed failure."""
         self._unobserved[failure] = None
-        if len(self._unobserved) <= MOST_UNOBSERVED:
+        if len(self._unobserved) <= MAX_UNOBSERVED:
             return True
         del self._unobserved[max(self._unobserved, key=_seq)]
         return False
@@ -238,10 +238,14 @@ class FailureSpread(Driver):
             if mapping is None and failure.seq != op.seq:
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
-            for one in fresh:
-                if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
-                    untold += not self._record_unobserved(one)
-                if one is not None and one.seq == op.seq:
+            for fault in fresh:
+                if (
+                    fault is not None
+                    and fault.observed_seq is None
+                    and (fault.seq == op.seq or fault in self._unobserved)
+                ):
+                    untold += not self._record_unobserved(fault)
+                if fault is not None and fault.seq == op.seq:
                     failed += 1
         # Dropped outside by the caller: an error may own any object.
         replaced = [var.failure for var in op.writes]

@@ -58,7 +58,8 @@ def users_pending() -> bool:
     # Scan all objects, a tenth of a second in a large process: a counter would cost every operation time. `isinstance`
     # would call user code: proxies are among them, even dead proxies.
     return any(
-        issubclass(type(thing), OprBlock) and type(thing) is not Waiter and not thing.own for thing in gc.get_objects()
+        issubclass(type(block), OprBlock) and type(block) is not Waiter and not block.internal
+        for block in gc.get_objects()
     )
 
 
@@ -100,9 +101,9 @@ def dump_text(head: str, pending: Sequence[Pending], *, hidden: bool) -> str:
     for entry in pending:
         op = entry.op
         state = "waits" if entry.waits else "runs or is queued"
-        lines.append(f"  #{op.seq} {entry.label()!r} on {op.ctx or 'cpu(0)'}, pushed at {op.where()}: {state}")
+        lines.append(f"  #{op.seq} {entry.label()!r} on {op.ctx or 'cpu(0)'}, pushed at {op.location()}: {state}")
         for _, var, other, fn in entry.blockers:
-            lines.append(f"      for {var!r}, held by #{other.seq} {label_of(fn, other.name)!r} ({other.where()})")
+            lines.append(f"      for {var!r}, held by #{other.seq} {label_of(fn, other.name)!r} ({other.location()})")
     return "\n".join(lines) + "\n"
 
 

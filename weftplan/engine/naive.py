@@ -33,11 +33,11 @@ class NaiveEngine(Engine):
         super().__init__()
         self._dispatched: deque[OprBlock] = deque()
         """Ready operations, for the next pushing thread."""
-        self._taken = iter(self._dispatched.popleft, None)
+        self._next_op = iter(self._dispatched.popleft, None)
         """Iterator that takes the first operation with no signal in between, or raises IndexError."""
-        self._here = []
+        self._outside = []
         """Locks of threads whose operations wait for those of other threads; released after every change."""
-        self._next_sleeper = iter(self._here.pop, None)
+        self._next_sleeper = iter(self._outside.pop, None)
         self._deferred: set[OprBlock] = set()
         """Operations whose pushes, inside other operations, have returned before they ran."""
         self._by_context: dict[Context, int] = {}
@@ -50,7 +50,7 @@ class NaiveEngine(Engine):
         self._region.apply(self)
         self._run_inline(op)
 
-    def _run_here(self) -> None:
+    def _run_outside(self) -> None:
         while True:
             try:
                 for lock in self._next_sleeper:  # noqa: B007
@@ -75,7 +75,7 @@ class NaiveEngine(Engine):
             following: OprBlock | None = None
             deferred = False
             try:
-                for following in self._taken:  # noqa: B007
+                for following in self._next_op:  # noqa: B007
                     break
                 assert following is not None
                 deferred = following in self._deferred
@@ -91,7 +91,7 @@ class NaiveEngine(Engine):
                     break
                 lock = threading.Lock()
                 lock.acquire()
-                self._here.append(lock)
+                self._outside.append(lock)
                 # Another thread may have made it ready, or run it, before the lock was registered.
                 if not self._dispatched and op.wait != _PERFORMED:
                     lock.acquire()
@@ -140,20 +140,20 @@ class NaiveEngine(Engine):
 
     def _run_async(self, op: OprBlock) -> Outcome:
         """Start an asynchronous operation and wait for its completion."""
-        done = threading.Event()
+        completed = threading.Event()
         result: list[Outcome] = []
 
         def complete(failure: Outcome) -> None:
             result.append(failure)
-            done.set()
+            completed.set()
 
         self._start_async(op, complete)
-        done.wait()
+        completed.wait()
         return result[0]
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        self._here.clear()
+        self._outside.clear()
         self._deferred.clear()
         self._dispatched.clear()
 

@@ -47,7 +47,7 @@ def checked_property(prop: int) -> FnProperty:
     try:
         return FnProperty(prop)
     except ValueError:
-        names = ", ".join(one.name for one in FnProperty)
+        names = ", ".join(prop.name for prop in FnProperty)
         raise EngineError(f"prop must be one of FnProperty's {names}, got {prop!r}") from None
 
 
@@ -71,12 +71,12 @@ _NESTED = [nothing]
 for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))
 
-room = _NESTED[3]
+probe_stack = _NESTED[3]
 """Make four nested calls, enough to serve a request. Raises RecursionError while nothing has changed yet."""
 
 
-def ample_room(calls: int = 20) -> None:
-    """Make ``calls`` nested calls (at most 30), for work that needs more stack than :data:`room` checks."""
+def require_stack(calls: int = 20) -> None:
+    """Make ``calls`` nested calls (at most 30), for work that needs more stack than :data:`probe_stack` checks."""
     _NESTED[calls]()
 
 
@@ -86,8 +86,8 @@ class OprBlock:
     The region owns it until it is dispatched, then its worker. ``wait`` counts missing grants; ``seq`` is 0 until it is
     admitted.
 
-    Every request to the region starts with the creation of a block. So the constructor checks that the stack has
-    :data:`room` for the calls that follow. At the recursion limit an action therefore raises before it has any effect.
+    Every request to the region starts with the creation of a block. So the constructor checks that the stack suffices
+    for the calls that follow (:data:`probe_stack`). At the recursion limit an action raises before it has any effect.
     """
 
     __slots__ = ("code", "failure", "fn", "lasti", "name", "reads", "seq", "wait", "writes")
@@ -96,7 +96,7 @@ class OprBlock:
     prop: FnProperty = FnProperty.NORMAL
     priority: int = 0
     asynchronous: bool = False
-    own: bool = False
+    internal: bool = False
     """Whether the package pushed it for itself. A waiting thread may run it; user functions run on workers."""
     push_ns: int = 0
 
@@ -109,7 +109,7 @@ class OprBlock:
         code: CodeType | None = None,
         lasti: int = 0,
     ) -> None:
-        room()
+        probe_stack()
         self.fn: Any = fn
         self.reads = reads
         self.writes = writes
@@ -131,19 +131,19 @@ class OprBlock:
         """Its name or that of its function."""
         return label_of(self.fn, self.name)
 
-    def where(self) -> str:
+    def location(self) -> str:
         """Return ``file:line`` of the push, or ``an unknown line``."""
         return site_text(self.site)
 
     def __repr__(self) -> str:
-        return f"<operation {self.label!r} #{self.seq} pushed at {self.where()}, waits for {self.wait}>"
+        return f"<operation {self.label!r} #{self.seq} pushed at {self.location()}, waits for {self.wait}>"
 
 
-class OwnBlock(OprBlock):
+class InternalBlock(OprBlock):
     """A push by the package for itself."""
 
     __slots__ = ()
-    own = True
+    internal = True
 
 
 class TaskBlock(OprBlock):
@@ -156,13 +156,13 @@ class TaskBlock(OprBlock):
 class TracedBlock(OprBlock):
     """A push with a tracer installed; records the time."""
 
-    __slots__ = ("own", "push_ns")
+    __slots__ = ("internal", "push_ns")
 
 
 class DetailedBlock(OprBlock):
     """A push with options."""
 
-    __slots__ = ("asynchronous", "ctx", "own", "priority", "prop", "push_ns")
+    __slots__ = ("asynchronous", "ctx", "internal", "priority", "prop", "push_ns")
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class DetailedBlock(OprBlock):
         prop: FnProperty = FnProperty.NORMAL,
         priority: int = 0,
     ) -> None:
-        ample_room(8)  # such a push makes more calls before it reaches the region
+        require_stack(8)  # such a push makes more calls before it reaches the region
         self.fn: Any = fn
         self.reads = reads
         self.writes = writes
@@ -186,7 +186,7 @@ class DetailedBlock(OprBlock):
         self.ctx = ctx
         self.prop = prop
         self.priority = priority
-        self.asynchronous = self.own = False
+        self.asynchronous = self.internal = False
         self.push_ns = 0
 
 
@@ -208,17 +208,17 @@ def label_of(fn: object, name: str | None) -> str:
     Never raises: it runs on workers, where no caller could catch an error, and may call user code.
     """
     if name is None and type(fn) is FunctionType:  # fast path without user code, for traces
-        own = fn.__qualname__
-        if type(own) is str and own:
-            return own
+        qualname = fn.__qualname__
+        if type(qualname) is str and qualname:
+            return qualname
     with suppress(BaseException):
         if name:
             return str.__str__(str(name))
     for attribute in ("__qualname__", "__name__"):  # ufuncs of NumPy 2.0 have only the second
         with suppress(BaseException):
-            own = getattr(fn, attribute)
-            if type(own) is str and own:
-                return own
+            qualname = getattr(fn, attribute)
+            if type(qualname) is str and qualname:
+                return qualname
     return _class_name(type(fn))
 
 
@@ -320,10 +320,10 @@ def checked_vars(
             f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
     written = set(writes)
-    both = [var for var in reads if var in written]
-    if both:
+    overlap = [var for var in reads if var in written]
+    if overlap:
         raise DuplicateVarError(
-            f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in "
+            f"{what} lists {overlap[0]!r} as read and as written, so it would wait for itself; list it in "
             f"mutable_vars only (weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
     return reads, searchable(writes)

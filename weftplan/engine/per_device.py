@@ -65,7 +65,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
             copy_workers=threads.copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
             **options,
         )
-        engine._alone = threads.cpu_workers == 1
+        engine._single_worker = threads.cpu_workers == 1
         return engine
 
     def _forget_threads(self) -> None:

@@ -33,18 +33,18 @@ from time import sleep
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
-from weftplan.engine.operation import OprBlock, Waiter, ample_room
+from weftplan.engine.operation import OprBlock, Waiter, require_stack
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
 T = TypeVar("T")
-ONE = (1,)
+PERMIT = (1,)
 """Item to append to a list of permits, which returns one permit."""
 _NOTIFIED = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
 """Seconds after which a waiting thread serves requests itself, in case the thread inside could not notify it."""
-MOST_AT_ONCE = 500
+MAX_SERVED = 500
 """Requests that a thread serves before it offers the token to others."""
 PAUSE_S = 0.00005
 """Seconds that a thread pauses so that another thread can take the token."""
@@ -57,7 +57,7 @@ class Driver(Protocol):
 
     _any_failure: bool
     """Whether a var holds a failure; every completion then calls ``_spread``."""
-    _here: Any
+    _outside: Any
     """Work for the thread that leaves the region."""
     _streams_used: bool
     """Whether vars may have stream events."""
@@ -68,8 +68,8 @@ class Driver(Protocol):
     def _spread(self, op: OprBlock) -> object:
         """Inside: set the failure of ``op`` on the vars it writes. Return objects to drop outside."""
 
-    def _run_here(self) -> None:
-        """Outside: process ``_here``."""
+    def _run_outside(self) -> None:
+        """Outside: process ``_outside``."""
         return
 
     def _wake_all(self) -> None:
@@ -149,14 +149,14 @@ class Region:
                     break
                 # Inside. No call may stand between the removal and the inner `try`: an interrupt would keep the token
                 # for ever.
-                left = MOST_AT_ONCE
+                budget = MAX_SERVED
                 op: OprBlock | None = None
                 var: Var | None = None
                 try:
                     while True:
-                        if not requests or not left:
+                        if not requests or not budget:
                             break
-                        left -= 1
+                        budget -= 1
                         op = requests[0]
                         if not op.seq:
                             # Admission: a read is granted unless a write comes first. A write becomes `write`, and
@@ -235,16 +235,16 @@ class Region:
                     self._resume(driver, op, var)
                 finally:
                     # A list of its own identifies this thread, if it stopped at the limit; otherwise a number suffices.
-                    token[0] = mine = left or [0]
-                if not left:
+                    token[0] = mine = budget or [0]
+                if not budget:
                     sleep(PAUSE_S)  # let another thread take over, or a request storm never ends for this thread
                     if token.get(0) is not mine:
                         break  # another thread took over and serves the remaining requests
                 edge = None  # noqa: F841
             # Destructors run here, outside the region.
             dropped = None
-            if driver._here:
-                driver._run_here()
+            if driver._outside:
+                driver._run_outside()
         except BaseException as error:  # after the token was put back: requests may have arrived unseen
             interrupted = interrupted or error
             self.apply(driver)
@@ -265,7 +265,7 @@ class Region:
             not one of ``driver``.
         """
         requests, token = self.requests, self.token
-        done = False
+        succeeded = False
         try:
             try:
                 del token[0]
@@ -284,13 +284,13 @@ class Region:
                         var.version += 1
                     self.seq += 1
                     self.completed += 1
-                    done = True
+                    succeeded = True
             finally:
                 token[0] = 1
         finally:
             if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
-        return done
+        return succeeded
 
     def begin(self, driver: Driver, op: OprBlock) -> bool:
         """Admit ``op`` with all grants, for the caller to run. The caller holds Ctrl-C back around this call.
@@ -302,7 +302,7 @@ class Region:
             False, with nothing done; conditions as in :meth:`write_alone`.
         """
         requests, token = self.requests, self.token
-        done = False
+        succeeded = False
         try:
             del token[0]
         except KeyError:
@@ -320,12 +320,12 @@ class Region:
                 for var in writes:
                     var.write = op
                 self.seq = op.seq = self.seq + 1
-                done = True
+                succeeded = True
         finally:
             token[0] = 1
             if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
-        return done
+        return succeeded
 
     def end(self, driver: Driver, op: OprBlock) -> bool:
         """Complete ``op``, which has not failed, if no operation waits for it; False: request the completion.
@@ -333,15 +333,15 @@ class Region:
         Hold Ctrl-C back around the call.
         """
         requests, token = self.requests, self.token
-        done = False
+        succeeded = False
         try:
             del token[0]
         except KeyError:
             return False
         try:
             if not requests and self.gate is None and not driver._any_failure and not self.idle_waiters:
-                alone = self.seq == self.completed + 1
-                if not alone and (any(map(_waiting, op.writes)) or any(map(_write, op.reads))):
+                is_sole = self.seq == self.completed + 1
+                if not is_sole and (any(map(_waiting, op.writes)) or any(map(_write, op.reads))):
                     return False
                 reads, writes = iter(op.reads), iter(op.writes)
                 try:
@@ -351,12 +351,12 @@ class Region:
                     raise
                 finally:
                     self.completed += 1
-                done = True
+                succeeded = True
         finally:
             token[0] = 1
             if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
-        return done
+        return succeeded
 
     def notify(self, op: OprBlock) -> None:
         """Inside: notify the waiter at the head of ``ready`` and request its completion."""
@@ -404,14 +404,14 @@ class Region:
         driver._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
-        reads_done = writes_done = 0
+        reads_served = writes_served = 0
         if var is not None and var in op.writes:
-            reads_done, writes_done = len(op.reads), [*op.writes].index(var) + 1
+            reads_served, writes_served = len(op.reads), [*op.writes].index(var) + 1
         elif var is not None:
-            reads_done = op.reads.index(var) + 1
-        for other in op.reads[reads_done:]:
+            reads_served = op.reads.index(var) + 1
+        for other in op.reads[reads_served:]:
             other.add_read(op)
-        for other in [*op.writes][writes_done:]:
+        for other in [*op.writes][writes_served:]:
             other.add_write(op)
         # No grant can have happened in between. A read waits if its var has an earlier write; a write waits if it is
         # not first or if there are readers.
@@ -426,21 +426,21 @@ class Region:
             self.ready.append(op)
 
     def _resume_completion(self, driver: Driver, op: OprBlock, var: Var | None) -> None:
-        reads_done = writes_done = 0
+        reads_served = writes_served = 0
         if var is None:
             if driver._any_failure or op.failure is not None:
                 driver._spread(op)
         elif var in op.writes:
-            reads_done, writes_done = len(op.reads), [*op.writes].index(var) + 1
+            reads_served, writes_served = len(op.reads), [*op.writes].index(var) + 1
             if var.write is op:
                 var.finish_write(self.ready)
             elif var.write is None and var.waiting:
                 var.grant(self.ready)
         else:
-            reads_done = op.reads.index(var) + 1
-        for other in op.reads[reads_done:]:
+            reads_served = op.reads.index(var) + 1
+        for other in op.reads[reads_served:]:
             other.finish_read(self.ready)
-        for other in [*op.writes][writes_done:]:
+        for other in [*op.writes][writes_served:]:
             other.finish_write(self.ready)
         self.completed += 1
         if self.debug:
@@ -460,15 +460,15 @@ class Region:
         Raises:
             EngineError: called by a destructor or signal handler that interrupted this thread inside.
         """
-        ample_room(30)
+        require_stack(30)
         self.refuse_inside()
-        done = threading.Lock()
-        done.acquire()
+        served = threading.Lock()
+        served.acquire()
         outcome: list[Any] = []
 
         def make() -> None:
             if not outcome:
-                ample_room()  # the serving thread may have less stack than the caller; on failure the caller asks again
+                require_stack()  # the serving thread may have less stack than the caller; after a failure, ask again
                 # Hide the waiter that runs this from the counts.
                 self.waits += 1
                 self.completed += 1
@@ -481,13 +481,13 @@ class Region:
                 finally:
                     self.waits -= 1
                     self.completed -= 1
-            done.release()
+            served.release()
 
         try:
             self.ask(driver, Waiter(make, (), ()))
             # The thread inside may have had no stack for the request: repeat it. `outcome` keeps a second call
             # harmless.
-            while not done.acquire(timeout=PATIENCE_S):
+            while not served.acquire(timeout=PATIENCE_S):
                 self.ask(driver, Waiter(make, (), ()))
         except BaseException:
             outcome.append(None)  # withdraw the request: no thread reads the result any more

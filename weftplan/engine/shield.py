@@ -99,14 +99,14 @@ class _Undisturbed(threading.local):
     """Context manager that defers interrupts in shielded code without a time limit."""
 
     def __init__(self) -> None:
-        self._kept: list[int] = []
+        self._saved: list[int] = []
 
     def __enter__(self) -> None:
-        self._kept.append(clock.since)
+        self._saved.append(clock.since)
         clock.since = NEVER
 
     def __exit__(self, *_: object) -> None:
-        clock.since = self._kept.pop()
+        clock.since = self._saved.pop()
         if shield.held and perf_counter_ns() - clock.since > PATIENCE_NS:
             shield.release()
 

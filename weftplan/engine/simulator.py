@@ -65,26 +65,26 @@ class Simulator(Engine):
             return False
         chosen = self._choose(tuple(self._dispatched))
         failure: Outcome
-        done: Callable[[Outcome], None] | None
+        on_outcome: Callable[[Outcome], None] | None
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        op, engines, failure, done = self._dispatched[chosen], running.engines, None, None
+        op, engines, failure, on_outcome = self._dispatched[chosen], running.engines, None, None
         running.engines = (*engines, self)
         # An interrupt counts as the failure of the operation; none can arrive between taking it and the try.
         try:
             del self._dispatched[chosen]
             self.history.append(op.seq)
             if op.asynchronous:
-                done = once(partial(self._arrive, op, start))
+                on_outcome = once(partial(self._arrive, op, start))
                 self._asynchronous.add(op.seq)
-                self._start_async(op, done)
+                self._start_async(op, on_outcome)
                 return True
             failure = self._execute(op)
         except BaseException as error:
             failure = error
         finally:
             running.engines = engines
-        if done is not None:
-            done(failure)
+        if on_outcome is not None:
+            on_outcome(failure)
         else:
             self._complete(op, failure)
             if start:
@@ -115,10 +115,10 @@ class Simulator(Engine):
     def _drive(self, var: Var) -> None:
         if self not in running.engines and not self._region.is_inside():
             self._before_wait(var)
-            while self._futures_due() and self.step():
+            while self._has_ready_futures() and self.step():
                 pass
 
-    def _futures_due(self) -> bool:
+    def _has_ready_futures(self) -> bool:
         """Return whether a ready operation completes a future."""
         return any(type(op) is FutureBlock for op in self._dispatched)
 

@@ -14,20 +14,22 @@ Site = tuple[CodeType, int] | None
 """Code object and instruction offset of a push; None if unknown."""
 
 _PACKAGE = __file__.rsplit("engine", 1)[0]
-_FOR_ITSELF = tuple(f"{_PACKAGE}{room}{os.sep}" for room in ("executor", "kvstore", "ndarray"))
-USER, FOR_USER, OWN = range(3)
+_INTERNAL_FOLDERS = tuple(f"{_PACKAGE}{folder}{os.sep}" for folder in ("executor", "kvstore", "ndarray"))
+USER, FOR_USER, INTERNAL = range(3)
 """Origin of a push: user code; the package for a user's function (a task); the package for itself."""
 _origins: dict[str, int] = {}
 """Cache of origins by file name. It grows only by the number of files that push."""
 
 
 def origin(filename: str) -> int:
-    """Return the origin of pushes from a source file: USER, FOR_USER or OWN."""
-    known = _origins.get(filename)
-    if known is None:
-        known = OWN if filename.startswith(_FOR_ITSELF) else FOR_USER if filename.startswith(_PACKAGE) else USER
-        _origins[filename] = known
-    return known
+    """Return the origin of pushes from a source file: USER, FOR_USER or INTERNAL."""
+    cached = _origins.get(filename)
+    if cached is None:
+        cached = (
+            INTERNAL if filename.startswith(_INTERNAL_FOLDERS) else FOR_USER if filename.startswith(_PACKAGE) else USER
+        )
+        _origins[filename] = cached
+    return cached
 
 
 def push_site(depth: int = 2) -> Site:
@@ -36,8 +38,8 @@ def push_site(depth: int = 2) -> Site:
     code = frame.f_code
     while True:
         name = code.co_filename
-        known = _origins.get(name)
-        if not (origin(name) if known is None else known) or frame.f_back is None:
+        cached = _origins.get(name)
+        if not (origin(name) if cached is None else cached) or frame.f_back is None:
             return code, frame.f_lasti
         frame = frame.f_back
         code = frame.f_code
@@ -51,11 +53,11 @@ def site_text(site: Site) -> str:
     """
     if site is None:
         return "an unknown line"
-    file, line = site_place(site)
+    file, line = site_line(site)
     return f"{file}:{line}"
 
 
-def site_place(site: Site) -> tuple[str, int]:
+def site_line(site: Site) -> tuple[str, int]:
     """Return the file name and line of a site; ``("<unknown>", 1)`` for an unknown one, as ``warnings`` does."""
     if site is None:
         return "<unknown>", 1

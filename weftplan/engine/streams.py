@@ -38,7 +38,7 @@ from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
-    from weftplan.device.base import Device, Event, Stream, Work
+    from weftplan.device.base import Device, DeviceWork, Event, Stream
     from weftplan.device.context import Context
     from weftplan.engine.types import Runs
     from weftplan.engine.var import Var
@@ -91,7 +91,7 @@ class Why(Enum):
     """It writes a var that earlier stream work only reads."""
 
 
-Before = list[tuple["Var", Mark, Why]]
+EarlierMarks = list[tuple["Var", Mark, Why]]
 
 
 def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark, Why]]:
@@ -113,13 +113,13 @@ def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark, Why]]:
 
 def synchronize_host(core: Runs, op: OprBlock) -> Failure | None:
     """Block until ``op``, which runs on the host, may use its vars. Return a device error as a failure."""
-    first: Failure | None = None
+    first_failure: Failure | None = None
     for var, mark, why in marks_before(op):
         failure = _pass_for(core, op, var, mark, why)
-        first = first or failure
+        first_failure = first_failure or failure
     for var in op.writes:
         var.events = None
-    return first
+    return first_failure
 
 
 def synchronize_var(core: Runs, var: Var) -> None:
@@ -161,17 +161,17 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
 
 def _failure_of(core: Runs, fault: Fault, stream: Stream) -> Failure:
     """Return the failure that all dependants of ``fault`` share."""
-    if fault.kept is None:
+    if fault.failure is None:
         name, site, seq = fault.owner or (f"work on {stream!r}", None, 0)
         failure = Failure(fault.error, name, site, seq)
 
         def note() -> None:
-            if fault.kept is None:
-                fault.kept = failure
+            if fault.failure is None:
+                fault.failure = failure
                 core._add_unobserved(failure)
 
         core._exclusively(note)
-    shared: Failure = fault.kept
+    shared: Failure = fault.failure
     return shared
 
 
@@ -183,7 +183,7 @@ class StreamPool:
         self.users = 0
         self.inward, self.outward = device.new_stream(), device.new_stream()
         self._compute = [device.new_stream() for _ in range(count)]
-        self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
+        self._last_seq: dict[Stream, int] = dict.fromkeys(self._compute, -1)
         """Number of the last operation per stream."""
         self._turn = 0
         self._exchange = [device.new_stream() for _ in range(_LANES)]
@@ -203,12 +203,12 @@ class StreamPool:
             chosen, newest = None, -1
             for var in (*op.reads, *op.writes):
                 mark = None if var.events is None else var.events.writer
-                if mark is not None and mark.seq > newest and self._last.get(mark.stream) == mark.seq:
+                if mark is not None and mark.seq > newest and self._last_seq.get(mark.stream) == mark.seq:
                     chosen, newest = mark.stream, mark.seq
             if chosen is None:
                 chosen = self._compute[self._turn % len(self._compute)]
                 self._turn += 1
-            self._last[chosen] = op.seq
+            self._last_seq[chosen] = op.seq
         return chosen
 
     def drain(self, core: Runs) -> None:
@@ -250,7 +250,7 @@ class StreamWorker:
     """Runner of the operations of one worker thread of an asynchronous device."""
 
     def __init__(self, core: Runs, device: Device) -> None:
-        self._deferred_deletes: list[tuple[Before, OprBlock]] = []
+        self._deferred_deletes: list[tuple[EarlierMarks, OprBlock]] = []
         # Set before this worker can grant anything, so that every thread takes the careful path.
         core._streams_used = True
         core._careful = True
@@ -266,71 +266,75 @@ class StreamWorker:
             return core._execute_carefully(op, on_stream=True)
         try:
             stream = self._pool.choose(op)
-            before = list(marks_before(op))
-            upstream = self._wait_for_others(core, op, stream, before)
+            earlier_marks = list(marks_before(op))
+            upstream = self._wait_for_streams(core, op, stream, earlier_marks)
             if upstream is not None and op.prop is not FnProperty.NO_SKIP:
                 return upstream
             work = stream.work(lambda: (op.label, op.site, op.seq))
             with stream, work:
                 failure = core._execute_carefully(op, on_stream=True)
-            self._mark(op, stream, work, before, failure)
+            self._mark(op, stream, work, earlier_marks, failure)
         except BaseException as error:  # a device error: the device accepts no more work
             return Failure.of(op, error)
         return failure
 
-    def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
+    def start(self, core: Runs, op: OprBlock, on_outcome: Callable[[Outcome], None]) -> None:
         """Start ``op`` as ``engine._start_async`` does. Work enqueued until its completion counts as its own."""
 
         stream = self._pool.choose(op)
-        before = list(marks_before(op))
+        earlier_marks = list(marks_before(op))
         work = stream.work(lambda: (op.label, op.site, op.seq))
 
         def complete(failure: Outcome) -> None:
             try:
-                self._mark(op, stream, work, before, failure)
+                self._mark(op, stream, work, earlier_marks, failure)
             except BaseException as error:
                 failure = failure or Failure.of(op, error)
-            done(failure)
+            on_outcome(failure)
 
         try:
-            upstream = self._wait_for_others(core, op, stream, before)
+            upstream = self._wait_for_streams(core, op, stream, earlier_marks)
         except BaseException as error:
             upstream = Failure.of(op, error)
         if upstream is not None and op.prop is not FnProperty.NO_SKIP:
-            done(upstream)
+            on_outcome(upstream)
             return
         with stream, work:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Stream, before: Before) -> Failure | None:
+    def _wait_for_streams(
+        self, core: Runs, op: OprBlock, stream: Stream, earlier_marks: EarlierMarks
+    ) -> Failure | None:
         """Make ``stream`` wait for the work of other streams on the vars of ``op``.
 
         Devices of different kinds do not share events. Then the host waits, and returns a failure of that work.
         """
-        first: Failure | None = None
-        for var, mark, why in before:
+        first_failure: Failure | None = None
+        for var, mark, why in earlier_marks:
             if mark.stream is not stream:
                 if type(mark.stream) is type(stream):
                     # The device waits; the worker continues with the next operation.
                     stream.wait(mark.event)
                 else:
                     failure = _pass_for(core, op, var, mark, why)
-                    first = first or failure
-        return first
+                    first_failure = first_failure or failure
+        return first_failure
 
-    def _mark(self, op: OprBlock, stream: Stream, work: Work, before: Before, failure: Outcome) -> None:
+    def _mark(
+        self, op: OprBlock, stream: Stream, work: DeviceWork, earlier_marks: EarlierMarks, failure: Outcome
+    ) -> None:
         """Record the end of the work of ``op`` on its stream.
 
         The event inherits the faults of its inputs, unless the operation is never skipped or has already failed.
         """
-        after: list[Event] = []
+        read_events: list[Event] = []
         over: list[Event] = []
         if op.prop is not FnProperty.NO_SKIP and (failure is None or isinstance(failure, dict)):
-            for _, earlier, why in before:
+            for _, earlier, why in earlier_marks:
                 if why is not Why.FOLLOWS_READER and type(earlier.stream) is type(stream):
-                    (after if why is Why.READS else over).append(earlier.event)
+                    (read_events if why is Why.READS else over).append(earlier.event)
         with _lock:
-            mark = Mark(stream, work.record(stream, op.seq, after, over), op)
+            mark = Mark(stream, work.record(stream, op.seq, read_events, over), op)
             for var in op.reads:
                 if var.events is None:
                     var.events = VarEvents(None)
@@ -377,9 +381,9 @@ class BrokenDevice:
             return core._execute_carefully(op)
         return Failure.of(op, self._error)
 
-    def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
+    def start(self, core: Runs, op: OprBlock, on_outcome: Callable[[Outcome], None]) -> None:
         """Report the failure immediately."""
-        done(Failure.of(op, self._error))
+        on_outcome(Failure.of(op, self._error))
 
     def has_deferred_deletes(self) -> bool:
         """Return False: no delete waits for events."""

@@ -17,7 +17,7 @@ from weftplan.engine.edges.inline import begin, run_inline, write_inline
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Outcome
 from weftplan.engine.inspection import QueueStatistics
-from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
+from weftplan.engine.operation import FnProperty, InternalBlock, OprBlock, TaskBlock, TracedBlock, Waiter, require_stack
 from weftplan.engine.registry import register
 from weftplan.engine.types import ThreadCounts
 from weftplan.engine.var import Var
@@ -28,7 +28,7 @@ from weftplan.support import slots
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
 _DELETE, _NO_SKIP = FnProperty.DELETE_VAR, FnProperty.NO_SKIP
-PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
+PLAIN = (OprBlock, InternalBlock, TaskBlock, TracedBlock)
 """Classes of pushes without options. Each class has one queue."""
 
 
@@ -41,7 +41,7 @@ class ThreadedBase(Engine):
     run_inline = run_inline
     write_inline = write_inline
     begin = begin
-    _alone = False
+    _single_worker = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False
     """Whether short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) run on the thread that readies them."""
@@ -56,8 +56,8 @@ class ThreadedBase(Engine):
         """Queues of pushes without options by class, each created for its first operation."""
         self._all_queues: list[WorkerQueue] = []
         """Every queue with threads, in order of creation. The finalizer keeps it after the engine is gone."""
-        self._next_here = iter(self._here.popleft, None)
-        """Iterator that takes the first item of ``_here`` with no signal in between, or raises IndexError."""
+        self._next_outside = iter(self._outside.popleft, None)
+        """Iterator that takes the first item of ``_outside`` with no signal in between, or raises IndexError."""
         self._finalizer: Any = weakref.finalize(self, _end, self._all_queues)
         self._finalizer.atexit = False
 
@@ -95,7 +95,7 @@ class ThreadedBase(Engine):
 
     def _dispatch(self) -> None:
         # No call may stand between removing an operation from `ready` and the call that puts it into its queue.
-        ready, here, plain = self._region.ready, self._here, self._plain_queues
+        ready, outside, plain = self._region.ready, self._outside, self._plain_queues
         while ready:
             op = ready[0]
             queue, urgent = plain.get(type(op)), False
@@ -109,7 +109,7 @@ class ThreadedBase(Engine):
                     and not self._streams_used
                 ):
                     del ready[0]
-                    here += (op,)
+                    outside += (op,)
                     continue
                 key, urgent = self.queue_key(op), op.prop is _DELETE
                 queue = self._by_route.get(key)
@@ -164,12 +164,12 @@ class ThreadedBase(Engine):
                         f"{self._no_thread}; end other threads, then wait again"
                     ) from self._no_thread
 
-    def _run_here(self) -> None:
+    def _run_outside(self) -> None:
         """Run short operations on the thread that made them ready, without nesting: each may make the next ready."""
         if running.short is self:
             return
         try:
-            ample_room(8)
+            require_stack(8)
         except RecursionError:  # no stack here: the next thread that leaves the region runs them
             return
         engines, short = running.engines, running.short
@@ -177,7 +177,7 @@ class ThreadedBase(Engine):
         try:
             more = True
             while True:  # no condition in the loop head: see `region.py`
-                if not more or not self._here:
+                if not more or not self._outside:
                     break
                 more = self._run_short()
         finally:
@@ -186,13 +186,13 @@ class ThreadedBase(Engine):
     def _run_short(self) -> bool:
         """Run the first short operation. Return False if another thread took the last operation."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        requests, due = self._region.requests, [1]
+        requests, pending = self._region.requests, [1]
         op: Any = None
         failure: Outcome = None
 
-        def done(outcome: Outcome) -> None:
+        def complete(outcome: Outcome) -> None:
             try:
-                del due[0]
+                del pending[0]
             except IndexError:  # already completed by an interrupt
                 return
             op.failure = outcome
@@ -204,11 +204,11 @@ class ThreadedBase(Engine):
         # An interrupt counts as the failure of the operation, so that its vars are released. No signal can arrive
         # between taking it and the inner try, nor between the end of that and the request.
         try:
-            for op in self._next_here:  # noqa: B007
+            for op in self._next_outside:  # noqa: B007
                 break
             try:
                 if op.asynchronous:
-                    self._start_async(op, done)
+                    self._start_async(op, complete)
                 elif op.prop is _DELETE:
                     op.fn()  # no earlier call that an interrupt could follow: a delete always runs
                 else:
@@ -218,7 +218,7 @@ class ThreadedBase(Engine):
             finally:
                 if failure is not None or not op.asynchronous:
                     try:
-                        del due[0]
+                        del pending[0]
                     except IndexError:  # it had already reported completion
                         pass
                     else:
@@ -246,7 +246,7 @@ class ThreadedBase(Engine):
             total += busy if busy < queue.threads else queue.threads
         return total
 
-    def give_way(self) -> None:
+    def yield_to_worker(self) -> None:
         """Sleep for the shortest time if a woken worker is waiting for the interpreter.
 
         :meta private:
@@ -271,12 +271,12 @@ class ThreadedBase(Engine):
 
     def _can_help(self, queue: WorkerQueue) -> bool:
         """Return whether a waiting thread may run operations of ``queue``."""
-        where = queue.context
-        return queue.taken is not None and (where is None or not where.has_streams)
+        context = queue.context
+        return queue.next_op is not None and (context is None or not context.has_streams)
 
     def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
         """Return the queue of ``op`` if a waiting thread may run its operations, else None."""
-        if not op.own and self._waiters_help != "all":
+        if not op.internal and self._waiters_help != "all":
             return None
         queue = self._plain_queues.get(type(op)) or self._by_route.get(self.queue_key(op))
         return queue if queue is not None and self._can_help(queue) else None
@@ -350,7 +350,7 @@ class ThreadedEngine(ThreadedBase):
         :meta private:
         """
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
-        engine._alone = threads.cpu_workers == 1
+        engine._single_worker = threads.cpu_workers == 1
         return engine
 
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ class Runs(Protocol):
     def _hold(self, var: Var, failure: Failure) -> None: ...
     def _is_healed(self, failure: Failure) -> bool: ...
     def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Outcome: ...
-    def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None: ...
+    def _start_async(self, op: OprBlock, on_outcome: Callable[[Outcome], None], *, on_stream: bool = False) -> None: ...
 
 
 class Core(Runs, Driver, Protocol):
@@ -56,7 +56,7 @@ class Core(Runs, Driver, Protocol):
 class Threads(Core, Protocol):
     """Interface of an engine with worker threads towards the workers and their stand-ins."""
 
-    _alone: bool
+    _single_worker: bool
     _no_thread: BaseException | None
     _shutdown: bool
     _tracer: Callable[..., None] | None

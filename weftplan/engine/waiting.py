@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from weftplan.engine.execution import Execution, running
 from weftplan.engine.failure import Failure, add_note
-from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, ample_room, checked_vars
+from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, checked_vars, require_stack
 from weftplan.engine.region import PATIENCE_S
 from weftplan.engine.sites import push_site
 from weftplan.engine.streams import synchronize_var
@@ -72,7 +72,7 @@ class Waiting(Execution):
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (var,), (), "wait_for_var")
         if self._region.requests:
-            ample_room(6)
+            require_stack(6)
             self._region.apply(self)
         # Check requests first: once there are none, those of this thread are admitted and visible in `var.write`.
         if self._region.requests or var.write is not None:
@@ -88,11 +88,11 @@ class Waiting(Execution):
     def _block(self, var: Var, timeout: float | None) -> bool:
         """Wait as a reader of ``var`` whose grant wakes this thread. Return False after ``timeout`` seconds."""
         self._region.refuse_inside()
-        done = threading.Lock()
-        done.acquire()
+        wakeup = threading.Lock()
+        wakeup.acquire()
         # A read is granted after all earlier writes, and its grant releases the lock.
-        self._region.ask(self, Waiter(done.release, (var,), ()))
-        return self._acquired(done, timeout)
+        self._region.ask(self, Waiter(wakeup.release, (var,), ()))
+        return self._acquired(wakeup, timeout)
 
     def wait_for_all(self) -> None:
         """Block until nothing is pending. Raise the first failure, in push order, that no wait has raised.
@@ -102,7 +102,7 @@ class Waiting(Execution):
         self._forbid_wait("wait_for_all")
         # Even an inline engine would wait for the calling operation.
         self._forbid_wait("wait_for_all", would_block=True)
-        ample_room()
+        require_stack()
         if self._bulking:
             self._flush_bulk()
         self._region.apply(self)
@@ -114,15 +114,15 @@ class Waiting(Execution):
         if self._unobserved or self._unrecorded:
             failures, more = self._exclusively(self._observe_all)
             if failures:
-                first = failures[0].exception()
+                error = failures[0].exception()
                 if more > 0:
-                    add_note(first, f"{more} more operations failed than are named here")
+                    add_note(error, f"{more} more operations failed than are named here")
                 for other in failures[1:]:
-                    add_note(first, f"another operation failed: {other.describe()}")
+                    add_note(error, f"another operation failed: {other.describe()}")
                 try:
-                    raise first
+                    raise error
                 finally:
-                    del first, failures
+                    del error, failures
 
     def settle(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until nothing is pending. Raise and report no failure.
@@ -161,54 +161,54 @@ class Waiting(Execution):
         """Wait until at most ``few`` operations are pending. Return False if ``timeout`` seconds were not enough."""
         self._before_wait()
         while True:
-            ample_room(6)
+            require_stack(6)
             self._region.apply(self)
             if len(self._region.requests) + self._region.pending <= few:  # read in this order, as in wait_for_var
                 return True
             self._region.refuse_inside()
-            done = threading.Lock()
-            done.acquire()
-            self._region.idle_waiters.append(done)
+            wakeup = threading.Lock()
+            wakeup.acquire()
+            self._region.idle_waiters.append(wakeup)
             # Completions before the append have not notified this waiter: check again.
             if len(self._region.requests) + self._region.pending <= few:
                 continue
-            if not self._acquired(done, None if timeout < 0 else timeout):
+            if not self._acquired(wakeup, None if timeout < 0 else timeout):
                 return False
 
-    def _acquired(self, done: threading.Lock, timeout: float | None) -> bool:
-        """Wait until ``done`` is released. Return False if ``timeout`` seconds were not enough.
+    def _acquired(self, wakeup: threading.Lock, timeout: float | None) -> bool:
+        """Wait until ``wakeup`` is released. Return False if ``timeout`` seconds were not enough.
 
         A worker that waits in user code lends its slot meanwhile: the awaited operation may need it.
         """
         queue = running.seated or (running.worker and running.worker[0]) if running.in_user_code() else None
-        if queue is None or done.acquire(blocking=False):
-            return self._sleep_until(done, timeout) if queue is None else True
+        if queue is None or wakeup.acquire(blocking=False):
+            return self._sleep_until(wakeup, timeout) if queue is None else True
         token = object()
         self._starved.append(token)  # for a thread that lacks memory this one is not at work
         queue.lend(self)
         try:
-            return self._sleep_until(done, timeout)
+            return self._sleep_until(wakeup, timeout)
         finally:
             queue.reclaim()
             self._starved.remove(token)
 
-    def _sleep_until(self, done: threading.Lock, timeout: float | None) -> bool:
-        """Sleep until ``done`` is released. Return False if ``timeout`` seconds were not enough.
+    def _sleep_until(self, wakeup: threading.Lock, timeout: float | None) -> bool:
+        """Sleep until ``wakeup`` is released. Return False if ``timeout`` seconds were not enough.
 
         The wait is split: Ctrl-C just before Python blocks in a lock does not wake it; the next piece notices it.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            left = end - time.monotonic()
-            if done.acquire(timeout=max(0.0, min(left, PATIENCE_S))):
+            remaining_s = end - time.monotonic()
+            if wakeup.acquire(timeout=max(0.0, min(remaining_s, PATIENCE_S))):
                 return True
-            if left <= PATIENCE_S:
+            if remaining_s <= PATIENCE_S:
                 return False
             self._look_after_workers()
 
     def _look_after_workers(self) -> None:
         """Serve pending requests; called now and then during a wait."""
-        ample_room(6)
+        require_stack(6)
         self._region.apply(self)
 
     def throw(self, var: Var) -> None:

@@ -30,8 +30,8 @@ from weftplan.engine.bulk import BulkRun
 from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure, Outcome, release_frames
 from weftplan.engine.inspection import QueueStatistics
-from weftplan.engine.operation import OprBlock, ample_room, label_of
-from weftplan.engine.region import ONE
+from weftplan.engine.operation import OprBlock, label_of, require_stack
+from weftplan.engine.region import PERMIT
 from weftplan.engine.streams import DEFERRED, BrokenDevice, StreamWorker, enter
 from weftplan.locks import Lock
 from weftplan.support import core_sharing
@@ -78,13 +78,13 @@ class WorkerQueue:
         "lent",
         "looking",
         "name",
+        "next_op",
         "parked",
         "permits",
         "quick",
         "seat",
         "started",
         "stopping",
-        "taken",
         "threads",
         "waking",
         "workers",
@@ -104,11 +104,11 @@ class WorkerQueue:
         self.items: Any = [] if by_priority else fifo
         """Operations; a priority queue is a heap of (-priority, number, operation), so operations are never compared.
         """
-        self.taken = None if by_priority else iter(fifo.popleft, None)
+        self.next_op = None if by_priority else iter(fifo.popleft, None)
         """``for op in taken: break`` takes the first operation, with no signal in between, or raises IndexError."""
         self.idle: list[Worker] = []
         self.parked = iter(self.idle.pop, None)
-        """Iterator that takes a sleeping worker out of ``idle``, used like :attr:`taken`."""
+        """Iterator that takes a sleeping worker out of ``idle``, used like :attr:`next_op`."""
         self.waking = False
         """Whether a worker is between sleep and its check of ``items``; it wakes another for remaining operations."""
         self.looking = False
@@ -167,9 +167,9 @@ class WorkerQueue:
             return
         thread: threading.Thread | None = None
         try:
-            ample_room()
-            where = "" if self.context is None else f" {self.context}"
-            name = f"weftplan{where} {self.name} {len(self.started)}"
+            require_stack()
+            device_text = "" if self.context is None else f" {self.context}"
+            name = f"weftplan{device_text} {self.name} {len(self.started)}"
             # The thread empties the list. `Thread` keeps its arguments until it ends, and would keep the engine alive.
             thread = threading.Thread(target=_work, args=(self, [engine]), name=name, daemon=True)
             self.started.append(thread)
@@ -177,7 +177,7 @@ class WorkerQueue:
             thread.start()
         except BaseException as error:
             if thread is None or thread.ident is None:
-                self.permits += ONE
+                self.permits += PERMIT
                 self.waking = False
                 if thread in self.started:
                     self.started.remove(thread)
@@ -207,7 +207,7 @@ class WorkerQueue:
             self.lent = True
             self.threads += 1
             if not self.idle:
-                self.permits += ONE
+                self.permits += PERMIT
         if self.items and not self.waking:
             self.wake(engine)
 
@@ -255,10 +255,10 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     queue.workers.append(me)
     name = threading.current_thread().name
     items, idle, take = queue.items, queue.idle, queue.take if queue.by_priority else queue.items.popleft
-    alone = queue.threads == 1
+    is_sole = queue.threads == 1
     requests, token, apply = engine._region.requests, engine._region.token, engine._region.apply
     running.engines = (engine,)
-    core_sharing.enter_worker(alone=engine._alone)
+    core_sharing.enter_worker(alone=engine._single_worker)
     device = enter(engine, queue.context)
     running.worker = queue, me, name, device
     execute = engine._execute
@@ -267,7 +267,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     woken = perf_counter_ns()
     while True:
         try:
-            if not alone:
+            if not is_sole:
                 # Cleared before the check: an operation queued while it was set is seen by this check.
                 queue.looking = False
                 if queue.lent:
@@ -308,7 +308,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             continue
         try:  # the operation completes and the worker survives, whatever is raised
             # Wake the next worker before running: the remaining operations must not wait for this operation.
-            if not alone and items and not queue.waking and (idle or queue.permits):
+            if not is_sole and items and not queue.waking and (idle or queue.permits):
                 queue.wake(engine)
             if device is not None or op.asynchronous or engine._tracer is not None:
                 if not _run(engine, queue, me, name, device, op):
@@ -336,7 +336,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                     woken = 0
         except BaseException as error:
             op.failure = error
-        if not alone:  # newly ready operations wait for this worker, which checks next and wakes another for the rest
+        if not is_sole:  # newly ready operations wait for this worker, which checks next and wakes another for the rest
             queue.looking = True
         # Request the completion. If another thread is inside, it serves the request (README, race 1).
         requests.append(op)
@@ -358,14 +358,14 @@ def _run(
     start = perf_counter_ns()
     if op.asynchronous:
         me.completed += 1
-        done = completion(engine, queue.name, op, start)
+        complete = completion(engine, queue.name, op, start)
         try:
             if device is not None:
-                device.start(engine, op, done)
+                device.start(engine, op, complete)
             else:
-                engine._start_async(op, done)
+                engine._start_async(op, complete)
         except BaseException as error:
-            done(Failure.of(op, error))
+            complete(Failure.of(op, error))
         return False
     failure = engine._execute(op) if device is None else device.run(engine, op)
     if failure is not DEFERRED:
@@ -419,8 +419,8 @@ def _finish_deletes(engine: Threads, me: Worker, device: StreamWorker | BrokenDe
 def completion(engine: Threads, queue_name: str, op: OprBlock, start_ns: int) -> Callable[[Outcome], None]:
     """Return the completion callback of an asynchronous operation; only its first call counts."""
 
-    def done(failure: Outcome) -> None:
+    def complete(failure: Outcome) -> None:
         engine._trace(op, queue_name, threading.current_thread().name, start_ns)
         engine._complete(op, failure)
 
-    return once(done)
+    return once(complete)

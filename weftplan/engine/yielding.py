@@ -27,7 +27,7 @@ _GLANCE_S = 0.0005
 _giving_up = free_in_children(Lock())
 
 
-def others_first(engine: Core, patience_s: float) -> Iterator[None]:
+def retries_after_progress(engine: Core, patience_s: float) -> Iterator[None]:
     """Yield each time that memory may have become free, because other operations have completed.
 
     Outside operations it waits at most ``_ROUNDS`` times until nothing is pending, and yields after each wait. It ends

@@ -20,7 +20,7 @@ from weftplan.executor.memory import PlannedMemory, RunState
 from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.executor.prepared_run import PreparedRun, prepare_run
 from weftplan.executor.run_values import (
     ArrayValue,
@@ -45,7 +45,7 @@ from weftplan.symbol import Symbol
 Callback = Callable[[str, NDArray], None]
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """What an executor has run so far."""
 
     is_train: bool | None = None
@@ -125,7 +125,7 @@ class Executor:
         self._monitor: Monitored | None = None
         if config.get("FLAGS_check_nan_inf"):
             self.set_monitor_callback(None)
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._repeatable: bool | None = None
         self._run = RunState(is_train=False)
         self._engine = engine.get()
@@ -213,7 +213,7 @@ class Executor:
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             calls = self._forward(is_train, inputs)
         if is_train and any(segment.long for segment in calls.forward_segments):
-            self._engine.give_way()  # let the workers begin; backward and an update are pushed before a thread waits
+            self._engine.yield_to_worker()  # let workers begin; backward and an update are pushed before a thread waits
         return self.outputs
 
     def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> PreparedRun:
@@ -224,7 +224,7 @@ class Executor:
         seed, counter = random.next_key(self.context) if calls.random else (0, 0)
         self._fence(calls, by_segment=calls.fences_itself and self._monitor is None)
         self._run = RunState(bool(is_train), seed, counter)
-        self._progress = Progress(is_train=bool(is_train))
+        self._progress = RunProgress(is_train=bool(is_train))
         self._push(calls.forward_segments, calls.forward_steps)
         return calls
 
@@ -269,7 +269,7 @@ class Executor:
             self._fence(calls)
         for value, head in heads:
             copy_in(value, head)
-        self._progress = Progress(is_train, backward=True)
+        self._progress = RunProgress(is_train, backward=True)
         self._push(calls.backward_segments, calls.backward_steps)
 
     def _check_mode(self) -> None:
@@ -331,7 +331,7 @@ class Executor:
                 f"again, or run it under the engine that it was bound under"
             )
 
-    def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+    def _push(self, segments: Sequence[Segment], steps: Sequence[PreparedStep]) -> None:
         """Push ``segments``, or their ``steps`` one by one if a monitor is set."""
         if self._monitor is not None:
             self._monitor.push(steps, self._run)

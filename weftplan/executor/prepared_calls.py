@@ -1,8 +1,8 @@
 """Prepare a call for each planned node.
 
 Before the first run, a call is bound to everything that does not change between runs: the kernel, arrays at their
-planned addresses, and the workspace. A :class:`Step` is one node with its call. The engine never runs a step on two
-threads at a time, because the step writes the vars of its outputs. So runs reuse its call without a lock.
+planned addresses, and the workspace. A :class:`PreparedStep` is one node with its call. The engine never runs a step on
+two threads at a time, because the step writes the vars of its outputs. So runs reuse its call without a lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context
-from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
 from weftplan.engine.var import Var
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
@@ -28,12 +27,12 @@ from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.network import MARK as SPILL_MARK
-from weftplan.planner.symbolic.node_seconds import ACCELERATOR, seconds_of
+from weftplan.planner.symbolic.node_seconds import seconds_of
 from weftplan.symbol.node import Node
 
 
 @dataclass(slots=True)
-class Step:
+class PreparedStep:
     """One node with its prepared call.
 
     Attributes:
@@ -84,7 +83,7 @@ class StepBuilder:
             array = self._entries[eid] = self._memory.entry(eid)
         return array
 
-    def build(self, nid: int) -> Step:
+    def build(self, nid: int) -> PreparedStep:
         """Return the step of node ``nid``. Call this in execution order, as it tracks the first writers of storages."""
         planned = self._planned
         graph = planned.graph
@@ -115,7 +114,7 @@ class StepBuilder:
                 writes += self._reused(int(planned.memory.workspace_storage[nid]))
         read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
         context = planned.devices[nid]
-        step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
+        step = PreparedStep(node, nid, context, None, read_list, write_list, inputs, outputs)
         if without_work:
             return step
         if op.name == "_CrossDeviceCopy":
@@ -130,7 +129,7 @@ class StepBuilder:
         step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
 
-    def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
+    def _kernel_call(self, step: PreparedStep, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
         """Return a function that returns the call of a step's kernel for a run.
 
         An output with the request ADD is computed in the workspace and then added to its array.
@@ -178,16 +177,11 @@ class StepBuilder:
             return bind
         return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
 
-    def seconds(self, step: Step) -> float:
+    def seconds(self, step: PreparedStep) -> float:
         """Return the seconds that a step takes by the planner's model; 0 without work and for cross-device copies."""
         if step.bind is None or step.copies is not None:
             return 0.0
-        modelled, compute_device = seconds_of(self._planned, step.nid), device.get(step.context)
-        return (
-            compute_device.cost.kernel(modelled)
-            if isinstance(compute_device, SimDevice)
-            else modelled + ACCELERATOR.call
-        )
+        return device.get(step.context).cost.kernel(seconds_of(self._planned, step.nid))
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
         """Return the device's function that launches a node's call; None if the device runs calls directly.
@@ -197,9 +191,7 @@ class StepBuilder:
         compute_device = device.get(self._planned.devices[nid])
         if not compute_device.asynchronous:
             return None
-        if isinstance(compute_device, SimDevice):
-            return partial(compute_device.launch, modelled=seconds_of(self._planned, nid))
-        return compute_device.launch
+        return partial(compute_device.launch, modelled=seconds_of(self._planned, nid))
 
     def _reused(self, storage: int) -> list[Var]:
         """Return the vars that the first writer of ``storage`` must write; empty for later writers."""
@@ -251,7 +243,7 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     values, because default names depend on other networks in the process. Passes never merge random nodes.
     """
     draws = [node for node in planned.graph.nodes if node.op is not None and node.op.random]
-    ranks = {node: rank for rank, node in enumerate(one for one in draws if one.mirror_of is None)}
+    ranks = {node: rank for rank, node in enumerate(draw for draw in draws if draw.mirror_of is None)}
     for node in draws:
         origin = node
         while origin.mirror_of is not None:

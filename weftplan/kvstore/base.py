@@ -95,6 +95,10 @@ class KVStoreBase:
         """
         return partial(self.pushpull, key, value, out)
 
+    def is_plug_in(self) -> bool:
+        """Return whether a Module exchanges one key per call, as MXNet: the store does not override :meth:`prepare`."""
+        return type(self).prepare is KVStoreBase.prepare
+
     def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
         """Return the buckets of a call: groups of keys that are exchanged together, in the order of exchange.
 
@@ -134,7 +138,7 @@ class KVStoreBase:
         del arrays, contexts, updates
         return {}
 
-    def updated_here(self, number: int, elements: int) -> int:
+    def local_elements(self, number: int, elements: int) -> int:
         """Return the number of elements of key ``number`` whose optimizer state is in this process; by default all."""
         del number
         return elements

@@ -67,13 +67,13 @@ class BucketRule:
         groups: list[list[tuple[Item, int]]] = []
         filled, kind = 0, None
         for item, nbytes, dtype in items:
-            full = not groups or dtype != kind or len(groups[-1]) == self.count
-            if full or (self.nbytes is not None and filled + nbytes > self.nbytes):
+            is_full = not groups or dtype != kind or len(groups[-1]) == self.count
+            if is_full or (self.nbytes is not None and filled + nbytes > self.nbytes):
                 group: list[tuple[Item, int]] = []
                 filled = 0
-                if not full and self.nbytes is not None:
-                    most = min(nbytes // SMALL, self.nbytes - nbytes)
-                    while len(groups[-1]) > 1 and filled + groups[-1][-1][1] <= most:
+                if not is_full and self.nbytes is not None:
+                    limit = min(nbytes // SMALL, self.nbytes - nbytes)
+                    while len(groups[-1]) > 1 and filled + groups[-1][-1][1] <= limit:
                         group.insert(0, groups[-1].pop())
                         filled += group[0][1]
                 groups.append(group)
@@ -92,13 +92,13 @@ def order_of_exchange(values: Mapping[Key, Item], ready: Sequence[Key] | None) -
     return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
 
 
-def even_range(size: int, count: int, place: int) -> tuple[int, int]:
-    """Return (first, end) of the elements, out of ``size``, that participant ``place`` of ``count`` sums for the group.
+def even_range(size: int, count: int, position: int) -> tuple[int, int]:
+    """Return (begin, end) of the elements, out of ``size``, that participant ``position`` of ``count`` sums.
 
     >>> [even_range(10, 3, place) for place in range(3)]
     [(0, 3), (3, 6), (6, 10)]
     """
-    return size * place // count, size * (place + 1) // count
+    return size * position // count, size * (position + 1) // count
 
 
 def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[int, int, int]]:

@@ -31,8 +31,8 @@ import numpy as np
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.fixed_order_sums import BLOCK_BYTES
-from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import PACK_STEP
+from weftplan.support import slots
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import share_out
 
@@ -117,28 +117,28 @@ class Compression:
         gradient, residual = gradient.reshape(-1), residual.reshape(-1)
         work, size = None, gradient.size
         if compiled and isinstance(packed, np.ndarray) and gradient.nbytes > BLOCK_BYTES:
-            work = implementations.PACK.get()(gradient, residual, packed, self._bits, self.threshold)
-        done = self._share_out(work, size, threads, bound)
-        self._pack_rest(gradient[done:], residual[done:], packed[self.packed_size(done) :])
+            work = slots.COMPILED_PACK.get()(gradient, residual, packed, self._bits, self.threshold)
+        packed_count = self._share_out(work, size, threads, bound)
+        self._pack_remainder(gradient[packed_count:], residual[packed_count:], packed[self.packed_size(packed_count) :])
 
     @property
     def _bits(self) -> int:
         return 8 // _PER_BYTE[self.kind]
 
     @staticmethod
-    def _share_out(work: implementations.Work | None, size: int, threads: int, bound: int) -> int:
+    def _share_out(work: slots.Work | None, size: int, threads: int, bound: int) -> int:
         """Run ``work`` for all whole steps of :data:`PACK_STEP` elements; return the number of elements done.
 
         Without ``work``, return 0. ``threads`` and ``bound`` are as for :meth:`pack`.
         """
-        done = 0 if work is None else size - size % PACK_STEP
+        count = 0 if work is None else size - size % PACK_STEP
         if work is not None:
-            share_out(work, done, _BLOCK, threads if size >= bound else 1)
-        return done
+            share_out(work, count, _BLOCK, threads if size >= bound else 1)
+        return count
 
-    def _pack_rest(self, gradient: RawArray, residual: RawArray, packed: RawArray) -> None:
+    def _pack_remainder(self, gradient: RawArray, residual: RawArray, packed: RawArray) -> None:
         xp, share = _array_module(packed), _PER_BYTE[self.kind]
-        codes_of = self._encode_two_bits if self.kind == "2bit" else self._encode_one_bit
+        codes_of = self._encode_2bit if self.kind == "2bit" else self._encode_1bit
         step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
         codes = xp.empty(min(step, packed.size * share), np.uint8)
         for start in range(0, gradient.size, step):
@@ -154,7 +154,7 @@ class Compression:
             for column in range(1, share):
                 target |= rows[:, column] << (8 - bits * (column + 1))
 
-    def _encode_two_bits(self, residual: RawArray) -> RawArray:
+    def _encode_2bit(self, residual: RawArray) -> RawArray:
         """Return the ``2bit`` code of each residual, one per byte; subtract the sent values from ``residual``."""
         up, down = DTYPE.type(self.threshold), DTYPE.type(-self.threshold)
         above, below = residual >= up, residual <= down
@@ -163,7 +163,7 @@ class Compression:
         codes: RawArray = above * np.uint8(3) + below * np.uint8(2)
         return codes
 
-    def _encode_one_bit(self, residual: RawArray) -> RawArray:
+    def _encode_1bit(self, residual: RawArray) -> RawArray:
         """Return the ``1bit`` code of each residual, one per byte; subtract the sent values from ``residual``."""
         above = residual > DTYPE.type(self.threshold)
         residual += DTYPE.type(1) - above * DTYPE.type(2)
@@ -183,20 +183,20 @@ class Compression:
         """
         flat, work = out.reshape(-1), None
         if compiled and isinstance(out, np.ndarray) and out.nbytes > BLOCK_BYTES:
-            work = implementations.UNPACK.get()(packed, flat, self._bits, self.threshold)
-        done = self._share_out(work, flat.size, threads, bound)
-        self._unpack_rest([source[self.packed_size(done) :] for source in packed], flat[done:])
+            work = slots.COMPILED_UNPACK.get()(packed, flat, self._bits, self.threshold)
+        unpacked_count = self._share_out(work, flat.size, threads, bound)
+        self._unpack_remainder([source[self.packed_size(unpacked_count) :] for source in packed], flat[unpacked_count:])
 
-    def _unpack_rest(self, packed: Sequence[RawArray], flat: RawArray) -> None:
+    def _unpack_remainder(self, packed: Sequence[RawArray], flat: RawArray) -> None:
         xp, share = _array_module(flat), _PER_BYTE[self.kind]
         table: Any = xp.asarray(self._decoding_table()) if flat.size else None
         step = _BLOCK if xp is np else max(share, -(-flat.size // share) * share)
         for start in range(0, flat.size, step):
             block = flat[start : start + step]
-            taken = slice(start // share, start // share + -(-block.size // share))
-            block[...] = table[packed[0][taken]].reshape(-1)[: block.size]
+            codes = slice(start // share, start // share + -(-block.size // share))
+            block[...] = table[packed[0][codes]].reshape(-1)[: block.size]
             for source in packed[1:]:
-                block += table[source[taken]].reshape(-1)[: block.size]
+                block += table[source[codes]].reshape(-1)[: block.size]
 
     def _decoding_table(self) -> RawArray:
         """Return the decoded elements of each byte value, of shape (256, elements per byte); code 01 is never sent."""

@@ -56,7 +56,7 @@ def create(name: str = "local") -> KVStoreBase:
         return _import_store("nccl", "KVStoreNccl", lowered)
     if lowered in FUTURE_TYPES:
         raise KVStoreError(f"kvstore {name!r} is not available in this version; use 'dist_sync' or 'dist_async'")
-    known_names = [
+    suggestions = [
         *LOCAL_TYPES,
         *DEVICE_TYPES,
         *NCCL_TYPES,
@@ -65,8 +65,8 @@ def create(name: str = "local") -> KVStoreBase:
         *DIST_ASYNC_TYPES,
         *plugins,
     ]
-    hint = did_you_mean(lowered, known_names)
-    raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known_names)}")
+    hint = did_you_mean(lowered, suggestions)
+    raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(suggestions)}")
 
 
 def _import_store(module: str, class_name: str, name: str) -> KVStoreBase:

@@ -23,9 +23,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.core import implementations
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.implementations import PAST
+from weftplan.support import slots
 from weftplan.support.core_sharing import share_out
 
 BLOCK_BYTES = 1 << 18
@@ -60,8 +60,8 @@ def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> N
         np.copyto(out, wide, casting="unsafe")
         return
     acc = sources[0]
-    for first in range(1, count, 4):
-        group = sources[first : first + 4]
+    for begin in range(1, count, 4):
+        group = sources[begin : begin + 4]
         if len(group) == 1:
             np.add(acc, group[0], out=out)
         else:
@@ -118,7 +118,7 @@ def reduce_arrays(
         return
     work = None
     if compiled and block_sum in _COMPILED and flat_out.nbytes > BLOCK_BYTES:
-        work = implementations.SUM.get()(flats, flat_out, grouped=_COMPILED[block_sum])
+        work = slots.COMPILED_SUM.get()(flats, flat_out, grouped=_COMPILED[block_sum])
     if work is None:
 
         def work(lo: int, hi: int) -> None:
@@ -138,8 +138,8 @@ def reduce_each(
     """Do :func:`reduce_arrays` for each (sources, out), with the same bits; small sums share the overhead of a call."""
     small = []
     for sources, out in sums:
-        in_one_go = len(sources) == 2 or out.nbytes <= BLOCK_BYTES
-        if in_one_go and out.nbytes < PAST and (threads <= 1 or out.size < bound):
+        single_block = len(sources) == 2 or out.nbytes <= BLOCK_BYTES
+        if single_block and out.nbytes < PAST and (threads <= 1 or out.size < bound):
             small.append((sources, out))
         else:
             reduce_arrays(sources, out, block_sum=block_sum, threads=threads, bound=bound, compiled=compiled)
@@ -152,7 +152,7 @@ def _sum_each(sums: Sequence[tuple[Sequence[Array], Array]], block_sum: BlockSum
         block_sum(sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)
 
 
-def sum_as_one_block(sources: Sequence[Array], out: Array, block_sum: BlockSum) -> None:
+def sum_single_block(sources: Sequence[Array], out: Array, block_sum: BlockSum) -> None:
     """Do :func:`reduce_arrays` for arrays of at most :data:`BLOCK_BYTES` on the calling thread, with less overhead."""
     quietly(block_sum, sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)
 
@@ -186,7 +186,7 @@ def spread_array(
     block = max(1, BLOCK_BYTES // flat.itemsize)
     work = None
     if compiled and len(flats) > 1 and flat.nbytes > BLOCK_BYTES:
-        work = implementations.SPREAD.get()(flat, flats)
+        work = slots.COMPILED_SPREAD.get()(flat, flats)
     if work is None:
         fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
@@ -211,7 +211,7 @@ def _fill(source: Array, target: Array) -> None:
 
 
 def _fill_past(source: Array, target: Array) -> None:
-    if not implementations.COPY_PAST.get()(source, target):
+    if not slots.COPY_PAST.get()(source, target):
         target[...] = source
 
 

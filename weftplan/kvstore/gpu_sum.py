@@ -11,7 +11,7 @@ from weftplan import device
 from weftplan.support.array_types import RawArray
 
 
-def sum_in_one_launch(sources: Sequence[RawArray], out: RawArray) -> None:
+def sum_in_single_launch(sources: Sequence[RawArray], out: RawArray) -> None:
     """Enqueue on the current stream: write the sum of ``sources``, from left to right, to ``out``.
 
     Half precision is added in float32 and rounded once.

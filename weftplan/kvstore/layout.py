@@ -22,10 +22,10 @@ from weftplan.engine.var import Var
 from weftplan.kvstore.buckets import BucketRule, order_of_exchange
 from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.keys import Key, KeyTable
-from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
+from weftplan.kvstore.stages import HOST, RepeatedExchange, Stage, copy, copy_to_all, has_failed, launch
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdatingStore
-from weftplan.kvstore.ways_of_summing import Item, Lot, Near, Way
+from weftplan.kvstore.ways_of_summing import Item, Near, SumBatch, SumMethod
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.support.slots import MAKE_ROOM
@@ -38,10 +38,10 @@ class Bucket(NamedTuple):
     """Keys that are exchanged together (``items``), and the same keys grouped by way of summing (``lots``)."""
 
     items: Sequence[Item]
-    lots: Sequence[Lot]
+    batches: Sequence[SumBatch]
 
 
-class Layout(NamedTuple):
+class BucketLayout(NamedTuple):
     """A call's keys, divided into buckets.
 
     Attributes:
@@ -96,12 +96,12 @@ class ExchangingStore(UpdatingStore):
             "bound": self._bound,
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
         }
-        self._ways: dict[Context, Way] = {}
+        self._methods: dict[Context, SumMethod] = {}
         """The way of summing on each context."""
         self._rule = BucketRule.from_environment()
-        self._pushes: dict[Key, Repeated] = {}
+        self._pushes: dict[Key, RepeatedExchange] = {}
         """Cached stages of the last push of one key, by key."""
-        self._pulls: dict[Key, Repeated] = {}
+        self._pulls: dict[Key, RepeatedExchange] = {}
         """Cached stages of the last pull of one key, by key."""
         # Incremented by every change that invalidates layouts and cached calls: of the stored arrays, of the ways of
         # summing, or of the updater.
@@ -118,9 +118,9 @@ class ExchangingStore(UpdatingStore):
             layout = self._lay(pushed, pulled, priority)
             self._run(layout, priority)
             if len(pushed) == 1 and not pulled and (self._updater is None or layout.fuses) and layout.buckets:
-                self._cache_call(self._pushes, layout.buckets[0].lots[0], pushed[0])
+                self._cache_call(self._pushes, layout.buckets[0].batches[0], pushed[0])
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
         """Return the layout of a call, valid until :attr:`_version` changes.
 
         Args:
@@ -133,16 +133,16 @@ class ExchangingStore(UpdatingStore):
         items = [self._item(key, arrays, priority) for key, arrays in pushed]
         fuses = _are_separate(pushed, pulled)
         if updater is not None:
-            places = {item.total.chunk.context for item in items}
-            fuses = fuses and isinstance(updater, Updater) and updater.fuses_on(places)
+            contexts = {item.total.chunk.context for item in items}
+            fuses = fuses and isinstance(updater, Updater) and updater.fuses_on(contexts)
         rows = dict(pulled) if fuses else {}
-        left = [self._still_to_do(item._replace(outs=rows.get(item.key, ())), fuses=fuses) for item in items]
-        after = {item.key: item for item in left}
+        remaining = [self._still_to_do(item._replace(outs=rows.get(item.key, ())), fuses=fuses) for item in items]
+        by_key = {item.key: item for item in remaining}
         buckets = []
         for bucket in self._cut(self._in_order({item.key: item for item in items}, ready)):
-            lots = self._by_way([after[item.key] for item in bucket], updates=fuses and updater is not None)
-            buckets.append(Bucket(bucket, lots))
-        return Layout(pushed, pulled, items, buckets, fuses, self._version)
+            batches = self._by_method([by_key[item.key] for item in bucket], updates=fuses and updater is not None)
+            buckets.append(Bucket(bucket, batches))
+        return BucketLayout(pushed, pulled, items, buckets, fuses, self._version)
 
     def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
         """Return the values of a mapping in the order of exchange (:func:`order_of_exchange`)."""
@@ -165,8 +165,8 @@ class ExchangingStore(UpdatingStore):
         total = self._merged.get(key)
         if total is None:
             load = self._load.copy()  # without a buffer no context gets its load, on which later placement depends
-            where = self._least_loaded([array.context for array in arrays], load, arrays[0].nbytes)
-            total = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
+            context = self._least_loaded([array.context for array in arrays], load, arrays[0].nbytes)
+            total = self._merged[key] = zeros(arrays[0].shape, ctx=context, dtype=arrays[0].dtype)
             self._load = load
         return total
 
@@ -194,10 +194,10 @@ class ExchangingStore(UpdatingStore):
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         """Return whether the sum may be written directly to ``stored``: all are on the host, no array is ``stored``."""
-        own = stored.chunk.var
+        stored_var = stored.chunk.var
         for array in arrays:
             chunk = array.chunk
-            if chunk.context.device_type not in HOST or chunk.var is own:
+            if chunk.context.device_type not in HOST or chunk.var is stored_var:
                 return False
         return stored.chunk.context.device_type in HOST
 
@@ -210,49 +210,49 @@ class ExchangingStore(UpdatingStore):
             return item
         return item._replace(stored=item.total)
 
-    def _by_way(self, items: Sequence[Item], *, updates: bool) -> list[Lot]:
-        lots: dict[Way, list[Item]] = {}
+    def _by_method(self, items: Sequence[Item], *, updates: bool) -> list[SumBatch]:
+        by_method: dict[SumMethod, list[Item]] = {}
         for item in items:
-            lots.setdefault(self._way(item), []).append(item)
-        return [Lot(way, some, updates=updates) for way, some in lots.items()]
+            by_method.setdefault(self._method(item), []).append(item)
+        return [SumBatch(method, members, updates=updates) for method, members in by_method.items()]
 
-    def _way(self, item: Item) -> Way:
+    def _method(self, item: Item) -> SumMethod:
         """Return the way of summing a key and of copying it out."""
-        where = item.total.context
-        way = self._ways.get(where)
-        if way is None:
-            place = cpu(0) if where.device_type in HOST else where
-            way = self._ways.get(place) or self._make_way(place)
-            self._ways[place] = self._ways[where] = way
-        return way
+        context = item.total.context
+        method = self._methods.get(context)
+        if method is None:
+            canonical = cpu(0) if context.device_type in HOST else context
+            method = self._methods.get(canonical) or self._make_method(canonical)
+            self._methods[canonical] = self._methods[context] = method
+        return method
 
-    def _make_way(self, where: Context) -> Near:
+    def _make_method(self, context: Context) -> Near:
         """Return a new way of summing on the host or on a device."""
-        return Near(where, self._block_sum, self._sharing, self._stage_copy)
+        return Near(context, self._block_sum, self._sharing, self._stage_copy)
 
-    def _stage_copy(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
-        """Push a copy of ``array`` to a staging array on ``where``, reused by later pushes, and return the copy."""
+    def _stage_copy(self, key: Key, index: int, array: NDArray, context: Context, priority: int) -> NDArray:
+        """Push a copy of ``array`` to a staging array on ``context``, reused by later pushes, and return the copy."""
         staging = self._staging.get((key, index))
         if staging is None:
-            staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
+            staging = self._staging[key, index] = empty(array.shape, ctx=context, dtype=array.dtype)
         copy(array, staging, priority)
         return staging
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    def _run(self, layout: Layout, priority: int) -> None:
+    def _run(self, layout: BucketLayout, priority: int) -> None:
         separate = self._must_separate(layout.pushed, layout.pulled)
         fuses = layout.fuses
         if separate and (fuses or len(layout.items) > 1):
-            layout, fuses = self._lay_apart(layout), False
+            layout, fuses = self._lay_separately(layout), False
         updated: list[Key] = []
         for bucket in layout.buckets:
             self._sum_over_processes(bucket.items, priority)
-            for lot in bucket.lots:
+            for batch in bucket.batches:
                 steps: Sequence[Stage] = ()
                 if fuses and self._updater is not None:
-                    steps = self._steps(lot.keys, lot.totals, lot.stored, updated)
-                self._launch(lot, steps, priority)
+                    steps = self._steps(batch.keys, batch.totals, batch.stored, updated)
+                self._launch(batch, steps, priority)
         if not fuses:
             self._update_each(layout.items)
             self._copy_out(layout.pulled, priority, separate=separate)
@@ -268,27 +268,27 @@ class ExchangingStore(UpdatingStore):
         held = [array for key, _ in groups for array in (self._stored[key], self._merged.get(key)) if array is not None]
         return has_failed([*held, *(array for _, arrays in groups for array in arrays)])
 
-    def _lay_apart(self, layout: Layout) -> Layout:
+    def _lay_separately(self, layout: BucketLayout) -> BucketLayout:
         """Return a layout with one bucket for each key, so that a failure does not spread to other keys."""
         buckets = []
         for bucket in layout.buckets:
             for item in bucket.items:
-                left = self._still_to_do(item._replace(outs=()), fuses=False)
-                buckets.append(Bucket([item], self._by_way([left], updates=False)))
+                remaining = self._still_to_do(item._replace(outs=()), fuses=False)
+                buckets.append(Bucket([item], self._by_method([remaining], updates=False)))
         return layout._replace(buckets=buckets)
 
     def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
         """Do nothing; distributed stores push the sum of a bucket over all processes here."""
 
-    def _launch(self, lot: Lot, steps: Sequence[Stage], priority: int) -> None:
+    def _launch(self, batch: SumBatch, steps: Sequence[Stage], priority: int) -> None:
         """Push the operation of a lot, then copies to the arrays that its way cannot reach."""
-        stages = lot.stages(steps, priority)
+        stages = batch.stages(steps, priority)
         if stages:
             launch(stages, priority, inline=self._inline)
-        for item in lot.later:
-            way = self._way(item)
-            if all(way.reaches(item.stored, out) for out in item.outs):
-                launch(way.stages([item], (), priority), priority, inline=self._inline)
+        for item in batch.later:
+            method = self._method(item)
+            if all(method.reaches(item.stored, out) for out in item.outs):
+                launch(method.stages([item], (), priority), priority, inline=self._inline)
             else:
                 copy_to_all(item.stored, item.outs, priority)
 
@@ -312,12 +312,12 @@ class ExchangingStore(UpdatingStore):
         """Call the updater for each key, in ascending key number; a note on its error names updated and other keys."""
         if self._updater is None:
             return
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             try:
                 self._updater(item.key, item.total, item.stored)
             except Exception as error:
-                before, later = [i.key for i in items[:place]], [i.key for i in items[place + 1 :]]
-                error.add_note(f"the updater failed at key {item.key!r} after {before}; not updated: {later}")
+                earlier, later = [i.key for i in items[:index]], [i.key for i in items[index + 1 :]]
+                error.add_note(f"the updater failed at key {item.key!r} after {earlier}; not updated: {later}")
                 raise
 
     def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
@@ -328,20 +328,22 @@ class ExchangingStore(UpdatingStore):
             if separate and has_failed([bucket[0].stored, *bucket[0].outs]):
                 copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # a failed array must not fail the other copies
                 continue
-            for lot in self._by_way(bucket, updates=False):
-                self._launch(lot, (), priority)
+            for batch in self._by_method(bucket, updates=False):
+                self._launch(batch, (), priority)
                 if len(pulled) == 1:
-                    self._cache_call(self._pulls, lot, pulled[0])
+                    self._cache_call(self._pulls, batch, pulled[0])
 
-    def _cache_call(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
+    def _cache_call(
+        self, calls: dict[Key, RepeatedExchange], batch: SumBatch, group: tuple[Key, list[NDArray]]
+    ) -> None:
         """Cache the stages of a call of one key, if all but the optimizer's stages are the same for every call."""
         key, arrays = group
-        if lot.fixed is not None and any(lot.fixed) and all(array.__class__ is NDArray for array in arrays):
-            calls[key] = Repeated(*lot.fixed, arrays, self._version, self._inline)
+        if batch.fixed is not None and any(batch.fixed) and all(array.__class__ is NDArray for array in arrays):
+            calls[key] = RepeatedExchange(*batch.fixed, arrays, self._version, self._inline)
         else:
             calls.pop(key, None)
 
-    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
+    def _repeat(self, calls: Mapping[Key, RepeatedExchange], key: object, arrays: object) -> bool:
         """Run the cached stages if a call has one key and the arrays of this key's last call; else return False."""
         if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
             key, arrays = key[0], arrays[0]

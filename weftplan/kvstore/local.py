@@ -13,7 +13,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.base import K
 from weftplan.kvstore.keys import Key, check_fits, group_pairs
-from weftplan.kvstore.layout import ExchangingStore, Layout
+from weftplan.kvstore.layout import BucketLayout, ExchangingStore
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.stages import HOST, copy
 from weftplan.kvstore.updating import UpdaterFunction
@@ -49,11 +49,11 @@ class KVStoreLocal(ExchangingStore):
         """
         with self._turn:
             new_keys = [
-                (k, first, empty(first.shape, ctx=self._home(first), dtype=first.dtype))
-                for k, first in self._new_values(key, value)
+                (k, value, empty(value.shape, ctx=self._home(value), dtype=value.dtype))
+                for k, value in self._new_values(key, value)
             ]
-            for _, first, stored in new_keys:
-                copy(first, stored, 0)
+            for _, initial, stored in new_keys:
+                copy(initial, stored, 0)
             self._keys = self._keys.including([k for k, _, _ in new_keys])
             self._stored.update((k, stored) for k, _, stored in new_keys)
             self._version += 1
@@ -201,9 +201,9 @@ class KVStoreLocal(ExchangingStore):
         straight = not updates and self._stores_straight(contexts)
         load: dict[Context, int] = {}
         for _, nbytes in arrays:
-            where = self._least_loaded(contexts, load, nbytes)
+            target = self._least_loaded(contexts, load, nbytes)
             by_purpose["merged"] += 0 if straight else nbytes
-            by_purpose["staging"] += nbytes * sum(not reads(where, context) for context in contexts)
+            by_purpose["staging"] += nbytes * sum(not reads(target, context) for context in contexts)
         return by_purpose
 
     def __repr__(self) -> str:
@@ -238,8 +238,8 @@ class KVStoreLocal(ExchangingStore):
         for k, arrays in groups:
             stored = self._stored.get(k)
             if stored is None:
-                known = list(self._stored)[:8]
-                raise KVStoreError(f"{verb}: key {k!r} doesn't exist. Did you init? Known keys: {known}")
+                examples = list(self._stored)[:8]
+                raise KVStoreError(f"{verb}: key {k!r} doesn't exist. Did you init? Known keys: {examples}")
             check_fits(k, arrays, stored, verb)
         return groups
 
@@ -258,7 +258,7 @@ class KVStoreLocal(ExchangingStore):
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
-        layouts: list[Layout] = []
+        layouts: list[BucketLayout] = []
 
         def run() -> None:
             with self._turn:

@@ -54,7 +54,7 @@ def _bytes(value: object = b"", encoding: str = "latin1") -> bytes:
     return bytes(value)
 
 
-_KNOWN: dict[tuple[str, str], Callable[..., object]] = {
+_REBUILDERS: dict[tuple[str, str], Callable[..., object]] = {
     ("mxnet.ndarray.ndarray", "NDArray"): _Array,
     ("mxnet.ndarray", "NDArray"): _Array,
     ("builtins", "bytearray"): _bytes,
@@ -87,9 +87,9 @@ class _Reader(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
     def find_class(self, module_name: str, global_name: str) -> Callable[..., object]:
-        known = _KNOWN.get((module_name, global_name))
-        if known is not None:
-            return known
+        rebuild = _REBUILDERS.get((module_name, global_name))
+        if rebuild is not None:
+            return rebuild
         if module_name.startswith(_SETTINGS) and global_name.isidentifier():
             return _Settings
         raise FormatError(
@@ -140,11 +140,11 @@ class _Budget:
     """
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self._remaining = size
 
     def take(self, nbytes: int) -> None:
-        self._left -= nbytes
-        if self._left < 0:
+        self._remaining -= nbytes
+        if self._remaining < 0:
             raise FormatError("optimizer states: a pickle that holds one value in many places")
 
 

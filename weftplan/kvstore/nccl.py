@@ -20,13 +20,13 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, KVStoreError
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.stages import Stage
-from weftplan.kvstore.ways_of_summing import Item, Way
+from weftplan.kvstore.ways_of_summing import Item, SumMethod
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
 
 
-class Communicator(Protocol):
+class NcclCommunicator(Protocol):
     """The methods of a ``cupy.cuda.nccl`` communicator that this module calls."""
 
     def reduce(
@@ -49,7 +49,7 @@ class GpuArray(Protocol):
     size: int
 
 
-Call = Callable[[Communicator, int, int], None]
+Call = Callable[[NcclCommunicator, int, int], None]
 """Function of a GPU's communicator, the GPU's index in the clique, and the address of its stream."""
 Copy = tuple[int, Any, Any]
 """(index of the GPU, target, source) of a copy within one GPU."""
@@ -86,7 +86,7 @@ class _Clique:
         self._nccl = nccl
         self.contexts = tuple(contexts)
         self._devices = [device.get(context) for context in contexts]
-        self._streams: list[Any] = [place.new_stream() for place in self._devices]
+        self._streams: list[Any] = [member.new_stream() for member in self._devices]
         self._members = nccl.NcclCommunicator.initAll([context.device_id for context in contexts])
 
     def run(
@@ -121,10 +121,10 @@ class _Clique:
             return
         self._nccl.groupStart()
         try:
-            for place, (member, stream) in enumerate(zip(self._members, self._streams, strict=True)):
+            for index, (member, stream) in enumerate(zip(self._members, self._streams, strict=True)):
                 with stream:
                     for call in calls:
-                        call(member, place, stream.handle.ptr)
+                        call(member, index, stream.handle.ptr)
         finally:
             self._nccl.groupEnd()
 
@@ -150,12 +150,15 @@ class ByNccl:
         The arrays to push and to fill must be on the same distinct GPUs, one of them the GPU of the sum. They must have
         elements, and none may be the stored value.
         """
-        home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
-        contexts = [[array.context for array in some] for some in lists]
+        home, lists = (
+            item.total if item.arrays else item.stored,
+            [arrays for arrays in (item.arrays, item.outs) if arrays],
+        )
+        contexts = [[array.context for array in arrays] for arrays in lists]
         if (
             not contexts
             or not home.size
-            or any(one != contexts[0] for one in contexts)
+            or any(list_contexts != contexts[0] for list_contexts in contexts)
             or not takes(contexts[0], home.context)
         ):
             return False
@@ -217,17 +220,17 @@ class ByNccl:
     def _reduction(self, sources: Sequence[GpuArray], total: GpuArray, home: int, kind: int) -> Call:
         summed = self._nccl.NCCL_SUM
 
-        def reduce(member: Communicator, place: int, stream: int) -> None:
-            target = total.data.ptr if place == home else 0
-            member.reduce(sources[place].data.ptr, target, total.size, kind, summed, home, stream)
+        def reduce(member: NcclCommunicator, position: int, stream: int) -> None:
+            target = total.data.ptr if position == home else 0
+            member.reduce(sources[position].data.ptr, target, total.size, kind, summed, home, stream)
 
         return reduce
 
     @staticmethod
     def _spread(stored: GpuArray, outs: Sequence[GpuArray], home: int, kind: int) -> Call:
-        def broadcast(member: Communicator, place: int, stream: int) -> None:
-            source = stored.data.ptr if place == home else 0
-            member.broadcast(source, outs[place].data.ptr, stored.size, kind, home, stream)
+        def broadcast(member: NcclCommunicator, position: int, stream: int) -> None:
+            source = stored.data.ptr if position == home else 0
+            member.broadcast(source, outs[position].data.ptr, stored.size, kind, home, stream)
 
         return broadcast
 
@@ -269,5 +272,5 @@ class KVStoreNccl(KVStoreDevice):
         by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
         return {**by_purpose, "staging": 0} if takes(contexts, contexts[0]) else by_purpose
 
-    def _way(self, item: Item) -> Way:
-        return self._by_nccl if self._by_nccl.takes(item) else super()._way(item)
+    def _method(self, item: Item) -> SumMethod:
+        return self._by_nccl if self._by_nccl.takes(item) else super()._method(item)

@@ -15,10 +15,10 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.fixed_order_sums import BlockSum, sum_sequential_block
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.layout import Groups, Layout
+from weftplan.kvstore.layout import BucketLayout, Groups
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
-from weftplan.kvstore.ways_of_summing import Item, Near, Way, reads
+from weftplan.kvstore.ways_of_summing import Item, Near, SumMethod, reads
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
 from weftplan.support.array_types import RawArray
@@ -67,7 +67,7 @@ class KVStoreDevice(KVStoreLocal):
             self._compression = chosen
             self._staging.clear()  # its arrays have the size of uncompressed gradients
             self._packed.clear()  # another type of compression needs arrays of another size
-            self._ways.clear()
+            self._methods.clear()
             self._version += 1
             self._between.forget()
 
@@ -104,8 +104,8 @@ class KVStoreDevice(KVStoreLocal):
             * sum(nbytes + sent for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True)),
         }
         for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True):
-            where = self._least_loaded(contexts, load, nbytes)
-            by_purpose["staging"] += sent * sum(not reads(where, context) for context in contexts)
+            target = self._least_loaded(contexts, load, nbytes)
+            by_purpose["staging"] += sent * sum(not reads(target, context) for context in contexts)
         return {
             **by_purpose,
             "staging": by_purpose["staging"] + (self._receive_bytes(arrays, contexts, pulls_only=True) or 0),
@@ -141,11 +141,11 @@ class KVStoreDevice(KVStoreLocal):
         return value.context
 
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
-        where = min(dict.fromkeys(contexts), key=lambda context: load.get(context, 0))
-        load[where] = load.get(where, 0) + nbytes
-        return where
+        context = min(dict.fromkeys(contexts), key=lambda context: load.get(context, 0))
+        load[context] = load.get(context, 0) + nbytes
+        return context
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
         if self._compression is not None:
             for k, arrays in pushed:
                 if arrays[0].dtype != DTYPE:
@@ -157,46 +157,46 @@ class KVStoreDevice(KVStoreLocal):
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         return self._compression is None and super()._sums_straight(arrays, stored)
 
-    def _way(self, item: Item) -> Way:
+    def _method(self, item: Item) -> SumMethod:
         compressed = self._compression is not None and item.arrays
         if item.total.chunk.context.device_type not in HOST and not compressed and self._between.takes(item):
             return self._between
-        return super()._way(item)
+        return super()._method(item)
 
     def _code_buffers(self, key: Key, index: int, array: NDArray) -> tuple[NDArray, NDArray]:
         """Return (residual, array for the codes) of a gradient, created or moved to the gradient's device."""
         assert self._compression is not None
-        place, where = (key, index), array.context
-        residual, packed = self._residuals.get(place), self._packed.get(place)
+        position, context = (key, index), array.context
+        residual, packed = self._residuals.get(position), self._packed.get(position)
         if residual is None:
-            residual, packed = zeros(array.shape, ctx=where, dtype=DTYPE), None
-        elif residual.context != where:
-            residual, packed = residual.as_in_context(where), None
+            residual, packed = zeros(array.shape, ctx=context, dtype=DTYPE), None
+        elif residual.context != context:
+            residual, packed = residual.as_in_context(context), None
         if packed is None:
-            packed = empty((self._compression.packed_size(array.size),), ctx=where, dtype="uint8")
-        self._residuals[place], self._packed[place] = residual, packed
+            packed = empty((self._compression.packed_size(array.size),), ctx=context, dtype="uint8")
+        self._residuals[position], self._packed[position] = residual, packed
         return residual, packed
 
-    def _make_way(self, where: Context) -> Near:
-        way = super()._make_way(where)
+    def _make_method(self, context: Context) -> Near:
+        method = super()._make_method(context)
         compression = self._compression
-        return way if compression is None else Packed(way, compression, self._code_buffers)
+        return method if compression is None else Packed(method, compression, self._code_buffers)
 
 
 class Packed(Near):
     """A way that compresses each gradient on its own device and sums the decoded gradients on one device.
 
     Args:
-        way: the way without compression.
+        near: the way without compression.
         compression: the settings of compression.
         buffers: function of a key, an index in its list and a gradient; returns its residual and an array for its
             codes.
     """
 
     def __init__(
-        self, way: Near, compression: Compression, buffers: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
+        self, near: Near, compression: Compression, buffers: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
     ) -> None:
-        super().__init__(way.where, way.block_sum, way.sharing, way.bring)
+        super().__init__(near.context, near.block_sum, near.sharing, near.bring)
         self._compression, self._buffers = compression, buffers
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
@@ -211,11 +211,11 @@ class Packed(Near):
             for index, array in enumerate(item.arrays):
                 residual, packed = self._buffers(item.key, index, array)
                 stage = self._pack(array, residual, packed)
-                if reads(self.where, array.context):
+                if reads(self.context, array.context):
                     stages.append(stage)
                 else:
                     launch([stage], priority)
-                    packed = self.bring(item.key, index, packed, self.where, priority)
+                    packed = self.bring(item.key, index, packed, self.context, priority)
                 row.append(packed)
             terms.append(row)
         return [*stages, self.sum_stage("KVStoreUnpack", terms, [item.total for item in items], self._unpack)]

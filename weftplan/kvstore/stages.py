@@ -73,14 +73,14 @@ class Stage:
         self.write_vars = dict.fromkeys([array.chunk.var for array in writes])
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
-    def without(self, places: Mapping[int, int]) -> Stage:
-        """Return a copy of the stage; ``places`` maps the ``id`` of an operand to the number that replaces it."""
+    def without(self, positions: Mapping[int, int]) -> Stage:
+        """Return a copy of the stage; ``positions`` maps the ``id`` of an operand to the number that replaces it."""
         stage = copy_of(self)
-        stage.operands = [places.get(id(array), array) for array in self.operands]
+        stage.operands = [positions.get(id(array), array) for array in self.operands]
         return stage
 
 
-class Joint:
+class FusedStages:
     """Several stages that run as one engine operation."""
 
     __slots__ = (
@@ -110,9 +110,9 @@ class Joint:
             reads = {var: None for var in reads if var not in writes}
         self._steps = [(stage.run, len(stage.operands)) for stage in stages]
         self._reads, self._writes = tuple(reads), tuple(writes)
-        first = stages[0]
-        self._name, self._context, self._urgent = first.name, first.context, first.urgent
-        self._host = first.context.device_type in HOST
+        head = stages[0]
+        self._name, self._context, self._urgent = head.name, head.context, head.urgent
+        self._host = head.context.device_type in HOST
         self._small = False
         """True once the operands were measured as small; their sizes do not change."""
 
@@ -163,32 +163,39 @@ def _are_small(operands: Sequence[NDArray]) -> bool:
     return True
 
 
-class Repeated:
+class RepeatedExchange:
     """The cached stages of a call, for later calls with the same arrays, to which it has only weak references.
 
     Args:
-        before: stages before the optimizer's steps.
-        after: stages after the optimizer's steps.
+        first_stages: stages before the optimizer's steps.
+        last_stages: stages after the optimizer's steps.
         arrays: the caller's arrays.
         version: the store's version; the stages are valid for this version only.
-        inline: as for :meth:`Joint.start`.
+        inline: as for :meth:`FusedStages.start`.
     """
 
-    __slots__ = ("_after", "_before", "_inline", "_joint", "_operands", "_refs", "version")
+    __slots__ = ("_first_stages", "_inline", "_joint", "_last_stages", "_operands", "_refs", "version")
 
     def __init__(
-        self, before: Sequence[Stage], after: Sequence[Stage], arrays: Sequence[NDArray], version: int, inline: int
+        self,
+        first_stages: Sequence[Stage],
+        last_stages: Sequence[Stage],
+        arrays: Sequence[NDArray],
+        version: int,
+        inline: int,
     ) -> None:
-        places = {id(array): place for place, array in enumerate(arrays)}
-        self._before, self._after = ([stage.without(places) for stage in some] for some in (before, after))
-        self._joint = Joint([*before, *after])
-        self._operands = [one for stage in (*self._before, *self._after) for one in stage.operands]
+        positions = {id(array): position for position, array in enumerate(arrays)}
+        self._first_stages, self._last_stages = (
+            [stage.without(positions) for stage in stages] for stages in (first_stages, last_stages)
+        )
+        self._joint = FusedStages([*first_stages, *last_stages])
+        self._operands = [operand for stage in (*self._first_stages, *self._last_stages) for operand in stage.operands]
         self._refs = [ref(array) for array in arrays]
         self._inline, self.version = inline, version
 
     def accepts(self, arrays: Sequence[NDArray]) -> bool:
         """Return whether these are the same array objects as those of the cached call."""
-        return len(arrays) == len(self._refs) and all(map(is_, [one() for one in self._refs], arrays))
+        return len(arrays) == len(self._refs) and all(map(is_, [reference() for reference in self._refs], arrays))
 
     def run(self, arrays: Sequence[NDArray], steps: Callable[[], Sequence[Stage]] | None) -> bool:
         """Run or push the stages with the arrays of a call.
@@ -201,7 +208,7 @@ class Repeated:
             True; or False if nothing was done, because each key may need a separate operation.
         """
         if steps is None:
-            operands = [arrays[one] if one.__class__ is int else one for one in self._operands]
+            operands = [arrays[operand] if operand.__class__ is int else operand for operand in self._operands]
             if self._joint.run_inline(operands):
                 return True
         if MAKE_ROOM.value is not None or debug_enabled() or get_engine().has_failed:
@@ -209,9 +216,13 @@ class Repeated:
         if steps is None:
             self._joint.start(operands, 0, self._inline)
         else:
-            stages = [*self._before, *steps(), *self._after]
-            operands = [arrays[one] if one.__class__ is int else one for stage in stages for one in stage.operands]
-            Joint(stages).start(operands, 0, self._inline)
+            stages = [*self._first_stages, *steps(), *self._last_stages]
+            operands = [
+                arrays[operand] if operand.__class__ is int else operand
+                for stage in stages
+                for operand in stage.operands
+            ]
+            FusedStages(stages).start(operands, 0, self._inline)
         return True
 
 
@@ -219,12 +230,12 @@ def on_device(context: Context, kernel: Work) -> Work:
     """Return the work of a stage that runs ``kernel``: as one launch if the device has streams, else inline."""
     if context.device_type in HOST:
         return kernel
-    place = device.get(context)
+    target_device = device.get(context)
 
     def launch(raws: Sequence[RawArray]) -> None:
-        place.launch(partial(kernel, raws))
+        target_device.launch(partial(kernel, raws))
 
-    return launch if place.asynchronous else kernel
+    return launch if target_device.asynchronous else kernel
 
 
 def has_failed(arrays: Iterable[NDArray]) -> bool:
@@ -241,13 +252,13 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
     Args:
         stages: stages in order of execution; at least one.
         priority: engine priority of the operation.
-        inline: as for :meth:`Joint.start`.
+        inline: as for :meth:`FusedStages.start`.
     """
     if len(stages) > 1 and MAKE_ROOM.value is not None:
         for stage in stages:
             launch([stage], priority, inline=inline)
         return
-    Joint(stages).start([array for stage in stages for array in stage.operands], priority, inline)
+    FusedStages(stages).start([array for stage in stages for array in stage.operands], priority, inline)
 
 
 def copy(source: NDArray, target: NDArray, priority: int) -> None:

@@ -9,10 +9,10 @@ from weftplan.errors import ParameterError
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.ndarray import NDArray
 
-Some = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
+Arrays = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
 
 
-def _each(arrays: object) -> list[NDArray]:
+def _array_list(arrays: object) -> list[NDArray]:
     several: Any = arrays
     return list(several) if isinstance(arrays, (list, tuple)) else [several]
 
@@ -23,21 +23,23 @@ class TestStore(KVStoreBase):
 
     __test__ = False  # pytest: this is no test class
 
-    def broadcast(self, key: object, value: Some, out: Some, priority: int = 0) -> None:
-        (initial,) = _each(value)
-        for target in _each(out):
+    def broadcast(self, key: object, value: Arrays, out: Arrays, priority: int = 0) -> None:
+        (initial,) = _array_list(value)
+        for target in _array_list(out):
             target[:] = initial.as_in_context(target.context)
 
-    def pushpull(self, key: object, value: Some, out: Some | None = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: Arrays, out: Arrays | None = None, priority: int = 0) -> None:
         if isinstance(key, list):
-            for one, some, target in zip(key, _each(value), _each(value if out is None else out), strict=True):
-                self.pushpull(one, some, target, priority)
+            for key_value, arrays, target in zip(
+                key, _array_list(value), _array_list(value if out is None else out), strict=True
+            ):
+                self.pushpull(key_value, arrays, target, priority)
             return
-        values = _each(value)
+        values = _array_list(value)
         total = values[0].copy()
         for other in values[1:]:
             total += other.as_in_context(total.context)
-        for target in values if out is None else _each(out):
+        for target in values if out is None else _array_list(out):
             target[:] = total.as_in_context(target.context)
 
     @classmethod

@@ -131,11 +131,11 @@ class Updater:
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
                 f"{type(optimizer).__name__} now has (state, float32 weight), as MXNet: start without the states"
             )
-        wanted = _describe(self.optimizer.create_state_multi_precision(index, weight))
-        if _describe(state) != wanted:
+        expected = _describe(self.optimizer.create_state_multi_precision(index, weight))
+        if _describe(state) != expected:
             return (
                 f"the loaded optimizer state of {index!r} is {_describe(state)}, but "
-                f"{type(self.optimizer).__name__} needs {wanted} for a weight {weight.shape} {weight.dtype}: load "
+                f"{type(self.optimizer).__name__} needs {expected} for a weight {weight.shape} {weight.dtype}: load "
                 f"states of the same optimizer, settings and network, or start without"
             )
         return None
@@ -190,23 +190,23 @@ class Updater:
         self._unchecked = states.keys() - weights.keys()
         self._count_from(counts)
 
-    def set_states(self, data: bytes, weights: Mapping[Key, NDArray] = MappingProxyType({})) -> None:
-        """Replace all states by those in ``data``, from :meth:`get_states` or from MXNet's ``Updater.get_states``.
+    def set_states(self, states: bytes, weights: Mapping[Key, NDArray] = MappingProxyType({})) -> None:
+        """Replace all states by those in ``states``, from :meth:`get_states` or from MXNet's ``Updater.get_states``.
 
         Args:
-            data: the saved states.
+            states: the saved states.
             weights: known weights by index, whose states are checked now; other states are checked on first use.
 
         Raises:
-            FormatError: the data is damaged, is a pickle with other objects than arrays and optimizers, or does not fit
-                the weights; nothing is changed then.
+            FormatError: the states are damaged, are a pickle with other objects than arrays and optimizers, or do not
+                fit the weights; nothing is changed then.
         """
-        if data[:1] == b"\x80":
-            states, counts = read_mxnet_states(data)
-            self.replace_states(states, _VERSION, weights, counts)
+        if states[:1] == b"\x80":
+            by_index, counts = read_mxnet_states(states)
+            self.replace_states(by_index, _VERSION, weights, counts)
             return
-        states, counts, version = read_states(data)
-        self.replace_states(states, version, weights, counts)
+        by_index, counts, version = read_states(states)
+        self.replace_states(by_index, version, weights, counts)
 
     def add_states(self, data: bytes) -> None:
         """Add the states in ``data``, from :meth:`get_states`; the states of other keys stay.

@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
-from weftplan.kvstore.gpu_sum import sum_in_one_launch
+from weftplan.kvstore.gpu_sum import sum_in_single_launch
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.stages import HOST, Stage, on_device
 from weftplan.ndarray import NDArray
@@ -40,7 +40,7 @@ class Item(NamedTuple):
     outs: Sequence[NDArray]
 
 
-class Way(Protocol):
+class SumMethod(Protocol):
     """A way of summing the keys of a bucket and copying their stored values out."""
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
@@ -56,7 +56,7 @@ class Way(Protocol):
         """
 
 
-class Lot:
+class SumBatch:
     """The keys of a bucket that are summed in the same way, which run as one operation.
 
     Attributes:
@@ -66,17 +66,17 @@ class Lot:
         totals: the array for the sum of each key.
     """
 
-    __slots__ = ("_fixed", "_items", "_way", "keys", "later", "stored", "totals")
+    __slots__ = ("_fixed", "_items", "_method", "keys", "later", "stored", "totals")
 
-    def __init__(self, way: Way, items: Sequence[Item], *, updates: bool) -> None:
+    def __init__(self, method: SumMethod, items: Sequence[Item], *, updates: bool) -> None:
         self.later: list[Item] = []
-        if not all(way.reaches(item.stored, out) for item in items for out in item.outs):
+        if not all(method.reaches(item.stored, out) for item in items for out in item.outs):
             self.later = [Item(item.key, (), item.stored, item.stored, item.outs) for item in items if item.outs]
             items = [item._replace(outs=()) for item in items]
-        self._way, self._items = way, items
+        self._method, self._items = method, items
         self.keys = [item.key for item in items]
         self.totals, self.stored = [item.total for item in items], [item.stored for item in items]
-        self._fixed = way.fixed(items, updates=updates) if isinstance(way, Near) else None
+        self._fixed = method.fixed(items, updates=updates) if isinstance(method, Near) else None
 
     @property
     def fixed(self) -> tuple[Sequence[Stage], Sequence[Stage]] | None:
@@ -86,16 +86,16 @@ class Lot:
     def stages(self, steps: Sequence[Stage], priority: int) -> Sequence[Stage]:
         """Return the stages of these keys, with the optimizer's stages ``steps`` after the sum."""
         if self._fixed is None:
-            return self._way.stages(self._items, steps, priority)
-        before, after = self._fixed
-        return [*before, *steps, *after]
+            return self._method.stages(self._items, steps, priority)
+        first_stages, last_stages = self._fixed
+        return [*first_stages, *steps, *last_stages]
 
 
 class Near:
     """A way that sums on the host or on one device; arrays that it cannot read are first copied there.
 
     Args:
-        where: context of the host or device.
+        context: context of the host or device.
         block_sum: the function that sums a block on the host, which sets the order of additions.
         sharing: arguments of :func:`~weftplan.kvstore.fixed_order_sums.reduce_arrays`.
         bring: function of a key, an index in its list of arrays, the array, ``where`` and a priority; it pushes a copy
@@ -104,17 +104,17 @@ class Near:
 
     def __init__(
         self,
-        where: Context,
+        context: Context,
         block_sum: BlockSum,
         sharing: Sharing,
         bring: Callable[[Key, int, NDArray, Context, int], NDArray],
     ) -> None:
-        self.where, self._host = where, where.device_type in HOST
+        self.context, self._host = context, context.device_type in HOST
         self.block_sum, self.sharing, self.bring = block_sum, sharing, bring
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
         """Return whether one operation can copy ``stored`` to ``out``."""
-        return reads(self.where, out.context) and reads(self.where, stored.context)
+        return reads(self.context, out.context) and reads(self.context, stored.context)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
         """Return a stage that sums all keys, the optimizer's ``steps``, and a stage that does all copies."""
@@ -124,7 +124,7 @@ class Near:
 
     def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
         """Return the stages (before, after) the optimizer's steps; None if each call must first copy pushed arrays."""
-        if not all(reads(self.where, array.chunk.context) for item in items for array in item.arrays):
+        if not all(reads(self.context, array.chunk.context) for item in items for array in item.arrays):
             return None
         pushed = [item for item in items if item.arrays]
         return (self.sums(pushed, 0) if pushed else []), self._copies(items, updates=updates)
@@ -134,9 +134,9 @@ class Near:
         terms = []
         for item in items:
             terms.append(list(item.arrays))
-            for place, array in enumerate(item.arrays):
-                if not reads(self.where, array.chunk.context):
-                    terms[-1][place] = self.bring(item.key, place, array, self.where, priority)
+            for index, array in enumerate(item.arrays):
+                if not reads(self.context, array.chunk.context):
+                    terms[-1][index] = self.bring(item.key, index, array, self.context, priority)
         return [self.sum_stage("KVStoreReduce", terms, [item.total for item in items], self._add)]
 
     def sum_stage(
@@ -147,7 +147,7 @@ class Near:
         add: Callable[[Sequence[tuple[Sequence[RawArray], RawArray]]], None],
     ) -> Stage:
         """Return a stage that calls ``add`` with (terms, total), as raw arrays, for each key."""
-        counts = [len(some) for some in terms]
+        counts = [len(sources) for sources in terms]
 
         def kernel(raws: Sequence[RawArray]) -> None:
             begin, sums = 0, []
@@ -156,7 +156,9 @@ class Near:
                 begin += count
             add(sums)
 
-        return Stage(name, on_device(self.where, kernel), [term for some in terms for term in some], totals, self.where)
+        return Stage(
+            name, on_device(self.context, kernel), [term for sources in terms for term in sources], totals, self.context
+        )
 
     def _add(self, sums: Sequence[tuple[Sequence[RawArray], RawArray]]) -> None:
         if self._host:
@@ -179,26 +181,26 @@ class Near:
             return []
         counts, sharing, host = [len(targets) for _, targets in copies], self.sharing, self._host
         sources = [source for source, _ in copies]
-        targets = [target for _, some in copies for target in some]
+        targets = [target for _, arrays in copies for target in arrays]
         nbytes = sum([target.nbytes for target in targets]) if host else 0
 
         def kernel(raws: Sequence[RawArray]) -> None:
             begin = len(counts)
             for source, count in zip(raws, counts, strict=False):
-                some = raws[begin : begin + count]
+                arrays = raws[begin : begin + count]
                 begin += count
                 if host:
-                    spread_array(source, some, total=nbytes, **sharing)
+                    spread_array(source, arrays, total=nbytes, **sharing)
                 else:
-                    for target in some:
+                    for target in arrays:
                         target[...] = source
 
-        return [Stage("KVStoreCopy", on_device(self.where, kernel), sources, targets, self.where, urgent=False)]
+        return [Stage("KVStoreCopy", on_device(self.context, kernel), sources, targets, self.context, urgent=False)]
 
 
-def reads(where: Context, context: Context) -> bool:
-    """Return whether code that runs on ``where`` can read arrays of ``context`` without a copy."""
-    return context == where or (context.device_type in HOST and where.device_type in HOST)
+def reads(reader: Context, context: Context) -> bool:
+    """Return whether code that runs on ``reader`` can read arrays of ``context`` without a copy."""
+    return context == reader or (context.device_type in HOST and reader.device_type in HOST)
 
 
 def add_on_device(terms: Sequence[RawArray], total: RawArray) -> None:
@@ -206,4 +208,4 @@ def add_on_device(terms: Sequence[RawArray], total: RawArray) -> None:
     if isinstance(total, np.ndarray):  # a simulated device
         quietly(sum_sequential_block, terms, total, total)
     else:
-        sum_in_one_launch(terms, total)
+        sum_in_single_launch(terms, total)

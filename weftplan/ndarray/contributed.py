@@ -24,31 +24,32 @@ def _factor(rescale_grad: Scalar | NDArray, context: Context) -> NDArray:
 
 
 def adamw_update(
-    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Scalar | NDArray, **options: object
-) -> NDArray:
+    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Scalar | NDArray, lr: float, eta: float,
+    beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, wd: float = 0.0, clip_gradient: float = -1.0,
+    out: NDArray | None = None, name: str | None = None,
+) -> NDArray:  # fmt: skip
     """Do one step of AdamW (operator ``_adamw_update``); ``rescale_grad`` is a number or an array of one element."""
+    arrays = (weight, grad, mean, var, _factor(rescale_grad, weight.context))
     updated: NDArray = function("_adamw_update")(
-        weight, grad, mean, var, _factor(rescale_grad, weight.context), **options
+        *arrays, lr=lr, eta=eta, beta1=beta1, beta2=beta2, epsilon=epsilon, wd=wd, clip_gradient=clip_gradient, out=out
     )
     return updated
 
 
 def mp_adamw_update(
-    weight: NDArray,
-    grad: NDArray,
-    mean: NDArray,
-    var: NDArray,
-    weight32: NDArray,
-    rescale_grad: Scalar | NDArray,
-    **options: object,
-) -> NDArray:
+    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, weight32: NDArray, rescale_grad: Scalar | NDArray,
+    lr: float, eta: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, wd: float = 0.0,
+    clip_gradient: float = -1.0, out: NDArray | None = None, name: str | None = None,
+) -> NDArray:  # fmt: skip
     """Do :func:`adamw_update` on a float32 copy of the weight."""
-    factor = _factor(rescale_grad, weight.context)
-    updated: NDArray = function("_mp_adamw_update")(weight, grad, mean, var, weight32, factor, **options)
+    arrays = (weight, grad, mean, var, weight32, _factor(rescale_grad, weight.context))
+    updated: NDArray = function("_mp_adamw_update")(
+        *arrays, lr=lr, eta=eta, beta1=beta1, beta2=beta2, epsilon=epsilon, wd=wd, clip_gradient=clip_gradient, out=out
+    )
     return updated
 
 
-def _each(
+def _each_array(
     name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Scalar | NDArray,
     out: NDArray | Sequence[NDArray] | None, size: int, rates: dict[str, Sequence[float]], options: dict[str, object],
 ) -> list[NDArray]:  # fmt: skip
@@ -72,7 +73,7 @@ def _each(
 def multi_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float],
-    out: NDArray | Sequence[NDArray] | None = None, size: int = 0, **options: object,
+    out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0, **options: Any,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`adamw_update` for several weights, each with its own rates and as its own operation.
 
@@ -80,18 +81,19 @@ def multi_adamw_update(
         ParameterError: the lists have different lengths. No weight is updated then.
     """
     rates = {"lr": lrs, "wd": wds, "eta": etas}
-    return _each("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
+    return _each_array("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
 
 
 def multi_mp_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     weights32: Sequence[NDArray], rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float],
-    etas: Sequence[float], out: NDArray | Sequence[NDArray] | None = None, size: int = 0, **options: object,
+    etas: Sequence[float], out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0,
+    **options: Any,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     arrays = (weights, grads, mean, var, weights32)
-    return _each("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
+    return _each_array("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
 
 
 def rand_zipfian(
@@ -117,7 +119,9 @@ def rand_zipfian(
     return classes, expected(true_classes.as_in_context(ctx)), expected(classes)
 
 
-def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
+def boolean_mask(
+    data: NDArray, index: NDArray, axis: int = 0, out: NDArray | None = None, name: str | None = None
+) -> NDArray:
     """Return the rows of ``data`` whose ``index`` is not 0; wait for ``index``, since the result's shape depends on it.
 
     There is no symbol version, since shapes of a graph are known before it runs; ``mx.sym.where`` zeroes rows instead.
@@ -137,7 +141,7 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
             f"boolean_mask: index has shape {index.shape}, expected one number for each row of {data.shape}"
         )
     rows: NDArray = data[index.asnumpy() != 0]
-    return rows
+    return rows if out is None else rows.copyto(out)
 
 
 FUNCTIONS = (adamw_update, mp_adamw_update, multi_adamw_update, multi_mp_adamw_update, rand_zipfian, boolean_mask)

@@ -18,9 +18,9 @@ from weftplan.ndarray import arithmetic
 from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.calls.invoke import invoke
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ndarray.memory.release import drain
-from weftplan.ndarray.pushing import Value, push_kernel
+from weftplan.ndarray.pushing import KernelValue, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support import slots
 from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, RawArray, Scalar
@@ -108,7 +108,7 @@ def full(
         context, dims, kind = check_context(ctx), check_shape(shape), check_dtype(dtype)
         if isinstance(val, arithmetic.NUMBERS) and context.device_type == "cpu":
             small = _small_fill(dims, kind)
-            value = Value(arithmetic.scalar_as(kind, val))
+            value = KernelValue(arithmetic.scalar_as(kind, val))
             filled = None if small is None else run_inline(small, [value], NDArray, context, ())
             if filled is not None:
                 return filled
@@ -118,7 +118,7 @@ def full(
     if not isinstance(val, arithmetic.NUMBERS):
         target[:] = val
         return target
-    value = Value(arithmetic.scalar_as(target.dtype, val))
+    value = KernelValue(arithmetic.scalar_as(target.dtype, val))
     push_kernel(_fill, [target, value], (), (target.var,), target.context, name="full")
     return target
 
@@ -131,23 +131,23 @@ def _fill(target: RawArray, value: Scalar) -> None:
 def _small_fill(shape: tuple[int, ...], dtype: DType) -> SmallWork | None:
     nbytes = math.prod(shape) * dtype.itemsize
     return (
-        SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes)
-        if 0 < nbytes <= MOST_BYTES
-        else None
+        SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes) if 0 < nbytes <= MAX_BYTES else None
     )
 
 
-def zeros(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
-    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``.
+def zeros(
+    shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, stype: str | None = None, **kwargs: Any
+) -> NDArray:
+    """Return an array of zeros.
 
     Args:
         shape: dimensions; a number is one dimension.
         ctx: the device of the result; None: the current context.
         dtype: dtype of the result; None: float32.
-        **kwargs: ``stype``, and ``out``: array that takes the result.
+        stype: ``default`` or ``row_sparse``.
+        **kwargs: ``out``: array that takes the result.
     """
-    stype = kwargs.pop("stype", None) or "default"
-    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
+    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype or "default")
 
 
 def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
@@ -162,14 +162,26 @@ def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
-def zeros_like(data: NDArray, **kwargs: object) -> NDArray:
-    """Return zeros with the shape, dtype and context of ``data``."""
-    return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
+def zeros_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
+    """Return zeros with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
+    return full(data.shape, 0, data.context, data.dtype, out)
 
 
-def ones_like(data: NDArray, **kwargs: object) -> NDArray:
-    """Return an array filled with 1, with the shape, dtype and context of ``data``."""
-    return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
+def ones_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
+    """Return an array filled with 1, with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
+    return full(data.shape, 1, data.context, data.dtype, out)
 
 
 def arange(
@@ -259,21 +271,21 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     if isinstance(arrays, NDArray) or not arrays:
         raise DTypeError("concatenate needs a list of at least one array")
     _check_arrays("concatenate", arrays)
-    first = arrays[0]
+    head = arrays[0]
     if len(arrays) == 1 and not always_copy:
-        return first
-    axis = _axis(axis, first.ndim, "concatenate")
+        return head
+    axis = _axis(axis, head.ndim, "concatenate")
     for array in arrays:
         outer_shape = array.shape[:axis] + array.shape[axis + 1 :]
-        if array.ndim != first.ndim or outer_shape != first.shape[:axis] + first.shape[axis + 1 :]:
-            raise ShapeError(f"concatenate: shapes {first.shape} and {array.shape} differ outside axis {axis}")
-        if array.dtype != first.dtype:
-            raise DTypeError(f"concatenate: dtypes {first.dtype} and {array.dtype} differ; use astype")
-    shape = list(first.shape)
+        if array.ndim != head.ndim or outer_shape != head.shape[:axis] + head.shape[axis + 1 :]:
+            raise ShapeError(f"concatenate: shapes {head.shape} and {array.shape} differ outside axis {axis}")
+        if array.dtype != head.dtype:
+            raise DTypeError(f"concatenate: dtypes {head.dtype} and {array.dtype} differ; use astype")
+    shape = list(head.shape)
     shape[axis] = sum(array.shape[axis] for array in arrays)
-    parts = [array.as_in_context(first.context) for array in arrays]
-    context = first.context
-    out = fresh(context, tuple(shape), first.dtype, "concatenate")
+    parts = [array.as_in_context(head.context) for array in arrays]
+    context = head.context
+    out = fresh(context, tuple(shape), head.dtype, "concatenate")
     join = partial(_join, device.get(context).xp, axis)
     push_kernel(join, [out, *parts], [part.var for part in parts], (out.var,), context, name="concatenate")
     return out
@@ -311,10 +323,15 @@ def _check_arrays(name: str, arrays: Sequence[object]) -> None:
         raise DTypeError(f"{name} needs at least one array")
 
 
-def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
+def reset_arrays(*data: NDArray, num_arrays: int, out: object = None) -> list[NDArray]:
     """Set all elements of ``num_arrays`` arrays to zero.
 
     Return an empty list, because MXNet's operator has no outputs.
+
+    Args:
+        *data: the arrays.
+        num_arrays: their number.
+        out: ignored.
 
     Raises:
         ParameterError: the number of arrays is not ``num_arrays``. Nothing is changed then.

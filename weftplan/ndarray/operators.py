@@ -9,12 +9,13 @@ from typing import Any
 
 from weftplan.errors import did_you_mean
 from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.calls.call_arguments import EXTRA
 from weftplan.ndarray.calls.call_cache import Calls, call
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import document, signature
 
-EXTRA = ("out", "ctx", "is_train", "name")
-"""Keywords that every array operator accepts."""
+BY_NAME = ("ctx", "is_train")
+"""Keywords that every array operator accepts, after ``out`` and ``name``, which may follow by position, as in MXNet."""
 
 
 def function(name: str) -> Any:
@@ -29,7 +30,7 @@ def function(name: str) -> Any:
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = document(op)
-    operator.__signature__ = signature(op, "NDArray", EXTRA)  # type: ignore[attr-defined]
+    operator.__signature__ = signature(op, "NDArray", EXTRA, BY_NAME)  # type: ignore[attr-defined]
     return operator
 
 
@@ -38,7 +39,7 @@ def names() -> list[str]:
     return [name for name in registry.names() if not name.startswith("_")]
 
 
-class Namespace:
+class ArrayNamespace:
     """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name."""
 
     def __init__(self, name: str, *prefixes: str) -> None:
@@ -58,9 +59,9 @@ class Namespace:
 
 
 NAMESPACES = {
-    "_internal": Namespace("_internal", ""),
-    "contrib": Namespace("contrib", "_contrib_", "contrib_"),
-    "image": Namespace("image", "_image_"),
-    "linalg": Namespace("linalg", "linalg_", "_linalg_"),
-    "op": Namespace("op", ""),
+    "_internal": ArrayNamespace("_internal", ""),
+    "contrib": ArrayNamespace("contrib", "_contrib_", "contrib_"),
+    "image": ArrayNamespace("image", "_image_"),
+    "linalg": ArrayNamespace("linalg", "linalg_", "_linalg_"),
+    "op": ArrayNamespace("op", ""),
 }

@@ -19,7 +19,7 @@ from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
-from weftplan.ndarray.operators import Namespace
+from weftplan.ndarray.operators import ArrayNamespace
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
@@ -46,7 +46,7 @@ __all__ = [
     "uniform",
 ]
 
-_operators = Namespace("random", "_random_", "_sample_")
+_operators = ArrayNamespace("random", "_random_", "_sample_")
 
 
 def _attribute(name: str) -> Any:
@@ -176,14 +176,14 @@ def randint(
             raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
     if not low < high:
         raise ParameterError(f"randint: low must be below high, got [{low}, {high})")
-    wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype) or "int32")
-    if wanted.kind not in "iu":
-        raise DTypeError(f"randint: the dtype must be an integer, got {wanted}")
+    target_dtype = out.dtype if out is not None else check_dtype(wanted_dtype(dtype) or "int32")
+    if target_dtype.kind not in "iu":
+        raise DTypeError(f"randint: the dtype must be an integer, got {target_dtype}")
 
     def draw(generator: Generator, target: RawArray, xp: ArrayModule) -> None:
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
-    return push_draw(draw, (), target_of(shape, wanted, ctx, out, "randint"), "randint")
+    return push_draw(draw, (), target_of(shape, target_dtype, ctx, out, "randint"), "randint")
 
 
 @known_keywords()
@@ -400,5 +400,7 @@ def multinomial(
                 chosen[...] = xp.log(xp.take_along_axis(probability, index, axis=1)).reshape(chosen.shape)
 
     results = [drawn] if logs is None else [drawn, logs]
-    push_kernel(draw, [data, *results], (data.var,), [one.var for one in results], data.context, name="multinomial")
+    push_kernel(
+        draw, [data, *results], (data.var,), [result.var for result in results], data.context, name="multinomial"
+    )
     return drawn if logs is None else [drawn, logs]

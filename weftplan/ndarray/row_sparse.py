@@ -134,8 +134,17 @@ def zeros(stype: str, shape: Dims, ctx: Context | None = None, dtype: DTypeLike 
 empty = zeros
 
 
-def cast_storage(data: NDArray, stype: str) -> NDArray:
-    """Return a copy with another storage type, ``default`` or ``row_sparse``."""
+def cast_storage(data: NDArray, stype: str, out: NDArray | None = None, name: str | None = None) -> NDArray:
+    """Return a copy with another storage type.
+
+    Args:
+        data: the array.
+        stype: ``default`` or ``row_sparse``.
+        out: array that takes the values instead.
+        name: ignored.
+    """
+    if out is not None:
+        return data.copyto(out)
     return data.tostype("default").copy().tostype(stype)
 
 

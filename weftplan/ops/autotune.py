@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from weftplan import config
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.ops.core import tiling
 from weftplan.ops.core.implementations import Choice, Implementation, Specs, compiler, numpy_of, provided
 from weftplan.ops.core.schema import Op, OpContext, Params
@@ -35,7 +35,7 @@ BY_NAME = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}
 MOST_SECONDS = 0.3
 """Seconds after which the measurement of a call stops; each implementation is timed at least twice."""
 
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 _known: dict[str, dict[str, float]] = {}
 
 

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Self
 
 from weftplan.errors import MXNetError, ParameterError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.profiler.recorder import UserRecord, recorder
 
 
@@ -94,7 +94,7 @@ class Counter:
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
         self.name = str(name)
-        self._lock = whole_in_children(Lock())
+        self._lock = consistent_in_children(Lock())
         self.value = 0.0
         if value is not None:
             self.set_value(value)

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from weftplan import device
-from weftplan.device.simulated_device import SimDevice
 from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Statistics, StorageSegment, checked_size, wrong_free
 from weftplan.storage.report import report
 from weftplan.support.array_types import RawArray
 
@@ -49,7 +48,7 @@ class Adaptor(Resource):
     def relocate(self, allocation: Allocation) -> int:
         return self.upstream.relocate(allocation)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[StorageSegment]:
         return self.upstream.segments()
 
     def holders(self) -> list[Allocation]:
@@ -100,9 +99,7 @@ class PoisonResource(Adaptor):
         if self.context.is_host and (immediate or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # fill on the GPU's current stream; without a stream, wait for the fill
-            memory_device = device.get(self.context)
-            launch = memory_device.launch_untimed if isinstance(memory_device, SimDevice) else memory_device.launch
-            launch(partial(raw.fill, self.byte))
+            device.get(self.context).launch(partial(raw.fill, self.byte), None)
 
 
 class StatisticsResource(Adaptor):
@@ -110,7 +107,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()
         self._requested = self._allocated = self._peak_requested = self._peak_allocated = 0

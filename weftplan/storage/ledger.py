@@ -18,9 +18,9 @@ import numpy as np
 from weftplan.device.base import Device
 from weftplan.device.stream import current_stream
 from weftplan.errors import OutOfMemoryError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import recording, relief
-from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Statistics, StorageSegment, checked_size, wrong_free
 from weftplan.storage.free_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
 from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
@@ -44,7 +44,7 @@ class Ledger(Resource):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
@@ -71,7 +71,7 @@ class Ledger(Resource):
     def give_block(self, block: RawArray, size: int) -> None:
         """Take a block back."""
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[StorageSegment]:
         if self._lock.owned():  # called during a change of the ledger
             return []
         with self._lock:
@@ -79,7 +79,7 @@ class Ledger(Resource):
             return self.segments_of({id(held.block): held for held in self.holders() if held.nbytes})
 
     @abstractmethod
-    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[StorageSegment]:
         """Return the segments, under the lock; ``live`` are the allocations by the id of their block."""
 
     def keeps(self, nbytes: int) -> bool:
@@ -157,7 +157,7 @@ class Ledger(Resource):
         except OutOfMemoryError as error:
             cause = error
         try:
-            if nbytes <= self._room():
+            if nbytes <= self._headroom():
                 try:
                     return relief.again(partial(self._allocate_now, nbytes, name), relief.climb(self.context, nbytes))
                 except OutOfMemoryError as error:
@@ -198,7 +198,7 @@ class Ledger(Resource):
         """Return whether the cache can serve ``nbytes`` > 0 without draining the free lists of other sizes."""
         return False
 
-    def _room(self) -> int:
+    def _headroom(self) -> int:
         """Return the size beyond which no request can ever be served."""
         return self.device.memory_info()[1]
 

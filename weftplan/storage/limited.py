@@ -6,7 +6,7 @@ from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.errors import OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.support.array_types import RawArray
 
 
@@ -22,7 +22,7 @@ class LimitedDevice:
         self.limit = limit
         self.reason = reason
         self.used = 0
-        self._lock = whole_in_children(Lock())
+        self._lock = consistent_in_children(Lock())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

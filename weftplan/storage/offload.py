@@ -20,7 +20,7 @@ from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.storage import registry
 from weftplan.storage.base import Allocation, Resource
 from weftplan.support.array_types import RawArray
@@ -37,7 +37,7 @@ class Traffic:
 
 
 traffic = Traffic()
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 
 
 class _Books:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from weftplan import config, device
 from weftplan.device import host_memory
 from weftplan.device.context import HOST_MEMORY, Context
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.storage import flags, relief
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.auto_growth import AutoGrowth
@@ -20,7 +20,7 @@ from weftplan.storage.report import largest_holders, settings_in_force
 from weftplan.support import slots
 
 _resources: dict[Context, Resource] = {}
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 changes = 0
 """Number of times that a context's resource was replaced. Caches of :func:`get` compare it. A variable of the module,
 because each call that runs inline reads it."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.storage import registry
-from weftplan.storage.base import Segment, Statistics
-from weftplan.storage.recording import Event, Record, address_of, events_of, records
+from weftplan.storage.base import Statistics, StorageSegment
+from weftplan.storage.recording import Record, StorageEvent, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
 from weftplan.support import slots
 from weftplan.support.atomic_files import replacing, write_text
@@ -36,12 +36,12 @@ class Snapshot:
 
     contexts: tuple[Context, ...]
     statistics: tuple[Statistics, ...]
-    segments: tuple[tuple[Segment, ...], ...]
+    segments: tuple[tuple[StorageSegment, ...], ...]
     records: tuple[Record, ...]
     settings: str
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[StorageEvent, ...]:
         """Earlier events, oldest first; empty unless ``storage.record()`` was called."""
         return tuple(events_of(self.records))
 
@@ -109,7 +109,7 @@ def frames_of(name: object) -> list[dict[str, object]]:
     return [{"name": site["name"], "filename": site["filename"], "line": int(site["line"])}]
 
 
-def _segment(segment: Segment, number: int) -> dict[str, object]:
+def _segment(segment: StorageSegment, number: int) -> dict[str, object]:
     """Return one system block in the viewer's format."""
     begin = address_of(segment.raw)
     blocks: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ def _segment(segment: Segment, number: int) -> dict[str, object]:
     }
 
 
-def _entries(event: Event) -> list[dict[str, object]]:
+def _entries(event: StorageEvent) -> list[dict[str, object]]:
     """Return the viewer's entries for one event; a free has two."""
     entry: dict[str, object] = {
         "action": event.action,

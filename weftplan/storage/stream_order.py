@@ -24,7 +24,7 @@ from typing import NamedTuple
 from weftplan.device.base import Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.stream import current_stream
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.storage import relief
 
 _LOOKED_AT = 8
@@ -44,7 +44,7 @@ class StreamOrder:
     """Byte ranges of a pool with pending stream work, by address. Ranges do not overlap."""
 
     def __init__(self) -> None:
-        self._lock = whole_in_children(Lock())
+        self._lock = consistent_in_children(Lock())
         self._ranges: list[_Range] = []
         self._sweep_at = _SWEEP
 

@@ -19,7 +19,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that it raises KeywordError for an unknown keyword.
+    """Decorate a function so that it raises KeywordError for an unknown keyword or too many positional arguments.
 
     Args:
         elsewhere: advice for arguments that belong to another function, by argument name.
@@ -35,14 +35,22 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         parameters = list(inspect.signature(function).parameters.values())
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return function  # unknown keywords are passed on to another function, which checks them
+        passed_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)  # and checked there
         accepted = frozenset(parameter.name for parameter in parameters if parameter.kind in _NAMED)
         constructs = function.__name__ == "__init__"
+        order = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            if kwargs and not accepted.issuperset(kwargs):
+            if len(args) > len(order) and not any_number:
+                what = type(args[0]).__name__ if constructs else function.__name__
+                bound = order[:1] in (["self"], ["cls"])
+                raise KeywordError(
+                    f"{what} takes {len(order) - bound} arguments by position, got {len(args) - bound}: "
+                    f"{', '.join(order[bound:]) or 'all are given by name'}"
+                )
+            if kwargs and not passed_on and not accepted.issuperset(kwargs):
                 unknown = next(name for name in kwargs if name not in accepted)
                 if constructs:
                     kind = type(args[0])
@@ -114,6 +122,8 @@ def shown(settings: Mapping[str, object]) -> str:
 
 
 def _same(value: object, default: object) -> bool:
+    if default is None and value == {}:
+        return True
     return value is default or (isinstance(default, (str, int, float, tuple)) and bool(value == default))
 
 

@@ -11,7 +11,7 @@ the settings of spilling change. Any thread may read a slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from weftplan.errors import MXNetError
@@ -135,4 +135,42 @@ WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(
     "weftplan.kvstore.distributed.base",
     "a thread that waits for a var: exchanges that it may run inline",
     [],
+)
+
+Work = Callable[[int, int], None]
+"""``work(first, last)`` runs a compiled loop on the elements ``first`` to ``last`` (excluded)."""
+Loop = Callable[..., Work | None]
+"""A function that returns a compiled loop for arrays; None if there is none for them, or none on this machine."""
+
+COMPILER: Slot[Callable[[], object]] = Slot(
+    "weftplan.ops.core.implementations", "weftplan.kernels.compiled.target", "a choice that depends on the compiler"
+)
+COMPILED_PACK: Slot[Loop] = Slot(
+    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "compression of a large gradient"
+)
+COMPILED_UNPACK: Slot[Loop] = Slot(
+    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "decompression of a large gradient"
+)
+COMPILED_SUM: Slot[Loop] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a sum of large arrays"
+)
+COMPILED_SPREAD: Slot[Loop] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "copies of a large array"
+)
+COPY_PAST: Slot[Callable[[Any, Any], bool]] = Slot(
+    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a copy past the caches"
+)
+COMPILED_PIECES: Slot[Callable[..., Callable[[], None] | None]] = Slot(
+    "weftplan.kvstore.distributed.arrays.piece_copies",
+    "weftplan.kernels.compiled.exchange.sums",
+    "copies and sums of all pieces of a bucket",
+)
+COMPILED_FORMULA: Slot[Callable[..., Callable[[Sequence[Any], int, int], None]]] = Slot(
+    "weftplan.ops.optimizer.fused_update", "weftplan.kernels.compiled.elementwise", "a fused optimizer step on a CPU"
+)
+CUDA_BROADCAST_INDEX: Slot[Callable[..., object | None]] = Slot(
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "a broadcast GPU node"
+)
+CUDA_OPERATIONS: Slot[Callable[[Any], int]] = Slot(
+    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "an elementwise GPU node"
 )

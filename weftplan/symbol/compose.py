@@ -26,7 +26,7 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> NodeP
         return registry.parse_params(op, attrs, node=node)
     key = (op.name, *sorted(item for item in attrs.items() if not item[0].startswith("__")))
     parsed = _PARSED.get(key)
-    if parsed is None or registry.get(op.name) is not op:
+    if parsed is None or registry.get(op.saved_as or op.name) is not op:
         parsed = registry.parse_params(op, attrs, node=node)
         if len(_PARSED) >= _PARSED_LIMIT:
             _PARSED.clear()

@@ -18,7 +18,7 @@ from weftplan.symbol.node import Entry, Node, NodeParams, topological_order
 
 MXNET_VERSION = 10901
 """The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""
-MOST_OUTPUTS = 1 << 22
+MAX_OUTPUTS = 1 << 22
 """Maximum outputs of all operators of one file together. A file states only their number, so a few characters could
 request more outputs than fit in memory."""
 
@@ -44,7 +44,10 @@ def dumps(entries: Sequence[Entry]) -> str:
 
 
 def _node_text(node: Node, nid: dict[Node, int]) -> str:
-    fields = [("op", _string("null" if node.op is None else node.op.name)), ("name", _string(node.name))]
+    fields = [
+        ("op", _string("null" if node.op is None else node.op.saved_as or node.op.name)),
+        ("name", _string(node.name)),
+    ]
     if node.attrs:
         items = [(key, _string(value)) for key, value in sorted(node.attrs.items())]
         fields.append(("attrs", _object(items, 3, tall=len(items) > 1)))
@@ -131,9 +134,9 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         if node.op is not None:
             _finish(node, version, where)
             outputs += node.num_outputs
-            if outputs > MOST_OUTPUTS:
+            if outputs > MAX_OUTPUTS:
                 raise FormatError(
-                    f"{where}: {outputs:,} outputs up to node {node.name!r}; at most {MOST_OUTPUTS:,} are read"
+                    f"{where}: {outputs:,} outputs up to node {node.name!r}; at most {MAX_OUTPUTS:,} are read"
                 )
     for reader in (*nodes, None):
         for entry in heads if reader is None else reader.inputs:
@@ -168,8 +171,7 @@ def _finish(node: Node, version: int, source: str) -> None:
     hidden = hidden_keys(node, source)
     if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         del node.attrs["axis"]  # which meant no axis
-    # An operator without parameters may carry any attribute, as in MXNet.
-    texts = {k: v for k, v in node.attrs.items() if k not in hidden} if node.op.params else {}
+    texts = {k: v for k, v in node.attrs.items() if k not in hidden}
     node.params = stored_params(node, texts, source)
     names = node.op.input_names(node.params)
     if version < 900:  # files without auxiliary states
@@ -254,7 +256,9 @@ def debug_text(entries: Sequence[Entry]) -> str:
     nodes = topological_order(entries)
     if len(nodes) == 1:
         node = nodes[0]
-        return f"Variable:{node.name}\n" if node.op is None else f"AtomicFunctor  Op:{node.op.name}\n"
+        return (
+            f"Variable:{node.name}\n" if node.op is None else f"AtomicFunctor  Op:{node.op.saved_as or node.op.name}\n"
+        )
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
     for node in nodes:
@@ -270,7 +274,7 @@ def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> l
     """Format one node, given the texts of its inputs and the names of its control dependencies."""
     if node.op is None:
         return [f"Variable:{node.name}"]
-    lines = ["-" * 20, f"Op:{node.op.name}, Name={node.name}", "Inputs:"]
+    lines = ["-" * 20, f"Op:{node.op.saved_as or node.op.name}, Name={node.name}", "Inputs:"]
     lines += [f"\targ[{i}]={text}" for i, text in enumerate(inputs)]
     if node.attrs:
         lines += ["Attrs:", *(f"\t{key}={value}" for key, value in sorted(node.attrs.items()))]

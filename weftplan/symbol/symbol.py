@@ -43,11 +43,11 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         entries: the outputs, in order.
     """
 
-    __slots__ = ("__weakref__", "entries", "kept")
+    __slots__ = ("__weakref__", "cached_plans", "entries")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = list(entries)
-        self.kept: Any = None
+        self.cached_plans: Any = None
         """Executors' cached data for this symbol, with the symbol's lifetime."""
 
     # ------------------------------------------------------------------------------------------------------- names
@@ -178,7 +178,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         if key == "name":
             return node.name
         if key == "op_name":
-            return "null" if node.op is None else node.op.name
+            return "null" if node.op is None else node.op.saved_as or node.op.name
         if key == "_value_index":
             return str(self.entries[0].index)
         value = node.attrs.get(key)
@@ -236,6 +236,33 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def astype(self, dtype: DTypeLike) -> Symbol:
         """Cast this symbol to another dtype."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
+        return result
+
+    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
+        """Insert an axis of length 1, as ``sym.expand_dims``.
+
+        Args:
+            axis: position of the new axis.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
+        result: Symbol = slots.SYMBOL_OPERATOR.get()("expand_dims")(self, axis=axis, **kwargs)
+        return result
+
+    def flatten(self, inplace: bool = False, **kwargs: Any) -> Symbol:
+        """Merge all axes but the first, as ``sym.flatten``; ``inplace`` is ignored."""
+        result: Symbol = slots.SYMBOL_OPERATOR.get()("flatten")(self, **kwargs)
+        return result
+
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any) -> Symbol:
+        """Drop axes of length 1, as ``sym.squeeze``.
+
+        Args:
+            axis: the axes; None: all of length 1.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
+        result: Symbol = slots.SYMBOL_OPERATOR.get()("squeeze")(self, axis=axis, **kwargs)
         return result
 
     def split_v2(
@@ -299,7 +326,7 @@ def single(value: object, what: str) -> Entry:
     return value.entries[0]
 
 
-def Group(symbols: Iterable[Symbol]) -> Symbol:
+def Group(symbols: Iterable[Symbol], create_fn: Callable[[Iterable[Entry]], Symbol] = Symbol) -> Symbol:
     """Group several symbols into one symbol with all their outputs.
 
     Raises:
@@ -308,10 +335,10 @@ def Group(symbols: Iterable[Symbol]) -> Symbol:
     members = list(symbols)
     if not members or not all(isinstance(member, Symbol) for member in members):
         raise TypeError(f"Group expects a non-empty list of symbols, got {[type(m).__name__ for m in members]}")
-    return Symbol(entry for member in members for entry in member.entries)
+    return create_fn(entry for member in members for entry in member.entries)
 
 
-def load_json(text: str, where: str = "symbol JSON") -> Symbol:
+def load_json(json_str: str, where: str = "symbol JSON") -> Symbol:
     """Load a symbol from JSON text of any MXNet release up to 1.x; ``where`` names its source in messages.
 
     Raises:
@@ -319,9 +346,9 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
         UnknownOperatorError: an operator that does not exist here; names the node.
         ParameterError: an operator's parameters do not parse.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"load_json expects text, got {type(text).__name__}")
-    return Symbol(json_io.loads(text, where))
+    if not isinstance(json_str, str):
+        raise TypeError(f"load_json expects text, got {type(json_str).__name__}")
+    return Symbol(json_io.loads(json_str, where))
 
 
 def load(fname: str | os.PathLike[str]) -> Symbol:

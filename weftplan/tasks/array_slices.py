@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from weftplan.engine.var import Var
 
-MOST_PARTS = 256
+MAX_PARTS = 256
 """Maximum parts of a buffer; a task on the whole buffer takes the vars of all of them."""
 
 
@@ -40,8 +40,8 @@ class Parts:
 
     def touched(self, low: int, high: int) -> Sequence[Var]:
         """Return the vars of the bytes from ``low`` up to ``high``; at least one."""
-        first = bisect_right(self.starts, low) - 1
-        return self.vars[first : max(bisect_left(self.starts, high), first + 1)]
+        start = bisect_right(self.starts, low) - 1
+        return self.vars[start : max(bisect_left(self.starts, high), start + 1)]
 
     def cut(
         self, low: int, high: int, new: Callable[[], Var], idle: Callable[[Var], bool]
@@ -56,24 +56,24 @@ class Parts:
         ends = [end for end in (low, high) if self.starts[bisect_right(self.starts, end) - 1] != end]
         if not ends:
             return self, []
-        base = self if len(self.vars) + len(ends) <= MOST_PARTS else self._merged(idle)
-        if len(base.vars) + len(ends) > MOST_PARTS:
+        base = self if len(self.vars) + len(ends) <= MAX_PARTS else self._merged(idle)
+        if len(base.vars) + len(ends) > MAX_PARTS:
             return self, []
         starts, variables = list(base.starts), list(base.vars)
         cut: dict[Var, list[Var]] = {}
         for end in ends:
-            place = bisect_right(starts, end)
-            if starts[place - 1] == end:
+            index = bisect_right(starts, end)
+            if starts[index - 1] == end:
                 continue
-            before = variables[place - 1]
-            if before.failure is not None:
+            divided = variables[index - 1]
+            if divided.failure is not None:
                 return self, []
             behind = new()
-            starts.insert(place, end)
-            variables.insert(place, behind)
-            group = next((group for group in cut.values() if before in group), None)
+            starts.insert(index, end)
+            variables.insert(index, behind)
+            group = next((group for group in cut.values() if divided in group), None)
             if group is None:
-                cut[before] = [before, behind]
+                cut[divided] = [divided, behind]
             else:
                 group.append(behind)
         return Parts(starts, variables), [group for var, group in cut.items() if not idle(var)]

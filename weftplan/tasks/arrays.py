@@ -20,7 +20,7 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import StateArray, state_of
 from weftplan.tasks.registry import nothing, registry
-from weftplan.tasks.tiles import Grid, Tiles
+from weftplan.tasks.tiles import TileGrid, Tiles
 
 _CPU0 = Context("cpu", 0)
 LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type)
@@ -38,70 +38,70 @@ class DeviceArray(Protocol):
         ...
 
 
-def is_array(thing: object) -> bool:
+def is_array(value: object) -> bool:
     """Return whether an object orders tasks: NumPy and CuPy arrays, rows of structured arrays, NDArrays, vars.
 
     >>> is_array(np.zeros(3)), is_array(3.0), is_array([1, 2])
     (True, False, False)
     """
-    if isinstance(thing, (np.ndarray, Var, np.void)):
-        return not isinstance(thing, np.void) or _is_row(thing)
-    return is_ndarray(thing) or hasattr(thing, "__cuda_array_interface__")
+    if isinstance(value, (np.ndarray, Var, np.void)):
+        return not isinstance(value, np.void) or _is_row(value)
+    return is_ndarray(value) or hasattr(value, "__cuda_array_interface__")
 
 
-def _is_row(thing: object) -> TypeGuard[np.void]:
+def _is_row(value: object) -> TypeGuard[np.void]:
     """Return whether an object is a row of a structured array, which is a view but no array."""
-    return isinstance(thing, np.void) and thing.base is not None
+    return isinstance(value, np.void) and value.base is not None
 
 
-def memory_of(thing: object) -> np.ndarray | None:
-    """Return an array over the host memory that ``thing`` shares, without a copy; None if it shares none.
+def memory_of(value: object) -> np.ndarray | None:
+    """Return an array over the host memory that ``value`` shares, without a copy; None if it shares none.
 
     >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
     (3, None)
     """
-    kind = type(thing)
-    if isinstance(thing, np.flatiter):
-        base: np.ndarray = thing.base
+    kind = type(value)
+    if isinstance(value, np.flatiter):
+        base: np.ndarray = value.base
         return base
-    if isinstance(thing, LEAVES) and not isinstance(thing, bytearray):
+    if isinstance(value, LEAVES) and not isinstance(value, bytearray):
         return None
     try:
         if hasattr(kind, "__array_interface__"):
-            return np.asarray(thing)
+            return np.asarray(value)
         if hasattr(kind, "__dlpack__"):
-            return _from_dlpack(thing)
-        buffer: Any = thing
+            return _from_dlpack(value)
+        buffer: Any = value
         return np.asarray(memoryview(buffer))
     except Exception:  # not on a host, or no memory to share; a foreign object may raise anything
         return None
 
 
-def _from_dlpack(thing: Any) -> np.ndarray:
+def _from_dlpack(value: Any) -> np.ndarray:
     """Return an array over a host tensor; a tensor that requires gradients is detached."""
     try:
-        return np.from_dlpack(thing)
+        return np.from_dlpack(value)
     except Exception:
-        return np.from_dlpack(thing.detach())
+        return np.from_dlpack(value.detach())
 
 
-def is_ndarray(thing: object) -> TypeGuard[DeviceArray]:
+def is_ndarray(value: object) -> TypeGuard[DeviceArray]:
     """Return whether an object is a :class:`weftplan.nd.NDArray`, which has a var; do not import that layer."""
-    return isinstance(getattr(thing, "var", None), Var) and hasattr(thing, "raw")
+    return isinstance(getattr(value, "var", None), Var) and hasattr(value, "raw")
 
 
-def context_of(thing: object) -> Context | None:
+def context_of(value: object) -> Context | None:
     """Return the context of an array; None for a var, a task or a generator's state, which have none."""
-    if isinstance(thing, StateArray):
+    if isinstance(value, StateArray):
         return None
-    if isinstance(thing, (np.ndarray, np.void)):
+    if isinstance(value, (np.ndarray, np.void)):
         return _CPU0
-    if is_ndarray(thing):
-        where = thing.context
-        return where if isinstance(where, Context) else None
-    if isinstance(thing, (Var, Task)):
+    if is_ndarray(value):
+        context = value.context
+        return context if isinstance(context, Context) else None
+    if isinstance(value, (Var, Task)):
         return None
-    array: Any = thing
+    array: Any = value
     return Context("gpu", int(array.device.id))
 
 
@@ -126,7 +126,7 @@ def var_of(array: object, engine: Engine | None = None) -> Var:
     (array,) = resources((array,))
     if _is_row(array):
         array = array.base
-    variables = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
+    variables = registry.undivided(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
     if len(variables) != 1:
         raise EngineError(
             f"an array of shape {getattr(array, 'shape', '?')} was divided into tiles and touches {len(variables)} of "
@@ -135,16 +135,16 @@ def var_of(array: object, engine: Engine | None = None) -> Var:
     return variables[0]
 
 
-def resources(things: Iterable[object]) -> list[Any]:
-    """Return ``things`` with arrays in place of random generators and of objects over host memory; None is left out."""
+def resources(values: Iterable[object]) -> list[Any]:
+    """Return ``values`` with arrays in place of random generators and of objects over host memory; None is left out."""
     ordered: list[object] = []
-    for thing in things:
-        if type(thing) is np.ndarray or type(thing) is Task or is_array(thing):
-            ordered.append(thing)
-        elif thing is not None:
-            state = state_of(thing)
-            shared = memory_of(thing) if state is None else state
-            ordered.append(thing if shared is None else shared)
+    for value in values:
+        if type(value) is np.ndarray or type(value) is Task or is_array(value):
+            ordered.append(value)
+        elif value is not None:
+            state = state_of(value)
+            shared = memory_of(value) if state is None else state
+            ordered.append(value if shared is None else shared)
     return ordered
 
 
@@ -193,7 +193,7 @@ def tiles(array: RawArray, tile: int | Sequence[int]) -> Tiles:
     if not isinstance(array, np.ndarray) and not hasattr(array, "__cuda_array_interface__"):
         raise EngineError(f"tiles: expected a NumPy or CuPy array, got {type(array).__name__}")
     engine = get()
-    grid = Grid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
-    before = registry.divide(array, grid, engine)
-    engine.push(nothing, (), [*before, *grid.vars], name="tiles")
+    grid = TileGrid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
+    previous_vars = registry.divide(array, grid, engine)
+    engine.push(nothing, (), [*previous_vars, *grid.vars], name="tiles")
     return Tiles(array, grid)

@@ -27,9 +27,9 @@ def vars_for(
     removes it from :data:`in_flight` when the task has been pushed.
     """
     in_flight.add(flight)
-    known_reads, known_writes = registry.known(read, engine), registry.known(written, engine)
-    if known_reads is not None and known_writes is not None:
-        return known_reads, known_writes, True
+    read_vars, write_vars = registry.cached_vars(read, engine), registry.cached_vars(written, engine)
+    if read_vars is not None and write_vars is not None:
+        return read_vars, write_vars, True
     # A task that runs inline gains nothing, and in debug mode an array is writable or read-only as a whole.
     cut = not engine._inline and not engine._debug
     if cut and len(written) > 1:  # all cuts come before the first look-up, since one slice may overlap another
@@ -46,8 +46,8 @@ def vars_for(
                 plain = False
                 # A draw changes the state of its generator, so every use of one is a write.
                 (writes if type(array) is StateArray else collected).extend(vars_of(array, engine))
-            elif (known := registry.known((array,), engine)) is not None:
-                collected += known
+            elif (array_vars := registry.cached_vars((array,), engine)) is not None:
+                collected += array_vars
                 continue
             else:
                 registry.add_vars(array, engine, collected, cut=cuts and array.base is not None)
@@ -83,12 +83,12 @@ def inherited(
     for array in written:
         if type(array) is StateArray:  # draws go on after a failed one: its state is valid
             continue
-        whole = any(array is other for other in overwritten)
+        is_overwritten = any(array is other for other in overwritten)
         for part in (array, *components(array)):
             for var in vars_of(part, engine):
                 if var.failure is None:
                     continue
-                heals = whole and part is array and var not in read
+                heals = is_overwritten and part is array and var not in read
                 if not heals or (isinstance(array, np.ndarray) and not registry.covers(array, var, engine)):
                     failed[var] = None
     return list(failed)

@@ -191,8 +191,8 @@ class Task(Generic[T]):
         result: Future[T] = Future()
         result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so that settling cannot fail
 
-        def settle(done: Future[Var]) -> None:
-            error = done.exception()
+        def settle(finished: Future[Var]) -> None:
+            error = finished.exception()
             if error is not None:
                 result.set_exception(error)
             else:
@@ -213,12 +213,12 @@ class Task(Generic[T]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        due = _callbacks.setdefault(self, [])
-        due.append(fn)
+        callbacks = _callbacks.setdefault(self, [])
+        callbacks.append(fn)
 
         def call() -> None:
-            if fn in due:
-                due.remove(fn)
+            if fn in callbacks:
+                callbacks.remove(fn)
                 try:
                     fn(self)
                 except BaseException as error:
@@ -232,10 +232,10 @@ class Task(Generic[T]):
 
     def remove_done_callback(self, fn: Callable[[Task[T]], object]) -> int:
         """Remove all pending callbacks ``fn``; return their number."""
-        due = _callbacks.get(self, [])
-        before = len(due)
-        due[:] = [one for one in due if one != fn]
-        return before - len(due)
+        callbacks = _callbacks.get(self, [])
+        old_count = len(callbacks)
+        callbacks[:] = [callback for callback in callbacks if callback != fn]
+        return old_count - len(callbacks)
 
     def __await__(self) -> Generator[object, None, T]:
         """Support ``await task``: :meth:`result` without blocking the event loop."""
@@ -309,15 +309,15 @@ def _refuse_unrun(name: str, value: Any) -> None:
     """Raise EngineError if none of the work of a returned coroutine or generator has run."""
     if isinstance(value, CoroutineType):
         value.close()
-        made, remedy = "a coroutine", "call asyncio.run(...) inside it"
+        result_kind, remedy = "a coroutine", "call asyncio.run(...) inside it"
     elif isinstance(value, GeneratorType):
         if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
             return
-        made, remedy = "a generator", "return list(...) of it"
+        result_kind, remedy = "a generator", "return list(...) of it"
     else:
-        made, remedy = "an asynchronous generator", "use it with asyncio.run(...) inside it"
+        result_kind, remedy = "an asynchronous generator", "use it with asyncio.run(...) inside it"
     raise EngineError(
-        f"task {name!r} returned {made}, so none of its work has run; submit a plain function, or {remedy}"
+        f"task {name!r} returned {result_kind}, so none of its work has run; submit a plain function, or {remedy}"
     )
 
 

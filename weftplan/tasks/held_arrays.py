@@ -32,7 +32,7 @@ from weftplan.tasks.written_arguments import unbound, write_rule
 
 DEEPEST = 3
 """Maximum nesting depth of inspected objects; containers and iterators of the standard library do not count."""
-MOST_OBJECTS = 1000
+MAX_OBJECTS = 1000
 """Maximum number of objects, other than containers and leaves, that are inspected for one argument."""
 _CLOSED = (*LEAVES, ModuleType, CodeType, FunctionType, FrameType)
 """Classes whose instances are not inspected: they hold no arrays, or more than the call reads."""
@@ -48,14 +48,14 @@ _HIDDEN_GENERATOR = frozenset({"ranf", "sample", "seed", "set_bit_generator"})
 """Functions of ``numpy.random`` that use its global generator without being bound to it."""
 
 
-def held_arrays(thing: object) -> Iterator[object]:
-    """Yield the arrays, and in containers the tasks, that ``thing`` holds.
+def held_arrays(value: object) -> Iterator[object]:
+    """Yield the arrays, and in containers the tasks, that ``value`` holds.
 
-    Objects are inspected down to :data:`DEEPEST` levels, at most :data:`MOST_OBJECTS` of them.
+    Objects are inspected down to :data:`DEEPEST` levels, at most :data:`MAX_OBJECTS` of them.
     """
-    seen: set[int] = {id(thing)}
+    seen: set[int] = {id(value)}
     objects = 0
-    level: list[Any] = [thing]
+    level: list[Any] = [value]
     for depth in range(DEEPEST + 1):
         deeper: list[Any] = []
         while level:
@@ -86,7 +86,7 @@ def held_arrays(thing: object) -> Iterator[object]:
             referents = item.operands if kind is np.nditer else gc.get_referents(item)
             if kind.__module__ in _CONTAINERS:
                 level += _fresh(referents, seen)
-            elif objects < MOST_OBJECTS:
+            elif objects < MAX_OBJECTS:
                 objects += 1
                 # The attributes may stand in the dictionary of the object, which is no object of its own.
                 deeper += _fresh(referents, seen)
@@ -124,8 +124,8 @@ def arrays_of_function(
         held += held_arrays([*fn.args, *(value for key, value in fn.keywords.items() if key != "out")])
         args, kwargs = (*fn.args, *args), {**fn.keywords, **kwargs}
         outputs = list(held_arrays([fn.keywords.get("out")]))
-        reads, writes, whole = arrays_of_function(fn.func, args, kwargs, declared, label)
-        return reads + held, writes + outputs, whole and not outputs
+        reads, writes, overwrites = arrays_of_function(fn.func, args, kwargs, declared, label)
+        return reads + held, writes + outputs, overwrites and not outputs
     if isinstance(fn, MethodWrapperType) and fn.__name__ == "__call__":
         called: Any = fn.__self__
         return arrays_of_function(called, args, kwargs, declared, label)
@@ -152,13 +152,13 @@ def arrays_of_function(
     writes = list(held_arrays([value for value in rule.written(args, kwargs) if value is not out]))
     if name in _HIDDEN_GENERATOR and getattr(fn, "__module__", "").startswith("numpy.random"):
         writes += held_arrays(np.random.mtrand._rand)
-    whole = False
-    if rule.has_own_memory and args and (is_array(args[0]) or memory_of(args[0]) is not None):
+    overwrites = False
+    if rule.writes_self and args and (is_array(args[0]) or memory_of(args[0]) is not None):
         writes += held_arrays(args[0])
-        whole = name == "fill"
+        overwrites = name == "fill"
     elif fn is np.copyto:
-        whole = "where" not in kwargs and len(args) < 4
-    return [array for array in held if not any(array is other for other in writes)], writes, whole
+        overwrites = "where" not in kwargs and len(args) < 4
+    return [array for array in held if not any(array is other for other in writes)], writes, overwrites
 
 
 def _undeclared(held: Iterable[object], declared: Sequence[object]) -> list[object]:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 
 
 class StateArray(np.ndarray):
@@ -22,13 +22,13 @@ class StateArray(np.ndarray):
     __slots__ = ()
 
 
-_lock = whole_in_children(ReentrantLock())
+_lock = consistent_in_children(ReentrantLock())
 """Guards the insertion of a state, so that two threads never make two arrays for one generator. Reentrant, because a
 garbage collection under it may run a finalizer that submits a draw."""
 _states: WeakKeyDictionary[object, StateArray] = WeakKeyDictionary()
 
 
-def state_of(thing: object) -> StateArray | None:
+def state_of(value: object) -> StateArray | None:
     """Return the array that stands for the state of a random generator; None for anything else.
 
     Generators of NumPy that share a bit generator share a state. ``random.Random`` counts, too.
@@ -41,16 +41,16 @@ def state_of(thing: object) -> StateArray | None:
     # A module that is not loaded has no instances; numpy.random is expensive to import.
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        bits: Any = thing
-        if isinstance(thing, numpy_random.Generator):
-            bits = thing.bit_generator
-        elif isinstance(thing, numpy_random.RandomState):
-            bits = thing._bit_generator
+        bits: Any = value
+        if isinstance(value, numpy_random.Generator):
+            bits = value.bit_generator
+        elif isinstance(value, numpy_random.RandomState):
+            bits = value._bit_generator
         if isinstance(bits, numpy_random.BitGenerator):
             resource = bits.lock  # bit generators cannot be referenced weakly; each has a lock of its own
     python_random: Any = sys.modules.get("random")
-    if resource is None and python_random is not None and isinstance(thing, python_random.Random):
-        resource = thing
+    if resource is None and python_random is not None and isinstance(value, python_random.Random):
+        resource = value
     if resource is None:
         return None
     state = _states.get(resource)

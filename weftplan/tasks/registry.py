@@ -35,11 +35,11 @@ from weftplan.engine.core import Engine
 from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 from weftplan.tasks.array_slices import Parts
-from weftplan.tasks.tiles import Grid, address, bounds, has_distinct_elements
+from weftplan.tasks.tiles import TileGrid, address, bounds, has_distinct_elements
 
 in_flight: set[object] = set()
 """One item per task in flight, from the look-up of its vars to its push; added and removed atomically, without the
@@ -56,14 +56,14 @@ def nothing() -> None:
 class _Entry:
     """The entry of one owner: its vars, and weak references to its known arrays by their ids."""
 
-    __slots__ = ("__weakref__", "anchors", "grid", "links", "parts", "span", "var", "whole")
+    __slots__ = ("__weakref__", "anchors", "grid", "links", "parts", "span", "undivided", "var")
 
     def __init__(self, var: Var) -> None:
         self.var = var
         """The var of all bytes outside the tiles; also the var of the first part."""
-        self.grid: Grid | None = None
+        self.grid: TileGrid | None = None
         self.parts: Parts | None = None
-        self.whole = False
+        self.undivided = False
         """Whether a caller holds ``var``, so that it must order every access."""
         self.anchors: dict[int, weakref.ref[Any]] = {}
         self.span: tuple[int, int] | None = None
@@ -88,7 +88,7 @@ class _Registry:
     """A table of entries by the ids of their owners."""
 
     def __init__(self) -> None:
-        self._lock = whole_in_children(ReentrantLock())
+        self._lock = consistent_in_children(ReentrantLock())
         """Reentrant, because a garbage collection under the lock may run a user's finalizer that looks up a var."""
         self._entries: dict[int, _Entry] = {}
         self._dead: deque[tuple[int, int, weakref.ref[Any]]] = deque()
@@ -113,7 +113,7 @@ class _Registry:
             for linked in entry.links or ():
                 collected += _vars_in(linked, array)
 
-    def known(self, arrays: Sequence[object], engine: Engine) -> list[Var] | None:
+    def cached_vars(self, arrays: Sequence[object], engine: Engine) -> list[Var] | None:
         """Return the vars of arrays that are known, own their memory and have one var each, as most do; else None.
 
         This takes no lock. It never returns the entry of a dead array with the same id: as long as that entry exists,
@@ -141,7 +141,7 @@ class _Registry:
             variables.append(var)
         return variables
 
-    def whole(self, array: RawArray, engine: Engine) -> list[Var]:
+    def undivided(self, array: RawArray, engine: Engine) -> list[Var]:
         """Return the single var that orders every access to the buffer from now on, or the array's tile vars."""
         end = time.monotonic() + _PATIENCE_S
         while True:
@@ -151,13 +151,13 @@ class _Registry:
                     return _vars_in(entry, array)
                 if entry.links:
                     return self.vars_of(array, engine)
-                if entry.parts is None or entry.whole:
-                    entry.whole = True
+                if entry.parts is None or entry.undivided:
+                    entry.undivided = True
                     return [entry.var]
                 if not in_flight or time.monotonic() > end:  # else a task could miss the new var
                     var = engine.new_variable()
                     fence = _fence(engine, [var, *entry.parts.vars])
-                    entry.var, entry.whole = var, True
+                    entry.var, entry.undivided = var, True
                     break
             time.sleep(0)
         engine._admitted(fence)
@@ -204,7 +204,7 @@ class _Registry:
 
     def _cut(self, entry: _Entry, array: RawArray, engine: Engine) -> tuple[int, int] | None:
         """Cut at a slice of ``entry``; return its bounds, or None if it cannot have its own vars. The lock is held."""
-        if entry.grid is not None or entry.whole or entry.links or len(in_flight) > 1 or not array.size:
+        if entry.grid is not None or entry.undivided or entry.links or len(in_flight) > 1 or not array.size:
             return None
         if array.nbytes >= _roots(array)[0].nbytes:
             return None
@@ -217,25 +217,25 @@ class _Registry:
             return not engine._region.requests and var.write is None and not var.readers
 
         span = bounds(array)
-        after, fences = parts.cut(*span, engine.new_variable, idle)
+        divided, fences = parts.cut(*span, engine.new_variable, idle)
         for group in fences:
             _fence(engine, group)
-        if after is not parts:
-            entry.parts = after
+        if divided is not parts:
+            entry.parts = divided
         return span
 
-    def divide(self, array: RawArray, grid: Grid, engine: Engine) -> list[Var]:
+    def divide(self, array: RawArray, grid: TileGrid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; return its previous vars."""
         with self._lock:
             entry = self._entry(array, engine)
-            before = entry.vars()
+            previous_vars = entry.vars()
             entry.grid, entry.parts = grid, None
-            return before
+            return previous_vars
 
     def _entry(self, array: RawArray, engine: Engine) -> _Entry:
         """Return the entry of the owner of ``array``, made if necessary; the lock is held."""
         anchor, owner = _roots(array)
-        key, known, dead = id(owner), id(anchor), self._dead
+        key, anchor_key, dead = id(owner), id(anchor), self._dead
         while True:
             self._bury()
             entry = self._entries.get(key)
@@ -243,9 +243,9 @@ class _Registry:
                 entry = _Entry(engine.new_variable())
             if entry.var.engine is not engine or entry.links:
                 _move_all(entry, array, engine)
-            if known in entry.anchors:
+            if anchor_key in entry.anchors:
                 return entry
-            entry.anchors[known] = weakref.ref(anchor, lambda reference: dead.append((key, known, reference)))
+            entry.anchors[anchor_key] = weakref.ref(anchor, lambda reference: dead.append((key, anchor_key, reference)))
             # Otherwise a finalizer's look-up has made another entry meanwhile. It may also have removed this one with
             # its last other array; then it is stored again.
             if self._entries.setdefault(key, entry) is entry:
@@ -253,12 +253,12 @@ class _Registry:
         if isinstance(anchor, np.ndarray):
             if anchor.dtype.hasobject and entry.links is None:
                 entry.links = []
-            self._place(entry, anchor, foreign=not anchor.flags.owndata)
+            self._record_addresses(entry, anchor, foreign=not anchor.flags.owndata)
             if entry.links:
                 _move_all(entry, array, engine)
         return entry
 
-    def _place(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
+    def _record_addresses(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
         """Record the addresses of a new array of ``entry`` and link overlapping entries; the lock is held."""
         if self._ranges is None:
             if not foreign:
@@ -293,12 +293,12 @@ class _Registry:
         entries = self._entries
         while self._dead:
             notice = self._dead[0]
-            key, known, reference = notice
+            key, anchor_key, reference = notice
             entry = entries.get(key)
             if entry is not None:
                 anchors = entry.anchors
-                if known in anchors and anchors[known] is reference:  # else a nested call has removed it
-                    del anchors[known]
+                if anchor_key in anchors and anchors[anchor_key] is reference:  # else a nested call has removed it
+                    del anchors[anchor_key]
                 if not anchors:
                     if self._ranges is not None:
                         self._ranges.end(entry)
@@ -327,9 +327,9 @@ def _move_all(entry: _Entry, array: object, engine: Engine) -> None:
     Raises:
         EngineError: operations of the current engine of one of them are still pending.
     """
-    for one in (entry, *(entry.links or ())):
-        if one.var.engine is not engine:
-            _move(one, array, engine)
+    for member in (entry, *(entry.links or ())):
+        if member.var.engine is not engine:
+            _move(member, array, engine)
 
 
 def _move(entry: _Entry, array: object, engine: Engine) -> None:
@@ -357,7 +357,7 @@ def _vars_in(entry: _Entry, array: RawArray, span: tuple[int, int] | None = None
     if span is None:
         span = bounds(array) if array.size else (address(array),) * 2
     touched_parts = entry.parts.touched(*span)
-    return [*touched_parts, entry.var] if entry.whole else list(touched_parts)
+    return [*touched_parts, entry.var] if entry.undivided else list(touched_parts)
 
 
 def _layout(array: RawArray) -> tuple[int, list[tuple[int, int]]]:
@@ -368,7 +368,7 @@ def _layout(array: RawArray) -> tuple[int, list[tuple[int, int]]]:
 def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
     """Request an operation that writes ``variables``, executed with the next push; this runs no user code."""
     fence = DetailedBlock(nothing, (), searchable(tuple(variables)), "parts", None, None, FnProperty.TASK)
-    fence.own = True
+    fence.internal = True
     if engine._tracer is not None:
         fence.push_ns = time.perf_counter_ns()
     engine._region.requests.append(fence)

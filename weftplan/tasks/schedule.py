@@ -101,12 +101,12 @@ def submit(
     if reads is not None or writes is not None:
         for which, several in (("reads", reads), ("writes", writes)):
             if is_array(several) or isinstance(several, str) or not isinstance(several, (Iterable, NoneType)):
-                said = "" if is_array(several) else f", got {several!r}"
-                raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one{said}")
+                got = "" if is_array(several) else f", got {several!r}"
+                raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one{got}")
     if kwargs:
-        both = sorted(set(kwargs) & ({*options, "out"} if out is not None else set(options)))
-        if both:
-            raise EngineError(f"submit: {both[0]!r} is given twice, in kwargs and by itself")
+        overlap = sorted(set(kwargs) & ({*options, "out"} if out is not None else set(options)))
+        if overlap:
+            raise EngineError(f"submit: {overlap[0]!r} is given twice, in kwargs and by itself")
         options.update(kwargs)
     outputs: list[Any] = []
     if out is not None:
@@ -159,12 +159,12 @@ def submit_each(
     return _watched(outcomes, label_of(fn, None), len(tasks), progress) if is_shown(progress) else outcomes
 
 
-def _watched(found: Iterator[T], name: str, count: int, progress: bool | None) -> Iterator[T]:
+def _watched(results: Iterator[T], name: str, count: int, progress: bool | None) -> Iterator[T]:
     """Yield the results with a live line that counts them."""
     try:
-        yield from Progress(name, count, unit="results", show=progress).each(found)
+        yield from Progress(name, count, unit="results", show=progress).each(results)
     finally:
-        close = getattr(found, "close", None)
+        close = getattr(results, "close", None)
         if close is not None:
             close()  # cancels what has not begun
 
@@ -281,11 +281,11 @@ def wait(*arrays: object, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    every = (part for array in _each(arrays) for part in (array, *components(array)))
+    every = (part for array in _flattened(arrays) for part in (array, *components(array)))
     variables = list(dict.fromkeys(var for array in resources(every) for var in vars_of(array, get())))
     if readers:
-        for one in variables:
-            _engine_of(one).push(_nothing, (), (one,), name="wait")
+        for read_var in variables:
+            _engine_of(read_var).push(_nothing, (), (read_var,), name="wait")
     var: Var | None = None
     try:
         for var in variables:
@@ -294,7 +294,7 @@ def wait(*arrays: object, readers: bool = False) -> None:
         del arrays, variables, var  # the error's traceback must not hold objects that hold the error
 
 
-def _each(arrays: Iterable[object]) -> Iterator[object]:
+def _flattened(arrays: Iterable[object]) -> Iterator[object]:
     """Yield the arrays and tasks in ``arrays`` and in the collections in it."""
     for array in arrays:
         if (
@@ -303,7 +303,7 @@ def _each(arrays: Iterable[object]) -> Iterator[object]:
             and isinstance(array, Iterable)
             and not isinstance(array, str)
         ):
-            yield from _each(array)
+            yield from _flattened(array)
         else:
             yield array
 
@@ -332,8 +332,8 @@ def future(array: T) -> Future[T]:
     var = var_of(array)  # of the engine in use
     result: Future[Any] = Future()
 
-    def settle(done: Future[Var]) -> None:
-        error = done.exception()
+    def settle(finished: Future[Var]) -> None:
+        error = finished.exception()
         if error is not None:
             result.set_exception(error)
         else:
@@ -380,16 +380,18 @@ def _schedule(
             written = [*written, *arrays_in(args[fn.nin :])]
     elif not runs(fn) or in_library[fn.__module__]:
         check_runs(fn, label)
-        known = () if declared is None else (*declared, *written)
-        held, changed, whole = arrays_of_function(fn, args, kwargs, known, label)
+        declared_arrays = () if declared is None else (*declared, *written)
+        held, changed, overwrites = arrays_of_function(fn, args, kwargs, declared_arrays, label)
         read, written = [*read, *held], [*written, *changed]
-        if whole:
+        if overwrites:
             overwritten = changed
             read = _without(read, changed)
     undeclared: Candidate | None = None
     if read and not written and not knows:
-        asked = read if not declared else [array for array in read if not any(array is one for one in declared)]
-        undeclared = candidate(fn, asked)
+        undeclared_reads = (
+            read if not declared else [array for array in read if not any(array is other for other in declared)]
+        )
+        undeclared = candidate(fn, undeclared_reads)
     work = fn
     reads: Sequence[Var] = ()
     writes: Sequence[Var] = ()
@@ -415,11 +417,13 @@ def _schedule(
                 work = functools.partial(call_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
             if not plain:
                 if ctx is None:
-                    ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
-                if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
+                    ctx = next(
+                        (context for array in (*written, *read) if (context := context_of(array)) is not None), None
+                    )
+                if not engine._debug and any(type(array) is Task or is_ndarray(array) for array in (*read, *written)):
                     work = functools.partial(call_opened, fn, None)
                 if (holding := TASK_MEMORY.value) is not None and (
-                    ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
+                    ndarrays := [array for array in (*read, *written) if is_ndarray(array)]
                 ):
                     work = holding(ndarrays, work)
         task: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits, undeclared)
@@ -429,14 +433,14 @@ def _schedule(
     return task
 
 
-def _without(arrays: Sequence[object], taken: Sequence[object]) -> list[object]:
-    """Return ``arrays`` without the first occurrence of each of ``taken``; another occurrence is another argument."""
-    kept = list(arrays)
-    for array in taken:
-        position = next((number for number, other in enumerate(kept) if other is array), None)
+def _without(arrays: Sequence[object], removed: Sequence[object]) -> list[object]:
+    """Return ``arrays`` without the first occurrence of each of ``removed``; another occurrence is another argument."""
+    remaining = list(arrays)
+    for array in removed:
+        position = next((number for number, other in enumerate(remaining) if other is array), None)
         if position is not None:
-            del kept[position]
-    return kept
+            del remaining[position]
+    return remaining
 
 
 def _checked_names(
@@ -446,14 +450,14 @@ def _checked_names(
     for which, names in (("reads", reads or ()), ("writes", writes)):
         if isinstance(names, str):
             raise EngineError(f"task {label!r}: {which} must be a sequence of names, such as [{names!r}]")
-        for one in names:
-            if one not in parameters:
+        for name in names:
+            if name not in parameters:
                 raise EngineError(
-                    f"task {label!r}: {which} names {one!r}, which is none of its parameters: {', '.join(parameters)}"
+                    f"task {label!r}: {which} names {name!r}, which is none of its parameters: {', '.join(parameters)}"
                 )
-    both = sorted(set(reads or ()) & set(writes))
-    if both:
-        raise EngineError(f"task {label!r}: {both[0]!r} is in reads and in writes; written arrays may be read, too")
+    overlap = sorted(set(reads or ()) & set(writes))
+    if overlap:
+        raise EngineError(f"task {label!r}: {overlap[0]!r} is in reads and in writes; written arrays may be read, too")
     return (None if reads is None else frozenset(reads)), frozenset(writes)
 
 

@@ -23,10 +23,10 @@ from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.array_types import RawArray
 
-_MOST_KNOWN = 4096
+_MAX_CACHED = 4096
 
 
-class Grid:
+class TileGrid:
     """The layout of an array's tiles in memory, and one var per tile.
 
     Args:
@@ -63,23 +63,23 @@ class Grid:
         self._address = address(array)
         self._span = span
         self.vars: list[Var] = []
-        self._known: dict[tuple[Any, ...], tuple[list[Var], bool]] = {}
+        self._cached: dict[tuple[Any, ...], tuple[list[Var], bool]] = {}
         """Cached answers by the view's memory layout; iterations repeat the same look-ups."""
         self.move(engine)
 
     def move(self, engine: Engine) -> None:
         """Replace the idle vars by new vars of another engine."""
         self.vars = [engine.new_variable() for _ in range(math.prod(self.shape))]
-        self._known.clear()
+        self._cached.clear()
 
     def touched(self, view: RawArray) -> tuple[list[Var], bool]:
         """Return the vars of the tiles that a view of the buffer overlaps, and whether it extends beyond the tiles."""
         key = address(view), view.shape, view.strides, view.itemsize
-        tiles = self._known.get(key)
+        tiles = self._cached.get(key)
         if tiles is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            tiles = self._known[key] = self._look(view)
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached.clear()
+            tiles = self._cached[key] = self._look(view)
         return tiles
 
     def covers(self, view: RawArray) -> bool:
@@ -88,8 +88,8 @@ class Grid:
             return False
         extents = (range(0, n, t) for n, t in zip(self._shape, self.tile, strict=True))
         sizes = [
-            math.prod(min(t, n - start) for start, n, t in zip(place, self._shape, self.tile, strict=True))
-            for place in itertools.product(*extents)
+            math.prod(min(t, n - start) for start, n, t in zip(corner, self._shape, self.tile, strict=True))
+            for corner in itertools.product(*extents)
         ]
         touched = set(self.touched(view)[0])
         return bool(view.size == sum(size for size, var in zip(sizes, self.vars, strict=True) if var in touched))
@@ -104,12 +104,12 @@ class Grid:
         if low < 0 or high > self._span:
             return self.vars, True
         ranges = self._box(view, low) or self._rows(low, high)
-        across = [range(first // tile, last // tile + 1) for (first, last), tile in zip(ranges, self.tile, strict=True)]
-        return [self.vars[self._number(where)] for where in itertools.product(*across)], False
+        across = [range(start // tile, stop // tile + 1) for (start, stop), tile in zip(ranges, self.tile, strict=True)]
+        return [self.vars[self._number(position)] for position in itertools.product(*across)], False
 
-    def _number(self, where: tuple[int, ...]) -> int:
+    def _number(self, position: tuple[int, ...]) -> int:
         number = 0
-        for index, count in zip(where, self.shape, strict=True):
+        for index, count in zip(position, self.shape, strict=True):
             number = number * count + index
         return number
 
@@ -124,10 +124,10 @@ class Grid:
     def _box(self, view: RawArray, low: int) -> list[tuple[int, int]] | None:
         """Return first and last index along each axis of the box that contains ``view``; None if it is no box."""
         remainder = low
-        first = [0] * len(self.tile)
+        lows = [0] * len(self.tile)
         for stride, _, axis in self._axes:
-            first[axis], remainder = divmod(remainder, stride)
-        last = first[:]
+            lows[axis], remainder = divmod(remainder, stride)
+        highs = lows[:]
         within = remainder + view.itemsize  # bytes from the start of an element
         for stride, count in zip(map(abs, view.strides), view.shape, strict=True):
             if count == 1 or not stride:
@@ -136,16 +136,16 @@ class Grid:
             if divisor is None:
                 within += stride * (count - 1)
             else:
-                last[divisor[1]] += stride // divisor[0] * (count - 1)
+                highs[divisor[1]] += stride // divisor[0] * (count - 1)
         if within > self._itemsize:
             if not self._axes:
                 return None
             stride, _, axis = self._axes[-1]  # neighbours along the innermost axis, seen through a smaller dtype
-            last[axis] += (within - 1) // stride
+            highs[axis] += (within - 1) // stride
         counts = {axis: count for _, count, axis in self._axes}
-        if any(last[axis] >= counts.get(axis, 1) for axis in range(len(last))):
+        if any(highs[axis] >= counts.get(axis, 1) for axis in range(len(highs))):
             return None
-        return list(zip(first, last, strict=True))
+        return list(zip(lows, highs, strict=True))
 
 
 class Tiles:
@@ -156,27 +156,27 @@ class Tiles:
         shape: the number of tiles along each axis.
     """
 
-    def __init__(self, array: RawArray, grid: Grid) -> None:
+    def __init__(self, array: RawArray, grid: TileGrid) -> None:
         self.array = array
         self.shape = grid.shape
         self._tile = grid.tile
 
-    def __getitem__(self, where: int | tuple[int, ...]) -> RawArray:
+    def __getitem__(self, index: int | tuple[int, ...]) -> RawArray:
         """Return the tile at a grid position; negative positions count from the end."""
-        places = where if isinstance(where, tuple) else (where,)
-        if len(places) != len(self.shape):
-            raise EngineError(f"a tile of this array has {len(self.shape)} indices, got {places!r}")
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) != len(self.shape):
+            raise EngineError(f"a tile of this array has {len(self.shape)} indices, got {indices!r}")
         slices = []
-        for place, count, tile in zip(places, self.shape, self._tile, strict=True):
-            if not -count <= place < count:
-                raise IndexError(f"there are {self.shape} tiles, so none at {places}")
-            start = place % count * tile
+        for position, count, tile in zip(indices, self.shape, self._tile, strict=True):
+            if not -count <= position < count:
+                raise IndexError(f"there are {self.shape} tiles, so none at {indices}")
+            start = position % count * tile
             slices.append(slice(start, start + tile))
         return self.array[tuple(slices)]
 
     def __iter__(self) -> Iterator[RawArray]:
         """Iterate over all tiles, the last axis fastest."""
-        return (self[where] for where in itertools.product(*map(range, self.shape)))
+        return (self[index] for index in itertools.product(*map(range, self.shape)))
 
     def __len__(self) -> int:
         return math.prod(self.shape)

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.engine.sites import Site, push_site, site_place
+from weftplan.engine.sites import Site, push_site, site_line
 from weftplan.engine.var import Var
 from weftplan.errors import UndeclaredAccessWarning
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import StateArray
 from weftplan.tasks.written_arguments import in_library
 
-_KNOWN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
+_TYPES_WITHOUT_CODE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
 """Classes of functions whose writes are known from a table, or that only pass their arguments on."""
 _NO_ARRAYS = (Task, Var, StateArray)
 _MAX_CACHED = 4096
@@ -45,7 +45,7 @@ class Candidate:
     def __call__(self, name: str, value: object) -> None:
         """Warn if the call has returned None as ``value``; otherwise exclude its function from now on."""
         if value is None:
-            file, line = site_place(self.site)
+            file, line = site_line(self.site)
             warnings.warn_explicit(
                 f"task {name!r} returned None and declares no write; if it changes an array, tasks that use the array "
                 f"are not ordered with it. Declare what it writes, as in submit(fn, a, writes=[a]) or "
@@ -76,7 +76,7 @@ def candidate(fn: Any, arrays: Sequence[object]) -> Candidate | None:
             fn = fn.func
         fn = getattr(fn, "__func__", fn)
         code = getattr(fn, "__code__", None)
-        if isinstance(fn, _KNOWN) or id(code) in _returning or in_library[getattr(fn, "__module__", None)]:
+        if isinstance(fn, _TYPES_WITHOUT_CODE) or id(code) in _returning or in_library[getattr(fn, "__module__", None)]:
             return None
     if type(next(iter(arrays), None)) is not np.ndarray and all(isinstance(array, _NO_ARRAYS) for array in arrays):
         return None

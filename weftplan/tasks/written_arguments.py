@@ -24,7 +24,7 @@ LIBRARIES = frozenset({"numpy", "scipy", "cupy", "cupyx"})
 _OUTPUTS = ("out", "output")
 _FLAG = "overwrite_"
 """Beginning of the flags by which a function may destroy an argument; the rest is its name, or ``input``."""
-_IN_PLACE_OPERATORS = (
+_INPLACE_OPERATORS = (
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
     *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
 )
@@ -35,7 +35,7 @@ _METHODS = frozenset(
         *("harden_mask", "soften_mask", "shrink_mask", "unshare_mask", "set_fill_value", "fill_value"),
         *("append", "clear", "extend", "insert", "pop", "remove", "reverse"),  # of bytearray and array.array
         *("frombytes", "fromfile", "fromlist", "fromunicode", "move", "write", "write_byte"),  # and of mmap
-        *(f"__{name}__" for name in _IN_PLACE_OPERATORS),
+        *(f"__{name}__" for name in _INPLACE_OPERATORS),
     }
 )
 """Methods that write the memory of their object, if it is one with memory."""
@@ -50,7 +50,7 @@ _FUNCTIONS = {
     "numpy": {"copyto": 0, "fill_diagonal": 0, "place": 0, "put": 0, "put_along_axis": 0, "putmask": 0},
     "numpy.ma.core": {"harden_mask": 0, "put": 0, "putmask": 0, "set_fill_value": 0, "soften_mask": 0},
     "numpy.lib.recfunctions": {"assign_fields_by_name": 0},
-    "_operator": {"delitem": 0, "setitem": 0, **dict.fromkeys(_IN_PLACE_OPERATORS, 0)},
+    "_operator": {"delitem": 0, "setitem": 0, **dict.fromkeys(_INPLACE_OPERATORS, 0)},
     "_struct": {"pack_into": 1},
     "posix": {"preadv": 1, "readinto": 1, "readv": 1},
 }
@@ -67,7 +67,7 @@ class WriteRule(NamedTuple):
     always: tuple[tuple[int, str], ...] = ()
     flags: tuple[tuple[int, str, bool, int, str], ...] = ()
     """Position and name of a flag, the truth by which it has effect, position and name of what is written then."""
-    has_own_memory: bool = False
+    writes_self: bool = False
     """Whether it also writes the memory of its object, as far as the object is an array or another one over memory."""
     quiet: int = -1
     """A call with at most this number of arguments, all by position, writes nothing."""
@@ -98,9 +98,9 @@ class _Libraries(dict[str | None, bool]):
     """Whether a module belongs to one of :data:`LIBRARIES`, by its name."""
 
     def __missing__(self, module: str | None) -> bool:
-        known = isinstance(module, str) and module.partition(".")[0] in LIBRARIES
-        self[module] = known
-        return known
+        is_library = isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+        self[module] = is_library
+        return is_library
 
 
 in_library = _Libraries()
@@ -171,10 +171,10 @@ def _make_rule(
             target = parameters.get("a", parameters.get("x", 0))
             flags.append((position, flag, False, target, names.get(target, "")))
     # Libraries of tensors end the name of a method in place with an underscore.
-    in_place = method and (name in _METHODS or (name.endswith("_") and not name.startswith("_")))
+    writes_self = method and (name in _METHODS or (name.endswith("_") and not name.startswith("_")))
     reached = [position for position, _ in always] + [position for position, *_ in flags]
-    quiet = -1 if in_place else min((position for position in reached if position >= 0), default=sys.maxsize)
-    return WriteRule(tuple(always), tuple(flags), in_place, quiet)
+    quiet = -1 if writes_self else min((position for position in reached if position >= 0), default=sys.maxsize)
+    return WriteRule(tuple(always), tuple(flags), writes_self, quiet)
 
 
 def _parameters(fn: Any, method: bool) -> dict[str, int]:

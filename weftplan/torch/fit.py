@@ -14,10 +14,11 @@ import torch
 
 from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.optimizers import check_update, update_of
-from weftplan.torch.private import is_compiled, storage_key
+from weftplan.torch.optimizers import check_optimizer, check_update, update_of
+from weftplan.torch.private import is_compiled, kept_storages, storage_key
 from weftplan.torch.private_compile import (
     BackendCompilerFailed,
     RecompileLimit,
@@ -29,7 +30,7 @@ from weftplan.torch.private_compile import (
     skipped_frames,
     tracing_options,
 )
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import reached_tensors
 from weftplan.torch.split import saved_results, split
 from weftplan.torch.step_program import Joint
@@ -87,6 +88,7 @@ class Partition:
                 bytes_of(size)  # refuses text that is no size
         if self.shapes < 1:
             raise PlanError(f"shapes must be at least 1, got {self.shapes}")
+        check_optimizer(self.optimizer)
         self.update()
 
     def update(self) -> tuple[int, int]:
@@ -161,15 +163,16 @@ class Partition:
                 module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
             )
             return graphs
-        joint = Joint(
-            module.graph,
-            info.is_required_fw,
-            num_outputs=num_fwd_outputs,
-            probes=Probes(run=self.workspaces == "measure"),
-            measured=self.seconds == "measure",
-            repeats_random=self.inner == "eager",
-        )
-        choices = Choices(joint)
+        with measuring() as progress:
+            joint = Joint(
+                module.graph,
+                info.is_required_fw,
+                num_outputs=num_fwd_outputs,
+                probes=Probes(run=self.workspaces == "measure", progress=progress),
+                measured=self.seconds == "measure",
+                repeats_random=self.inner == "eager",
+            )
+            choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
         repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
@@ -185,8 +188,9 @@ class Partition:
         """Plan a graph without a backward part; raise BudgetError if it needs more than the budget."""
         graph = module.graph
         count = len(next(node for node in graph.nodes if node.op == "output").args[0])
-        joint = Joint(graph, lambda _: True, num_outputs=count, probes=Probes(run=self.workspaces == "measure"))
-        choices = Choices(joint)
+        with measuring() as progress:
+            probes = Probes(run=self.workspaces == "measure", progress=progress)
+            choices = Choices(Joint(graph, lambda _: True, num_outputs=count, probes=probes))
         _, plan = self._choose(choices, _title(graph))
         plan.notes.append("without a backward part: nothing can be repeated")
         self._record(choices, plan)
@@ -245,6 +249,9 @@ class Partition:
         return sum(size * count for sizes in (sizes, unread) for size, count in sizes.items())
 
 
+Partition.__init__ = known_keywords()(Partition.__init__)  # type: ignore[method-assign]  # written by dataclass
+
+
 class Planned(Exception):
     """Raised with the option ``only_plan`` after planning, to stop the compilation."""
 
@@ -286,7 +293,7 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any], partition: Partition, *, fullgraph: bool) -> None:
         super().__init__()
-        facts = {"function": function, "_partition": partition, "_fullgraph": fullgraph}
+        facts = {"function": function, "_partition": partition, "_fullgraph": fullgraph, "_uncovered": ""}
         facts["_compiled"] = torch.compile(
             function, backend=backend(None, partition=partition), dynamic=False, fullgraph=fullgraph
         )
@@ -326,13 +333,15 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
         """Call the function within the budget; a call with new shapes is planned and compiled first.
 
         Raises:
-            PlanError: the function cannot be traced, a part of it runs outside every plan, or the call has more sets of
-                shapes than the option ``shapes``.
+            PlanError: the function cannot be traced, a part of it runs outside every plan, the first call keeps more
+                for its backward pass than its plans, or the call has more sets of shapes than the option ``shapes``.
             BudgetError: no plan fits.
         """
         part = self._partition
+        if self._uncovered:
+            raise PlanError(self._uncovered)
         part.update()
-        runs, skipped = part.runs, skipped_frames()
+        runs, skipped, planned = part.runs, skipped_frames(), len(part.plans)
         part.reached = lambda: _storages(reached_tensors(self.function, (args, kwargs)))
         try:
             with plain_errors(part.shapes), tracing_options(part.shapes):
@@ -345,6 +354,16 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
                 f"a part of the step ran outside every plan, so no budget held: PyTorch skips a function with a "
                 f"break inside a loop or a branch ({reasons}). Move reads of values and other breaks out of the loop"
             )
+        if len(part.plans) - planned == part.runs - runs:  # the first call of these plans
+            kept = sum(kept_storages(out, reached_tensors(self.function, (args, kwargs))).values())
+            saved = sum(plan.saved for plan in part.plans[planned:])
+            if kept > saved:
+                self.__dict__["_uncovered"] = (
+                    f"the step keeps {kept:,} bytes for its backward pass, its plans {saved:,}: a part of it runs "
+                    f"outside every plan, so no budget holds. Move functions with torch.compiler.disable, and hooks "
+                    f"that keep tensors, out of the step"
+                )
+                raise PlanError(self._uncovered)
         return out
 
 
@@ -378,6 +397,11 @@ def plain_errors(shapes: int = SHAPES) -> Iterator[None]:
             f"to a few lengths, or pass shapes= with a larger number"
         ) from error
     except TracingFailed as error:
+        if "Tensor.backward()" in str(error):
+            raise PlanError(
+                "the function calls backward(), which belongs after the call: return the loss, and write "
+                "step(...).backward(); a whole step is for estimate and fits"
+            ) from error
         raise PlanError(
             f"the step cannot be traced as one graph: {error}\nFollow the hint above. If control flow depends on data, "
             f"move it out of the step, or pass breaks='sum' to plan every graph by itself"

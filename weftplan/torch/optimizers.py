@@ -35,6 +35,13 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     return sum(trace.nbytes[r] for r in states), trace.peak - trace.before
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise PlanError if ``optimizer`` is neither None nor an optimizer, such as its class."""
+    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
+        name = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise PlanError(f"optimizer= takes an optimizer such as torch.optim.AdamW(model.parameters()), got {name}")
+
+
 def check_update(
     optimizer: torch.optim.Optimizer | None, scratch: int, *, budget: int | None, resident: Resident, gradients: int
 ) -> None:

@@ -6,26 +6,28 @@ mixed precision, accumulation, clipping, hooks and checkpointing, and the caller
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import VALUES, FakeTensorMode
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import Copies
 from weftplan.torch.trace import Kernels, Recorder, Trace
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Functions that run other kernels on a CPU than on the fake tensors of a trace."""
+EXTREMES = ("max", "min", "median", "nanmedian")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "communication", "inputs", "activations")
 LONGEST, LATE = 8, 1000
@@ -58,20 +60,48 @@ class Estimate:
         return "\n".join(lines)
 
 
-class Names(TorchFunctionMode):  # type: ignore[misc]
-    """Records the names of recurrent functions that are called; a dispatch mode sees only their parts."""
+class _Extreme(torch.autograd.Function):  # type: ignore[misc]
+    """An extreme value of all elements, whose gradient the CPU distributes as ``evenly_distribute_backward`` does."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        """Return the value."""
+        value: torch.Tensor = function(x)
+        ctx.save_for_backward(x, value)
+        return value
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in RECURRENT:
-            self.seen.add(name)
-        return func(*args, **(kwargs or {}))
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        """Return the gradient of ``x``."""
+        x, value = ctx.saved_tensors
+        mask = x == value
+        return None, grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
 
 
+@contextmanager
+def host_functions() -> Iterator[None]:
+    """Run the CPU's gradient formulas of functions in this thread that have others for fake tensors.
+
+    A mode for functions would do, but holds the arguments of Python's functions longer than a real call does.
+    """
+    thread = threading.get_ident()
+
+    def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            whole = len(args) == 1 and not options and threading.get_ident() == thread
+            if whole and torch.is_grad_enabled() and args[0].requires_grad:
+                return _Extreme.apply(function, args[0])
+            return function(*args, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in itertools.product((torch, torch.Tensor), EXTREMES):
+            stack.enter_context(mock.patch.object(owner, name, replaced(getattr(owner, name))))
+        yield
+
+
+@known_keywords()
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)`` without running it on the caller's tensors.
 
@@ -90,9 +120,15 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-    names = Names()
-    probes = Probes(run=workspaces == "measure")
-    return report(record(step, args, kernels=probes, functions=names, warm=warm), probes, names.seen)
+    with measuring() as progress:
+        probes = Probes(run=workspaces == "measure", progress=progress)
+        return report(record(step, args, kernels=probes, functions=host_functions(), warm=warm), probes)
+
+
+def check_step(step: object) -> None:
+    """Raise PlanError if ``step`` cannot be called."""
+    if not callable(step):
+        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
 
 
 def record(
@@ -115,8 +151,7 @@ def record(
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
     """
-    if not callable(step):
-        raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
+    check_step(step)
     copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)
@@ -137,7 +172,14 @@ def record(
         with recorder:
             run(*inputs)
 
-    with _plain_errors("fails on fake tensors"), _preserved_random_states(), copies.mode, functions:
+    with (
+        _plain_errors("fails on fake tensors"),
+        _preserved_random_states(),
+        recorder.random_states(),
+        _unpacked_sequences(),
+        copies.mode,
+        functions,
+    ):
         calls, period, listed = 0, 1, -1
         while calls < warm or (warm and calls < LONGEST and not (all(stepped.values()) and listed == _listed(copies))):
             listed, before = _listed(copies), all(stepped.values())
@@ -196,6 +238,20 @@ def _preserved_random_states() -> Iterator[None]:
 
 
 @contextmanager
+def _unpacked_sequences() -> Iterator[None]:
+    """Let models of transformers take their own positions as those of single sequences, as these are in a real step.
+
+    On fake tensors they would make a mask for packed sequences, because they cannot look at the positions.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
+        yield
+        return
+    with mock.patch.object(masks, "find_packed_sequence_indices", return_value=None):
+        yield
+
+
+@contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
     """Raise errors of a step as PlanError, with the line of the step; ``what`` names the work."""
     try:
@@ -247,7 +303,7 @@ def _purposes(copies: Copies) -> Iterator[tuple[torch.Tensor, str]]:
             yield tensor, "inputs"
 
 
-def report(trace: Trace, kernels: Kernels, recurrent: set[str]) -> Estimate:
+def report(trace: Trace, kernels: Kernels) -> Estimate:
     """Return the estimate of a trace, from its attribute ``start`` on."""
     live = trace.live()
     at = trace.start + (max(range(len(live)), key=live.__getitem__) if live else 0)
@@ -261,14 +317,12 @@ def report(trace: Trace, kernels: Kernels, recurrent: set[str]) -> Estimate:
                 alive[trace.names[r]] = alive.get(trace.names[r], 0) + trace.nbytes[r]
     if live and (inside := trace.calls[at].scratch):
         parts["inside the kernel"] = inside
-    unseen = dict.fromkeys(kernels.unseen, "never measured on this machine")
-    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in sorted(recurrent)}
     return Estimate(
         peak=max(live, default=trace.before),
         before=trace.before,
         parts=parts,
         at=trace.calls[at].name if live else "nothing",
         alive=sorted(alive.items(), key=lambda item: -item[1])[:10],
-        unseen=unseen,
+        unseen=dict.fromkeys(kernels.unseen, "never measured on this machine"),
         trace=trace,
     )

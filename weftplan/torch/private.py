@@ -21,6 +21,8 @@ VALUES = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)
 """Errors that fake tensors raise in operators that need values of tensors."""
 READ = torch.ops.aten._local_scalar_dense.default
 """The operator that reads the value of a tensor."""
+LIFT = torch.ops.aten.lift_fresh.default
+"""The operator that wraps the result of ``torch.tensor``, whose allocation no mode sees, in a fake tensor."""
 OPERATORS = ("torch._ops", "torch._library", "torch._C")
 """Prefixes of the modules that define PyTorch's classes of operators."""
 TorchDispatchMode, without_modes = _python_dispatch.TorchDispatchMode, _python_dispatch._disable_current_modes
@@ -38,7 +40,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
         return False
 
 
-TESTED = ("2.13",)
+TESTED = ("2.13", "2.14")
 """Tested versions of PyTorch, as ``major.minor``."""
 
 
@@ -62,6 +64,29 @@ def storage_key(tensor: torch.Tensor) -> int:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists and dictionaries."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def kept_storages(results: Any, reached: list[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage that the graph behind ``results`` keeps, by key, without those of ``reached``.
+
+    The graph ends at the tensors ``reached``, whose own graphs are not the function's.
+    """
+    seen = {t.grad_fn for t in reached}
+    waiting = [t.grad_fn for t in tensors_in(results)]
+    kept: dict[int, int] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [source for source, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                kept |= {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(getattr(node, name))}
+    for t in (*reached, *tensors_in(results)):
+        if t.layout is torch.strided:
+            kept.pop(storage_key(t), None)
+    return kept
 
 
 def is_compiled(function: Any) -> bool:

@@ -15,12 +15,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from weftplan.support import user_cache
+from weftplan.support.progress import Progress
 from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
 from weftplan.torch.trace import Kernel
 
-OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
+OPAQUE = ("miopen", "cudnn", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that may crash on made-up values. These are not run, and their scratch is unseen."""
 MOST_BYTES = 4 << 30
 """Maximum bytes of the arguments of a call that is run."""
@@ -34,6 +35,8 @@ class Probes:
     """Whether calls without a stored measurement are run."""
     unseen: dict[str, int] = field(default_factory=dict)
     """Number of calls of each operator whose scratch is unknown."""
+    progress: Progress | None = None
+    """Counts the measured calls on the terminal."""
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
@@ -61,11 +64,18 @@ class Probes:
         if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
             try:
                 with without_modes(), torch.random.fork_rng(enabled=True):
-                    facts[what] = measure(target, *_real_arguments(args, kwargs))
+                    facts[what] = measure(target, *_real_arguments(target, args, kwargs))
+                if self.progress is not None:
+                    self.progress.step()
             except Exception:
                 return None  # the operator cannot run on made-up values; its scratch is reported as unseen
             user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
         return facts.get(what)
+
+
+def measuring() -> Progress:
+    """Return the progress line of measurements, for the option of :class:`Probes` and a ``with`` block around them."""
+    return Progress("measuring kernels of PyTorch, once on this machine", unit="kernels")
 
 
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
@@ -76,7 +86,7 @@ def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
 
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(torch.get_num_threads())
-    return user_cache.key(torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
+    return user_cache.key("kernel 2", torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
 
 
 def _is_safe(target: Any) -> bool:
@@ -88,19 +98,32 @@ def _bytes(args: Any, kwargs: Any) -> int:
     return sum(t.untyped_storage().nbytes() for t in tensors_in((args, kwargs)))
 
 
-def _real_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with real tensors in place of fake tensors: 0.5, or 0 for integers, which may be indices."""
+def _with_workspace(*args: Any) -> tuple[Any, ...]:
+    """Return the arguments of a recurrent layer's backward operator with the workspace of a forward call."""
+    reverse, mode, hidden, layers, biases, train, both, sizes, first = args[13:22]
+    options = (reverse, sizes, mode, hidden, layers, biases, both, first, train)
+    with torch.enable_grad():  # without it the layer makes no workspace
+        return *args[:22], torch.ops.aten.mkldnn_rnn_layer(*args[:7], *options)[3]
+
+
+COMPLETED = {"aten.mkldnn_rnn_layer_backward.default": _with_workspace}
+"""Operators with an argument that only another operator makes: functions that replace it in made-up arguments."""
+
+
+def _real_arguments(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with real tensors for fake ones: 0.5, 0 for integers, which may be indices, and True."""
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
             # A real tensor is a constant of the caller, which an operator may write to.
-            return value.clone() if isinstance(value, torch.Tensor) else value
+            return value.detach().clone() if isinstance(value, torch.Tensor) else value
         out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        out = out.fill_(0.5) if out.dtype.is_floating_point or out.dtype.is_complex else out.zero_()
+        out.fill_(0.5 if out.dtype.is_floating_point or out.dtype.is_complex else out.dtype is torch.bool)
         return out.conj() if value.is_conj() else out
 
     positional, keywords = tree_map(made, (args, kwargs))
-    return positional, keywords
+    complete: Callable[..., Any] = COMPLETED.get(str(target), lambda *given: given)
+    return complete(*positional), keywords
 
 
 def _kernel(target: Any, args: Any, kwargs: Any) -> Kernel:
@@ -112,7 +135,7 @@ def kernel_once(target: Any, args: Any, kwargs: Any) -> Kernel:
     """Return the measured bytes of a call on real tensors."""
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     before = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
-    with torch.no_grad():
+    with torch.set_grad_enabled("rnn_layer" in str(target)):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             start = torch.cuda.memory_allocated(device)
@@ -123,11 +146,11 @@ def kernel_once(target: Any, args: Any, kwargs: Any) -> Kernel:
             with without_stderr(), profiling as prof, record_function("call"):  # PyTorch 2.13 writes lines there
                 out = target(*args, **kwargs)
             peak = peak_of(prof, "call")
-    buffers = [t.untyped_storage() for t in tensors_in(out)]
+    buffers = [t.untyped_storage() for t in tensors_in(out) if not t._is_zerotensor()]
     # A kernel may return a small result in a larger buffer, as the CPU's losses do; the buffer lives with the result.
     nbytes = [0 if buffer.data_ptr() in before else buffer.nbytes() for buffer in buffers]
     results = {buffer.data_ptr(): n for buffer, n in zip(buffers, nbytes, strict=True)}
-    return Kernel(max(0, int(peak - sum(results.values()))), nbytes)
+    return Kernel(max(0, int(peak - sum(results.values()))), nbytes or [0] * len(tensors_in(out)))
 
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:

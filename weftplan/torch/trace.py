@@ -7,16 +7,20 @@ tracing does not show are added: the bytes inside kernels, and the engine's in-p
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from unittest import mock
 
 import torch
 
 from weftplan.errors import PlanError
 from weftplan.torch.private import (
+    LIFT,
     READ,
     VALUES,
     DispatchMode,
@@ -32,6 +36,13 @@ TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parent)
 PASSING = (OURS, *(f"{TORCH}/{name}" for name in ("_tensor.py", "overrides.py", "_ops.py", "_compile.py", "_dynamo/")))
 """Files whose functions stand between the code that reads a value and the operator that gives it."""
+
+
+SUMS = ("aten.add.Tensor",)
+WRITES = {"index_add", "index_copy", "index_fill", "index_put", "logical_and", "logical_or", "masked_fill", "put"}
+WRITES |= {"scatter", "scatter_add"}
+"""Operators that gradient formulas run in place, except on fake tensors: ``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp."""
 
 
 class Kernel(NamedTuple):
@@ -61,7 +72,8 @@ class Call:
     reads: Sequence[int]
     makes: Sequence[int]
     scratch: int = 0
-    sums_in_place: bool = False
+    in_place: bool = False
+    """Whether a real step writes the result into the first argument, if nothing reads that afterwards."""
     backward: bool = False
 
 
@@ -90,13 +102,23 @@ class Trace:
         """Return for each storage the range [first, last) of calls during which it is alive."""
         end = len(self.calls)
         spans = [(max(b, 0), end if d is None else d) for b, d in zip(self.born, self.died, strict=True)]
-        for k, call in enumerate(self.calls):
-            # If only the engine refers to the old sum, it adds in place, so both storages are one.
-            if call.sums_in_place and call.makes and self.died[call.reads[0]] == k + 1:
-                old, new = call.reads[0], call.makes[0]
-                if self.nbytes[old] == self.nbytes[new]:
-                    spans[new] = (k + 1, max(spans[new][1], k + 1))
+        for k, old, new in self.replacements():
+            spans[new] = (k + 1, max(spans[new][1], k + 1))
+            spans[old] = (spans[old][0], k + 1)
         return spans
+
+    def replacements(self) -> list[tuple[int, int, int]]:
+        """Return (call, old storage, new storage) of each call that writes its result in place in a real step."""
+        last = {r: k for k, call in enumerate(self.calls) for r in call.reads}
+        return [
+            (k, call.reads[0], call.makes[0])
+            for k, call in enumerate(self.calls)
+            if call.in_place
+            and call.makes
+            and self.nbytes[call.reads[0]] == self.nbytes[call.makes[0]]
+            # The engine adds in place only if no other object refers to the old sum; formulas keep a local variable.
+            and (last[call.reads[0]] == k if call.name not in SUMS else self.died[call.reads[0]] == k + 1)
+        ]
 
     def live(self) -> list[int]:
         """Return the bytes alive during each call from :attr:`start`, including its scratch."""
@@ -155,7 +177,7 @@ class Recorder(DispatchMode):
         self._number: dict[int, int] = {}
         self._node: tuple[tuple[str, int], int] | None = None
         """Identity of the backward node that runs, and the number of its first call."""
-        self._reads, self._last = 0, (None, ())
+        self._reads, self._last, self._measuring = 0, (None, ()), False
 
     def storage(self, tensor: torch.Tensor, born: int, *, name: str = "", purpose: str = "") -> int:
         """Return the number of a tensor's storage. If it is new, record it; a ``purpose`` is recorded in any case."""
@@ -188,8 +210,10 @@ class Recorder(DispatchMode):
         self._check_copied(func, tensors)
         trace = self.trace
         now, name = len(trace.calls), str(func)
-        reads = [self.storage(t, -1) for t in tensors]
-        kernel = self.kernels.kernel(func, args, kwargs) if self.kernels is not None else Kernel()
+        reads = [] if func is LIFT else [self.storage(t, -1) for t in tensors]
+        self._measuring = True
+        kernel = self.kernels.kernel(func, args, kwargs) if self.kernels is not None and func is not LIFT else Kernel()
+        self._measuring = False
         try:
             out = func(*args, **kwargs)
         except VALUES:
@@ -204,16 +228,36 @@ class Recorder(DispatchMode):
         storages = [self.storage(t, now, name=name) for t in made]
         for n, nbytes in zip(storages, kernel.results, strict=len(kernel.results) == len(made)):
             if n >= count:
-                trace.nbytes[n] = max(trace.nbytes[n], nbytes)
+                trace.nbytes[n] = nbytes
         call = Call(name, reads, [m for m in dict.fromkeys(storages) if m >= count], kernel.scratch)
         began = self._node_began(now)
         call.backward = began is not None
-        if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+        if began is not None and not torch.is_grad_enabled():
             # The engine adds a node's result to a sum from before the node; a sum inside the node has newer terms. A
             # view also refers to its base, so the engine does not add to it in place.
-            call.sums_in_place = trace.born[reads[0]] < began and not is_view(args[0])
+            if name in SUMS:
+                call.in_place = trace.born[reads[0]] < began and not is_view(args[0])
+            elif func.overloadpacket.__name__ in WRITES and self._node is not None:
+                # Gradients of scatter_reduce are the only ones that need both the old and the new tensor.
+                call.in_place = trace.born[reads[0]] >= began and "ScatterReduce" not in self._node[0][0]
         trace.calls.append(call)
         return out
+
+    @contextmanager
+    def random_states(self) -> Iterator[None]:
+        """Record the states of the CPU's generator that this thread saves, as checkpoints do; no mode sees them."""
+        original, thread = torch.get_rng_state, threading.get_ident()
+
+        def saved() -> torch.Tensor:
+            state = original()
+            if threading.get_ident() == thread and not self._measuring:
+                n = self.storage(state, len(self.trace.calls), name="torch.get_rng_state")
+                self.trace.on_host.add(n)
+                self.trace.calls.append(Call("torch.get_rng_state", [], [n]))
+            return state
+
+        with mock.patch.object(torch, "get_rng_state", saved):
+            yield
 
     def _node_began(self, now: int) -> int | None:
         """Return the number of the running backward node's first call, ``now`` if it is new; None outside backward."""

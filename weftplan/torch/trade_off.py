@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weftplan.device.amounts import amount
+from weftplan.device.amounts import amount, counted
 from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
@@ -58,23 +58,41 @@ class Curve:
             )
         return "\n".join(lines)
 
-    def picture(self) -> str:
-        """Return an SVG drawing of the time of a step (upwards) over the budget (to the right)."""
-        return trade_off_picture(self.name, [(point.budget, point.time, point.measured) for point in self.points])
+    def picture(self, title: str | None = None) -> str:
+        """Return an SVG drawing of the time of a step (upwards) over the budget (to the right).
+
+        ``title`` replaces the name of the step.
+        """
+        return trade_off_picture(
+            self.name if title is None else title, [(point.budget, point.time, point.measured) for point in self.points]
+        )
 
     def page(self) -> str:
-        """Return a self-contained HTML page: the picture and the table."""
-        rows = "".join(
-            f"<tr><td>{amount(p.budget)}</td><td>{p.budget:,}</td><td>{p.time:.3f}</td>"
-            f"<td>{'' if p.measured is None else f'{p.measured:.3f}'}</td><td>{p.repeated}</td></tr>"
-            for p in self.points
+        """Return a self-contained HTML page: the picture, and a table of the choices that the text shows."""
+        from weftplan.report.page import filled  # here, because the room of reports loads operators
+
+        shown, end = thinned(self.points), self.points[-1]
+        columns = ["budget", "bytes", "modelled time", "nodes run twice"]
+        rows = [[amount(p.budget), f"{p.budget:,}", f"{p.time:.3f}", f"{p.repeated:,}"] for p in shown]
+        if any(point.measured is not None for point in shown):
+            columns.append("measured time")
+            for row, point in zip(rows, shown, strict=True):
+                row.append("" if point.measured is None else f"{point.measured:.3f}")
+        story = (
+            f"Without recomputation a step needs {amount(self.points[0].budget)}. It fits {amount(end.budget)} if it "
+            f"takes {100 * (end.time - 1):.1f} % more modelled time."
         )
-        return (
-            f"<!doctype html><meta charset=utf-8><title>{html.escape(self.name)}</title>"
-            f"<style>body{{font:14px system-ui;max-width:800px;margin:2em auto}}td,th{{text-align:right;padding:2px}}"
-            f"</style>{self.picture()}<table><tr><th>budget<th>bytes<th>modelled time<th>measured<th>nodes run twice"
-            f"</tr>{rows}</table><pre>{html.escape(str(self.plan))}</pre>"
-        )
+        marks = {
+            "TITLE": html.escape(self.name),
+            "STORY": html.escape(story),
+            "PICTURE": self.picture(""),
+            "SHOWN": f"{len(shown)} of {counted(len(self.points), 'choice')} are shown.",
+            "COLUMNS": "".join(f"<th class=n>{column}</th>" for column in columns),
+            "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
+            "PLAN": html.escape(str(self.plan)),
+        }
+
+        return filled("curve_page.html", {}, marks)
 
     def save(self, path: str | Path) -> None:
         """Write the picture (``.svg``), the page (``.html``) or the table (any other name)."""

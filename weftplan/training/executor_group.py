@@ -18,7 +18,8 @@ from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.memory import Share
+from weftplan.training.memory import MemoryShare
+from weftplan.training.metrics.base import EvalMetric
 from weftplan.training.mxnet_names import GroupNames
 
 GradReq = str | Sequence[str] | Mapping[str, str]
@@ -79,7 +80,7 @@ class ExecutorGroup(GroupNames):
         grad_req: GradReq = "write",
         shared_group: ExecutorGroup | None = None,
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
-        share: Share | None = None,
+        share: MemoryShare | None = None,
         state_names: Sequence[str] = (),
         loads: Sequence[float] | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class ExecutorGroup(GroupNames):
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
         if for_training and inputs_need_grad:
             trained += [desc.name for desc in data_shapes]
-        wanted = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
+        requests = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {
@@ -124,7 +125,7 @@ class ExecutorGroup(GroupNames):
                     symbol,
                     share,
                     ctx,
-                    grad_req=wanted,
+                    grad_req=requests,
                     group2ctx=None if group2ctxs is None else group2ctxs[i],
                     type_dict=types,
                     shared_arg_names=self.param_names if shared is not None else None,
@@ -135,7 +136,7 @@ class ExecutorGroup(GroupNames):
         self.param_arrays = [[e.arg_dict[name] for e in self.executors] for name in self.param_names]
         self.grad_arrays = [
             None
-            if wanted[name] == "null"
+            if requests[name] == "null"
             else [grad for e in self.executors if (grad := e.grad_dict[name]) is not None]
             for name in self.param_names
         ]
@@ -153,7 +154,7 @@ class ExecutorGroup(GroupNames):
         work: list[tuple[DataDesc, NDArray, Placed]] = []
         labels = getattr(batch, "label", None) or []
         ahead = getattr(batch, "placed", None) or [{}] * (len(batch.data) + len(labels))
-        there = {"data": ahead[: len(batch.data)], "label": ahead[len(batch.data) :]}
+        arrays_ahead = {"data": ahead[: len(batch.data)], "label": ahead[len(batch.data) :]}
         for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, labels)):
             if what == "label" and (not arrays or not descs):
                 continue  # a network without labels, or a run that only predicts
@@ -161,7 +162,7 @@ class ExecutorGroup(GroupNames):
                 raise ShapeError(
                     f"the batch has {len(arrays)} {what} arrays, bound were {len(descs)}: {[d.name for d in descs]}"
                 )
-            for desc, value, placed in zip(descs, arrays, there[what], strict=True):
+            for desc, value, placed in zip(descs, arrays, arrays_ahead[what], strict=True):
                 array = as_ndarray(value, f"{what} {desc.name!r} of the batch", dtype=desc.dtype)
                 if tuple(array.shape) != tuple(desc.shape):
                     raise ShapeError(f"{what} {desc.name!r} was bound with shape {desc.shape}, got {array.shape}")
@@ -209,6 +210,31 @@ class ExecutorGroup(GroupNames):
     def merged_outputs(self) -> list[NDArray]:
         """Return each output of the whole batch, on the host if there are several contexts."""
         return [_merge(parts, axis) for parts, axis in zip(self.outputs(), self._output_axes, strict=True)]
+
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False, pad: int = 0
+    ) -> None:
+        """Update a metric with the outputs of each context, in order.
+
+        Args:
+            eval_metric: metric that is updated in place.
+            labels: labels of the whole batch, or with ``pre_sliced`` a list with those of each context.
+            pad: number of samples at the end of the batch that do not count.
+        """
+        names, outputs = self.label_names, self.output_names
+        axes = [desc.batch_axis for desc in self.label_shapes]
+        for k, (part, executor) in enumerate(zip(self.slices, self.executors, strict=True)):
+            samples, padded = part.stop - part.start, max(0, part.stop - (self.batch_size - pad))
+            if padded >= samples:
+                continue
+            own: Sequence[Any] = labels[k] if pre_sliced else labels
+            if not pre_sliced and len(self.slices) > 1:
+                own = [_cut(one, part, axis) for one, axis in zip(labels, [*axes, *[0] * len(labels)], strict=False)]
+            own, results = ([without_padding(one, samples, padded) for one in many] for many in (own, executor.outputs))
+            if len(names) == len(own) and len(set(outputs)) == len(outputs):
+                eval_metric.update_dict(dict(zip(names, own, strict=True)), dict(zip(outputs, results, strict=True)))
+            else:
+                eval_metric.update(own, results)
 
     def output_shapes(self) -> list[tuple[int, ...]]:
         """Return the shape of each output of the whole batch; before the first forward, too."""
@@ -259,7 +285,7 @@ class ExecutorGroup(GroupNames):
         return args, aux
 
 
-def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -> Executor:
+def _bound(symbol: Symbol, share: MemoryShare | None, ctx: Context, **settings: Any) -> Executor:
     """Bind an executor within its budget share, at least 1 byte so that the error reports the smallest budget."""
     if share is None:
         return simple_bind(symbol, ctx, **settings)
@@ -312,6 +338,17 @@ def replaced(shape: tuple[int, ...], axis: int, samples: int) -> tuple[int, ...]
     (7, 2, 3)
     """
     return (*shape[:axis], samples, *shape[axis + 1 :])
+
+
+def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
+    """Return a batch's ``array`` without the rows of its last ``pad`` samples.
+
+    An output may have several consecutive rows per sample, for instance a row per word of a sentence. If the number of
+    rows is not a multiple of the samples (a loss of the whole batch), the output is returned unchanged.
+    """
+    if not pad or not array.shape or array.shape[0] % samples:
+        return array
+    return array[: array.shape[0] // samples * (samples - pad)]
 
 
 def _cut(array: NDArray, part: slice, axis: int) -> NDArray:

@@ -6,13 +6,14 @@ set up. The functions are stateless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weftplan import config, kvstore
 from weftplan.errors import KVStoreError, ParameterError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore.keys import Key
+from weftplan.ndarray import NDArray
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 from weftplan.training.optimizers import optimizer as optimizers
@@ -54,6 +55,25 @@ def compress(store: KVStoreBase, settings: Mapping[str, object]) -> None:
     if switch is None:
         raise KVStoreError(f"compression_params: {store!r} does not compress gradients")
     switch(settings)
+
+
+def first_values(
+    store: KVStoreBase,
+    names: Sequence[str],
+    arrays: Sequence[Sequence[NDArray]],
+    trained: Sequence[bool],
+    *,
+    on_store: bool,
+) -> None:
+    """Give a store the values of the parameters: those that are trained, or all as MXNet does for a plug-in store."""
+    plug_in = store.is_plug_in()
+    for index, (name, copies) in enumerate(zip(names, arrays, strict=True)):
+        if not plug_in and trained[index]:
+            store.broadcast(name, copies[0], copies, -index)
+        elif plug_in and (on_store or type(store).init is KVStoreBase.init):
+            store.broadcast(name, copies[0].copy(), out=copies)
+        elif plug_in:
+            store.init(name, copies[0].copy())
 
 
 def choose_optimizer(

@@ -9,7 +9,6 @@ from typing import Any
 
 from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
-from weftplan.training.metrics.base import EvalMetric
 
 _OF_MODULE = {
     "_symbol": "symbol",
@@ -157,13 +156,6 @@ class GroupNames:
         """States, of the whole batch or for each context."""
         group: Any = self
         return group.merged_states() if merge_multi_context else group.state_arrays
-
-    def update_metric(self, eval_metric: EvalMetric, labels: list[Any], pre_sliced: bool = False) -> None:
-        """Update a metric with the outputs of the last forward; ``pre_sliced``: ``labels`` is a list per context."""
-        for k, (part, executor) in enumerate(zip(self.slices, self.executors, strict=True)):
-            own = labels[k] if pre_sliced else [label[part] for label in labels]
-            results = dict(zip(self.output_names, executor.outputs, strict=True))
-            eval_metric.update_dict(dict(zip(self.label_names, own, strict=False)), results)
 
     def get_output_shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the outputs of the whole batch."""

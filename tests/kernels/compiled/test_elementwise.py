@@ -1,4 +1,4 @@
-"""Formulas recorded from elementwise kernels: compiled loops have NumPy's bits, or the formula is refused."""
+"""Formulas of elementwise kernels: compiled loops have NumPy's bits, or the formula is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.together import together
 from weftplan.kernels.compiled import elementwise
 from weftplan.kernels.compiled.target import host
 from weftplan.ops.core import registry
+from weftplan.ops.core.formulas import computation
 from weftplan.ops.core.schema import OpContext
-from weftplan.ops.elementwise import formulas
 
 HOST = host()
 needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -60,9 +60,7 @@ def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
     The first range leaves the elements after it unchanged.
     """
     op, params, count = parts_of(name)
-    actual = formulas.recorded(
-        [(op.forward, params, range(count), [count])], count + 1, np.dtype(dtype), given=range(count)
-    )
+    actual = computation(op.forward, params, count, np.dtype(dtype), out=count)
     assert actual is not None
     inputs = [values(333, dtype, seed) for seed in range(count)]
     arguments, result = [a.copy() for a in inputs], [a.copy() for a in inputs]
@@ -79,21 +77,20 @@ def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_may_have_other_bits_is_not_recorded(name):
-    """Functions that differ between libraries are not recorded, nor are extrema of two arrays.
+def test_what_may_have_other_bits_is_refused(name):
+    """Functions that differ between libraries are not compiled, nor are extrema of two arrays.
 
     For extrema, the sign of zero is undefined.
     """
     op, params, count = parts_of(name)
-    calls = [(op.forward, params, range(count), [count])]
-    assert formulas.recorded(calls, count + 1, np.dtype(np.float32), given=range(count)) is None
+    assert computation(op.forward, params, count, np.dtype(np.float32), out=count) is None
 
 
-def test_only_one_float_dtype_is_recorded():
-    """Formulas of integers, float16 and booleans are not recorded, because these dtypes have other rules."""
+def test_only_one_float_dtype_is_compiled():
+    """Formulas of integers, float16 and booleans are not compiled, because these dtypes have other rules."""
     op, params, _ = parts_of("elemwise_add")
     for dtype in ("int32", "float16", "bool"):
-        assert formulas.recorded([(op.forward, params, (0, 1), [2])], 3, np.dtype(dtype), given=(0, 1)) is None
+        assert computation(op.forward, params, 2, np.dtype(dtype), out=2) is None
 
 
 def test_formulas_share_code_whatever_their_constants():
@@ -102,6 +99,6 @@ def test_formulas_share_code_whatever_their_constants():
     for rate in (0.1, 0.2):
         op = registry.get("sgd_mom_update")
         params = registry.parse_params(op, {"lr": rate, "momentum": 0.9, "wd": rate})
-        result.append(formulas.recorded([(op.forward, params, range(3), [3])], 4, np.dtype(np.float32), given=range(3)))
+        result.append(computation(op.forward, params, 3, np.dtype(np.float32), out=0))
     assert result[0].formula == result[1].formula
     assert result[0].constants != result[1].constants

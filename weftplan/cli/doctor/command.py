@@ -58,12 +58,12 @@ def environment_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(found: Findings, width: int | None, *, every: bool) -> list[str]:
+def _lines(findings: Findings, width: int | None, *, every: bool) -> list[str]:
     """Return the printed lines, at most ``width`` characters wide (None: without a limit)."""
     lines = []
-    for name, text in _summary(found, found["python"], found["cupy"], found["mpi"]):
+    for name, text in _summary(findings, findings["python"], findings["cupy"], findings["mpi"]):
         lines += paragraph(f"{name:<{_NAME}}{text}", width, indent=" " * _NAME)
-    rows = found["contexts"]
+    rows = findings["contexts"]
     columns = [
         Column("context", [row["context"] for row in rows]),
         Column("usable", ["yes" if row["usable"] else "no" for row in rows]),
@@ -73,19 +73,19 @@ def _lines(found: Findings, width: int | None, *, every: bool) -> list[str]:
     lines += ["", *table(columns, width)]
     for row in rows:
         if row["note"]:
-            told = row["note"].removeprefix(f"{row['context']}: ")
-            named = told if told.startswith(f"{row['context']} ") else f"{row['context']}: {told}"
+            note = row["note"].removeprefix(f"{row['context']}: ")
+            named = note if note.startswith(f"{row['context']} ") else f"{row['context']}: {note}"
             lines += paragraph(named, width, indent="  ")
-    rows = found["threads"]
+    rows = findings["threads"]
     columns = [
         Column("who", [row["who"] for row in rows]),
         Column("threads", ["BAD" if row["count"] is None else str(row["count"]) for row in rows], right=True),
         Column("per", [row["per"] for row in rows], leave=1),
         Column("set by", [row["set_by"] for row in rows]),
     ]
-    lines += ["", *table(columns, width), *paragraph(found["load"]["note"], width)]
-    shown = [row for row in found["variables"] if every or row["origin"] != "default" or row["error"] is not None]
-    count = len(found["variables"])
+    lines += ["", *table(columns, width), *paragraph(findings["load"]["note"], width)]
+    shown = [row for row in findings["variables"] if every or row["origin"] != "default" or row["error"] is not None]
+    count = len(findings["variables"])
     lines += ["", "variables"]
     for row in shown:
         lines.append(f"{row['name']} = {'BAD' if row['error'] is not None else row['value']} ({row['origin']})")
@@ -93,14 +93,14 @@ def _lines(found: Findings, width: int | None, *, every: bool) -> list[str]:
     if len(shown) < count:
         remainder = f"the other {count - len(shown)}" if shown else f"all {count}"
         lines += paragraph(f"{remainder} have their defaults; weftplan doctor --all shows them", width)
-    for unknown in found["unknown_variables"]:
+    for unknown in findings["unknown_variables"]:
         hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
         lines += paragraph(f"unknown variable {unknown['name']}, ignored{hint}", width, indent="  ")
-    for name, reason in found["variables_without_effect"].items():
+    for name, reason in findings["variables_without_effect"].items():
         lines += paragraph(f"{name} is set and has no effect here: {reason}", width, indent="  ")
-    for warning in found["warnings"]:
+    for warning in findings["warnings"]:
         lines += paragraph(f"warning: {warning}", width, indent="  ")
-    for problem in found["problems"]:
+    for problem in findings["problems"]:
         lines += paragraph(f"problem: {problem}", width, indent="  ")
     return lines
 
@@ -109,13 +109,13 @@ _NAME = 12
 """Width of the labels of the summary."""
 
 
-def _summary(found: Findings, python: Findings, cupy: Findings, mpi: Findings) -> Iterable[tuple[str, str]]:
+def _summary(findings: Findings, python: Findings, cupy: Findings, mpi: Findings) -> Iterable[tuple[str, str]]:
     gil = "" if python["gil"] else ", free-threaded"
-    yield "weftplan", found["weftplan"]
+    yield "weftplan", findings["weftplan"]
     yield "Python", f"{python['implementation']} {python['version']}{gil} at {python['executable']}"
-    yield "platform", f"{found['platform']}, {found['cpus']} usable CPUs"
-    yield "NumPy", found["numpy"]["version"]
-    for pool in found["numpy"]["blas"]:
+    yield "platform", f"{findings['platform']}, {findings['cpus']} usable CPUs"
+    yield "NumPy", findings["numpy"]["version"]
+    for pool in findings["numpy"]["blas"]:
         runs = f", runs as {pool['architecture']}" if pool["architecture"] else ""
         yield f"  {pool['api']}", f"{pool['library']} {pool['version'] or ''}, {pool['threads']} threads{runs}"
     if cupy["version"]:
@@ -123,38 +123,38 @@ def _summary(found: Findings, python: Findings, cupy: Findings, mpi: Findings) -
         for name, state in cupy["libraries"].items():
             yield f"  {name}", state
         for index, row in enumerate(cupy["peers"]):
-            ways: dict[str, list[str]] = {}
+            solutions: dict[str, list[str]] = {}
             for column, how in enumerate(row):
                 if how:
-                    ways.setdefault(how, []).append(f"gpu({column})")
-            told = "; ".join(f"{', '.join(others)}: {how}" for how, others in ways.items())
-            yield f"  gpu({index}) copies to", told or "no other GPU"
-        for index, told in enumerate(cupy["host_links"]):
-            yield f"  gpu({index}) and the host", told
+                    solutions.setdefault(how, []).append(f"gpu({column})")
+            text = "; ".join(f"{', '.join(names)}: {how}" for how, names in solutions.items())
+            yield f"  gpu({index}) copies to", text or "no other GPU"
+        for index, text in enumerate(cupy["host_links"]):
+            yield f"  gpu({index}) and the host", text
     else:
         yield "CuPy", cupy["note"]
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]
-    there = ", ".join(f"{name} {version}" for name, version in found["optional"].items() if version)
-    absent = ", ".join(name for name, version in found["optional"].items() if not version)
-    yield "optional", "; ".join([*[there] * bool(there), *[f"not installed: {absent}"] * bool(absent)])
-    yield "engine", str(found["engine"])
-    yield "kernels", _kernels(found["kernels"])
-    yield "plans", f"kept {_place(found['plans'], otherwise='made in each process')}"
+    versions = ", ".join(f"{name} {version}" for name, version in findings["optional"].items() if version)
+    absent = ", ".join(name for name, version in findings["optional"].items() if not version)
+    yield "optional", "; ".join([*[versions] * bool(versions), *[f"not installed: {absent}"] * bool(absent)])
+    yield "engine", str(findings["engine"])
+    yield "kernels", _kernels(findings["kernels"])
+    yield "plans", f"kept {_location(findings['plans'], otherwise='made in each process')}"
 
 
 def _kernels(kernels: Findings) -> str:
     if kernels["target"] is None:
         return f"NumPy's alone: {kernels['note']}"
-    place = _place(kernels, otherwise="compiled in each process")
+    location = _location(kernels, otherwise="compiled in each process")
     forward = ", ".join(name for name in kernels["operators"] if not name.startswith("_backward"))
-    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept {place}"
+    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept {location}"
 
 
-def _place(kept: Findings, *, otherwise: str) -> str:
+def _location(findings: Findings, *, otherwise: str) -> str:
     """Return the folder of a cache, in words."""
-    if kept["cache_note"]:
-        return f"nowhere: {kept['cache_note']}"
-    return f"in {kept['cache']}" if kept["cache"] else f"nowhere: {otherwise}"
+    if findings["cache_note"]:
+        return f"nowhere: {findings['cache_note']}"
+    return f"in {findings['cache']}" if findings["cache"] else f"nowhere: {otherwise}"
 
 
 def _gib(nbytes: int | None) -> str:

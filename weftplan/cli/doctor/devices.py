@@ -12,7 +12,7 @@ import click
 from weftplan.device.context import Context, cpu
 
 
-def _meant(text: str) -> str:
+def _suggestion(text: str) -> str:
     """Return a suggestion for a device name of other programs."""
     kind, _, number = text.strip().lower().partition(":")
     same = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "host": "cpu"}.get(kind)
@@ -34,7 +34,8 @@ def parse_devices(text: str) -> list[Context]:
         match = re.fullmatch(r"\s*(cpu|gpu|sim)[(:]?(\d+)\)?\s*", item)
         if match is None:
             raise click.BadParameter(
-                f"{item!r} is no device: {_meant(item)}expected a number of CPU contexts, or a list such as gpu0,gpu1"
+                f"{item!r} is no device: {_suggestion(item)}expected a number of CPU contexts, or a list such as "
+                f"gpu0,gpu1"
             )
         contexts.append(Context(match[1], int(match[2])))
     if len(set(contexts)) != len(contexts):

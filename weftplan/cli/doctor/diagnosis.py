@@ -72,7 +72,7 @@ def diagnose() -> Findings:
         "unknown_variables": [{"name": name, "nearest": config.nearest(name)} for name in config.strangers()],
         "variables_without_effect": config.without_effect(),
         "kernels": _kernels(),
-        "plans": _kept("plans", "WEFTPLAN_PLAN_CACHE"),
+        "plans": _cached_files("plans", "WEFTPLAN_PLAN_CACHE"),
         "warnings": blas_speed.warnings(),
         "problems": problems,
     }
@@ -86,16 +86,16 @@ def _kernels() -> Findings:
         "target": None if isinstance(machine, str) else f"{machine.name} ({machine.cpu})",
         "note": machine if isinstance(machine, str) else machine.compiler,
         "operators": [] if missing else sorted(implementations.provided()),
-        **_kept("kernels", "WEFTPLAN_KERNEL_CACHE"),
+        **_cached_files("kernels", "WEFTPLAN_KERNEL_CACHE"),
     }
 
 
-def _kept(kind: str, variable: str) -> Findings:
+def _cached_files(kind: str, variable: str) -> Findings:
     """Return the cache folder of a kind of file, and any obstacle to its use."""
-    place = user_cache.folder(kind) if _value(variable) else None
+    folder = user_cache.folder(kind) if _value(variable) else None
     return {
-        "cache": None if place is None else str(place),
-        "cache_note": "" if place is None else user_cache.obstacle(place) or "",
+        "cache": None if folder is None else str(folder),
+        "cache_note": "" if folder is None else user_cache.obstacle(folder) or "",
     }
 
 

@@ -69,8 +69,8 @@ def host_links(count: int) -> list[str]:
     """Return each GPU's measured copy speed to page-locked host memory, or the assumed speed if that fails."""
     links = []
     for index in range(count):
-        known = speed(gpu(index), Context("cpu_pinned", index))
-        links.append(known.text if known is not None else "not measured: plans assume 12.0 GB/s, 10 µs")
+        bandwidth = speed(gpu(index), Context("cpu_pinned", index))
+        links.append(bandwidth.text if bandwidth is not None else "not measured: plans assume 12.0 GB/s, 10 µs")
     return links
 
 

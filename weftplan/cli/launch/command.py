@@ -25,6 +25,7 @@ from weftplan.cli.launch.elastic import Supervisor
 from weftplan.cli.launch.job_folder import job_folder
 from weftplan.cli.launch.mpiexec import interpreted, is_python, mpiexec_command
 from weftplan.cli.launch.record import Record, trained_alone
+from weftplan.cli.options import WholeNumber
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.mpi import environment
 
@@ -34,7 +35,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Start the processes of a distributed kvstore.",
 )
-@click.option("-n", "-np", "--workers", type=click.IntRange(min=1), help="The number of processes; required.")
+@click.option("-n", "-np", "--workers", type=WholeNumber(min=1), help="The number of processes; required.")
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -42,7 +43,7 @@ from weftplan.kvstore.distributed.transport.mpi import environment
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     show_default=True,
     help="How often to start all processes again when one has died. PROGRAM is to go on from its newest checkpoint.",
@@ -89,7 +90,7 @@ def command(
     recovers = not restarts
     arguments = mpiexec_command(workers, hostfile, program, recovers=recovers)
     if hostfile is None:
-        _check_there(program[0])
+        _check_exists(program[0])
     if dry_run:
         click.echo(" ".join(arguments))
         return
@@ -125,7 +126,7 @@ def _run_elastic(workers: int, hostfile: Path | None, restarts: int, dry_run: bo
     ):
         if wrong:
             raise click.UsageError(f"--elastic: {advice}")
-    _check_there(program[0])
+    _check_exists(program[0])
     if dry_run:
         click.echo(f"{workers} times: {' '.join(interpreted(program, '-', recovers=False))}")
         return 0
@@ -176,8 +177,8 @@ def _run(arguments: Sequence[str], file: Path) -> tuple[int, int, set[int]]:
         status, hung = job_processes.wait(started, file, _tell)
         # A process that exits with a status other than 0 without ending MPI counts twice (Open MPI 5.0.11), so mpiexec
         # may exit while others run. Their output has no reader any more, and a restart would meet them.
-        left, _ = job_processes.end(started.pid)
-        return status, received[0] if received else 0, hung | left
+        processes, _ = job_processes.end(started.pid)
+        return status, received[0] if received else 0, hung | processes
 
 
 @contextlib.contextmanager
@@ -188,11 +189,11 @@ def _passing_on(pass_on: Callable[[int], None]) -> Iterator[None]:
         del frame
         pass_on(number)
 
-    before = [(number, signal.signal(number, handle)) for number in _ENDING]
+    previous = [(number, signal.signal(number, handle)) for number in _ENDING]
     try:
         yield
     finally:
-        for number, handler in before:
+        for number, handler in previous:
             signal.signal(number, handler)
 
 
@@ -201,7 +202,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
-def _check_there(name: str) -> None:
+def _check_exists(name: str) -> None:
     """Raise BadParameter for a script or program that is not on this machine: once, not in every process."""
     if name.endswith(".py"):
         if not Path(name).is_file():

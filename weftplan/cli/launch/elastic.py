@@ -39,7 +39,7 @@ class Supervisor:
 
     def __init__(self, workers: int, program: tuple[str, ...], restarts: int, tell: Callable[[str], None]) -> None:
         self._workers, self._program, self._restarts, self._tell = workers, program, restarts, tell
-        self._left = restarts
+        self._remaining = restarts
         self._records: dict[int, Path] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._signal = 0
@@ -67,21 +67,21 @@ class Supervisor:
         """Return the status of the job; None if all processes are to start again."""
         for rank in range(self._workers):
             self._start(job, folder, rank, replaces=False)
-        one_is_done = False
+        has_finished = False
         while self._processes:
             time.sleep(_LOOK_S)
             if self._signal:
                 return 128 + self._signal
             for rank, end in self._ended():
                 if not end.status:
-                    one_is_done = True
+                    has_finished = True
                     continue
                 self._tell(f"rank {rank} ended by {end.why}")
-                if not self._left:
+                if not self._remaining:
                     return end.status
-                self._left -= 1
-                count = f"restart {self._restarts - self._left} of {self._restarts}"
-                if is_consequence(end) or one_is_done or not job.joinable:
+                self._remaining -= 1
+                count = f"restart {self._restarts - self._remaining} of {self._restarts}"
+                if is_consequence(end) or has_finished or not job.joinable:
                     self._tell(f"no process can join the others now, so all start again; {count}")
                     return None
                 self._tell(f"rank {rank} starts again and joins the others; {count}")

@@ -56,18 +56,18 @@ def end(mpiexec: int, ranks: Collection[int] | None = None) -> tuple[set[int], s
     def running() -> dict[int, int]:
         return {process: rank for process, rank in find(mpiexec).items() if ranks is None or rank in ranks}
 
-    left, begun, number = running(), time.monotonic(), signal.SIGTERM
-    found = set(left.values())
-    while left and time.monotonic() - begun < 2 * _GRACE_S:
+    processes, begun, number = running(), time.monotonic(), signal.SIGTERM
+    ended_ranks = set(processes.values())
+    while processes and time.monotonic() - begun < 2 * _GRACE_S:
         if time.monotonic() - begun > _GRACE_S:
             number = signal.SIGKILL
-        for process in left:
+        for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, number)
                 os.kill(process, signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
         time.sleep(_POLL_S)
-        left = running()
-    return found, number
+        processes = running()
+    return ended_ranks, number
 
 
 def wait(job: subprocess.Popen[bytes], file: Path, tell: Callable[[str], None]) -> tuple[int, set[int]]:
@@ -100,8 +100,8 @@ def wait(job: subprocess.Popen[bytes], file: Path, tell: Callable[[str], None]) 
         if time.monotonic() - since < patience_s:  # it may find out by itself that the others have ended
             continue
         late |= running
-        found, number = end(job.pid, late)
-        if not found:  # they run on other hosts, or this system does not list processes
+        ranks, number = end(job.pid, late)
+        if not ranks:  # they run on other hosts, or this system does not list processes
             job.terminate()
             number = signal.SIGTERM
         words = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, sorted(late)))}"

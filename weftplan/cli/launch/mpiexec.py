@@ -13,7 +13,7 @@ import click
 from weftplan.cli.launch.rank import TELL_HOST
 from weftplan.kvstore.distributed.transport.mpi import environment
 
-ONE_HOST = ("btl", "self,sm")
+SINGLE_HOST = ("btl", "self,sm")
 """Transports within one host: without TCP, because with it every process would listen on all networks."""
 
 
@@ -48,7 +48,7 @@ def mpiexec_command(
         command.append("--allow-run-as-root")
     settings = [(name.removeprefix("OMPI_MCA_"), value) for name, value in environment().items()]
     if hostfile is None and "OMPI_MCA_btl" not in os.environ:
-        settings.append(ONE_HOST)
+        settings.append(SINGLE_HOST)
     for name, value in settings:
         command += ["--mca", name, value]
     if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines

@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> None:
     file, mode, *program = arguments
     end_with_parent()
     if os.environ.get(TELL_HOST) and os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0":
-        here, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("LOCAL_SIZE", "SIZE"))
-        sys.stderr.write(f"weftplan launch: {here} of {size} ranks on {socket.gethostname()}\n")
+        local_size, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("LOCAL_SIZE", "SIZE"))
+        sys.stderr.write(f"weftplan launch: {local_size} of {size} ranks on {socket.gethostname()}\n")
     if file != "-" and mode == "recovers":
         program_end.status_is_told.append(True)
     if file != "-":
@@ -90,8 +90,8 @@ def _without_this_module(show: ExceptHook) -> ExceptHook:
     """Return an excepthook that shows only the program's own frames, as if ``python`` had started it."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = {__file__, runpy.__file__, f"<frozen {runpy.__name__}>"}
-        while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        files = {__file__, runpy.__file__, f"<frozen {runpy.__name__}>"}
+        while trace is not None and trace.tb_frame.f_code.co_filename in files:
             trace = trace.tb_next
         show(kind, error.with_traceback(trace), trace)
 

@@ -89,15 +89,15 @@ class Record:
         """
         ends = [(line["rank"], End(line["status"], line["why"])) for line in self._lines if line["status"]]
         ends.sort(key=lambda end: is_consequence(end[1]))
-        told = [f"rank {rank} ended by {end.why}" for rank, end in ends]
+        reports = [f"rank {rank} ended by {end.why}" for rank, end in ends]
         # If a program fails before it has started MPI, mpiexec ends the others, which are then silent.
         ends_all = any(line["status"] and not line["shares"] for line in self._lines)
         if stopped is not None and not ends_all:
             silent = set(range(workers)) - self.ranks - set(stopped)
-            told[:0] = [
+            reports[:0] = [
                 f"rank {rank} ended in the middle of its program, by a signal or os._exit" for rank in sorted(silent)
             ]
-        return told
+        return reports
 
     def end(self, rank: int, code: int) -> End:
         """Return the end of a process, whose status or negated signal is ``code``."""

@@ -69,12 +69,12 @@ def micro_batches(
     """
     repeat = make().again
     assert repeat is not None
-    most, whole = largest(make, budget, progress, recompute=recompute)
-    if most >= batch:
-        return 1, whole if most == batch else repeat(batch=batch, budget=budget if recompute else None)
+    max_batch, plan = largest(make, budget, progress, recompute=recompute)
+    if max_batch >= batch:
+        return 1, plan if max_batch == batch else repeat(batch=batch, budget=budget if recompute else None)
     added: Any = "add" if isinstance(requests, str) else {n: "add" if r == "write" else r for n, r in requests.items()}
-    most, _ = largest(lambda **how: make(grad_req=added, **how), budget, progress, recompute=recompute)
-    pieces = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= most)
+    max_batch, _ = largest(lambda **how: make(grad_req=added, **how), budget, progress, recompute=recompute)
+    pieces = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max_batch)
     if batch // pieces < devices:
         raise click.ClickException(
             f"a batch of {batch} fits {budget:,} bytes in {pieces} micro-batches of {batch // pieces}, which "

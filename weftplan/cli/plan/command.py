@@ -18,12 +18,21 @@ from weftplan import models
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.file_errors import cause
-from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
+from weftplan.cli.options import (
+    FILE,
+    WholeNumber,
+    budget_option,
+    json_option,
+    model_argument,
+    number,
+    shape_option,
+    starting,
+)
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.card_answer import answer_for_card
 from weftplan.cli.plan.compare import Row, compare, curve
-from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
+from weftplan.cli.plan.inputs import PlannedNetwork, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
@@ -98,7 +107,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1 << 16),
+    type=WholeNumber(1, 1 << 16),
     help="How many processes on one host share a distributed kvstore; the plan is that of one of them.",
 )
 @budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
@@ -187,10 +196,10 @@ def command(
     """
     if torch_step:
         if card is not None:
-            _refuse_others(frozenset({"model", "torch_step", "card", "as_json"}), "--torch and --card")
+            _refuse_options(frozenset({"model", "torch_step", "card", "as_json"}), "--torch and --card")
             answer_for_card(model, card, None, as_json=as_json)
             return
-        _refuse_others(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
+        _refuse_options(_WITH_TORCH, "--torch: the function decides it, as it makes the step")
         laid_out, tables = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json, tables=tables)
         return
@@ -217,7 +226,7 @@ def command(
             raise
         if train:
             raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
-        _refuse_others(_BY_SIZES, f"a file that is planned by sizes alone: {error}")
+        _refuse_options(_BY_SIZES, f"a file that is planned by sizes alone: {error}")
         _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
         return
     explicit = parse_shapes(shape_texts)
@@ -297,11 +306,11 @@ def command(
     several: dict[str, list[Row]] = {}
     tables = []
     interrupted = stopped()
-    for name, wanted, rows, shown in (
+    for name, enabled, rows, shown in (
         ("compare", want_compare, partial(compare, repeat, train=train), plan_output.compared),
         ("curve", want_curve, partial(curve, repeat), plan_output.drawn),
     ):
-        if wanted and not interrupted:
+        if enabled and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
             tables.append("\n".join(shown(several[name], None)))
             if not as_json:
@@ -338,15 +347,15 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
 
     Yield a function that returns, after the block, whether the search was stopped.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+    previous = signal.getsignal(signal.SIGINT)
+    if not can_stop or previous in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     reported = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
     with stoppable():
         signal.signal(signal.SIGINT, on_signal)
@@ -363,13 +372,17 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
             click.echo("interrupted: the search ended at once, so no plan is printed", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous)
             reported = asked()
 
 
 @contextmanager
 def _advice(
-    network: Network, shapes: Mapping[str, Shape], budget: str | None, limit: int | None, outside: Callable[[], int]
+    network: PlannedNetwork,
+    shapes: Mapping[str, Shape],
+    budget: str | None,
+    limit: int | None,
+    outside: Callable[[], int],
 ) -> Iterator[None]:
     """Return advice on the command to type if a shape is missing or the budget is too small.
 
@@ -395,18 +408,18 @@ def _outside(plan: MemoryPlan) -> int:
     return plan.counted - plan.peak
 
 
-def _refuse_others(taken: frozenset[str], what: str) -> None:
-    """Raise click.UsageError if the command line has an option outside ``taken``, which cannot go with ``what``."""
+def _refuse_options(allowed: frozenset[str], what: str) -> None:
+    """Raise click.UsageError if the command line has an option outside ``allowed``, which cannot go with ``what``."""
     context = click.get_current_context()
-    given = [
+    refused = [
         option.opts[-1]
         for option in context.command.params
         if option.expose_value
-        and option.name not in taken
+        and option.name not in allowed
         and context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    if given:
-        raise click.UsageError(f"{given[0]} does not go with {what}")
+    if refused:
+        raise click.UsageError(f"{refused[0]} does not go with {what}")
 
 
 def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
@@ -431,7 +444,11 @@ def _limit(budget: str | None, contexts: list[Context]) -> int | None:
 
 
 def _described(
-    network: Network, shapes: Mapping[str, Shape], dtypes: dict[str, str], batch: int | None, contexts: list[Context]
+    network: PlannedNetwork,
+    shapes: Mapping[str, Shape],
+    dtypes: dict[str, str],
+    batch: int | None,
+    contexts: list[Context],
 ) -> str:
     """Return the network, its batch and its dtype, in words."""
     names = set(dtypes.values())
@@ -442,8 +459,8 @@ def _described(
         size = f", batch {batch_size(shapes) if batch is None else batch}"
     except PlanError:
         size = ""
-    where = "" if contexts == [Context("cpu", 0)] else f" on {', '.join(map(str, contexts))}"
-    return f"{network.name}{where}{size}, {dtype}"
+    location = "" if contexts == [Context("cpu", 0)] else f" on {', '.join(map(str, contexts))}"
+    return f"{network.name}{location}{size}, {dtype}"
 
 
 def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
@@ -478,7 +495,7 @@ def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
 
 
 def _write(
-    found: MemoryPlan,
+    plan: MemoryPlan,
     title: str,
     html_path: Path | None,
     picture: Path | None,
@@ -489,9 +506,9 @@ def _write(
 ) -> None:
     """Write the requested files; the page with ``tables``."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
-        (html_path, lambda path: write_text(path, plan_html(found, title=title, tables=tables))),
-        (picture, lambda path: found.plot(path, title=title)),
-        (save, lambda path: write_text(path, found.to_json())),
+        (html_path, lambda path: write_text(path, plan_html(plan, title=title, tables=tables))),
+        (picture, lambda path: plan.plot(path, title=title)),
+        (save, lambda path: write_text(path, plan.to_json())),
     )
     for path, write in writers:
         if path is None:

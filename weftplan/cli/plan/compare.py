@@ -46,13 +46,13 @@ def curve(make: Make) -> Iterator[Row]:
         smallest = error.smallest
     if smallest is None or "counted" not in plain:
         return
-    last = plain["counted"]
+    previous = plain["counted"]
     for k in range(1, POINTS):
         budget = plain["counted"] - (plain["counted"] - smallest) * k // (POINTS - 1)
-        if budget < last:
+        if budget < previous:
             row = _row(f"budget {budget}", make, budget=budget)
             if "counted" in row:
-                last = row["counted"]
+                previous = row["counted"]
                 yield row
 
 

@@ -24,7 +24,7 @@ PARAMETERS = (0x112).to_bytes(8, "little")
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class PlannedNetwork:
     """A network and the usual shapes of its inputs."""
 
     name: str
@@ -33,7 +33,7 @@ class Network:
     declared: Shapes = field(default_factory=dict)
     """Shapes of inputs that the file declares."""
 
-    def shapes(self, given: Shapes, batch: int | None) -> dict[str, tuple[int, ...]]:
+    def shapes(self, explicit: Shapes, batch: int | None) -> dict[str, tuple[int, ...]]:
         """Return the input shapes: a built-in network's usual shapes, overridden by ``--shape`` and the batch size.
 
         Raises:
@@ -42,17 +42,17 @@ class Network:
         usual = models.input_shapes(self.name) if self.built_in else self.declared
         if batch is None:
             if not self.built_in:
-                return {**self.declared, **given}
+                return {**self.declared, **explicit}
             # Labels and states follow the batch of the first specified shape.
-            batch = next((shape[0] for shape in given.values()), 32)
-            return {**{name: (batch, *shape[1:]) for name, shape in usual.items()}, **given}
+            batch = next((shape[0] for shape in explicit.values()), 32)
+            return {**{name: (batch, *shape[1:]) for name, shape in usual.items()}, **explicit}
         try:
-            return with_batch({**usual, **given}, batch)
+            return with_batch({**usual, **explicit}, batch)
         except PlanError as error:
             raise click.UsageError(f"{error}: give --shape NAME=DIMS") from None
 
 
-def load_network(model: str) -> Network:
+def load_network(model: str) -> PlannedNetwork:
     """Load a built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, an ONNX file, or a symbol
     of a Python program (``FILE.py:NAME`` or ``package.module:NAME``).
 
@@ -61,9 +61,9 @@ def load_network(model: str) -> Network:
         FormatError: the file is not a symbol.
     """
     if model in models.names():
-        return Network(model, _nobodys(models.get(model)), built_in=True)
+        return PlannedNetwork(model, _nobodys(models.get(model)), built_in=True)
     if is_python_name(model) and not Path(model).is_file():
-        return Network(model, load_symbol(model), built_in=False)
+        return PlannedNetwork(model, load_symbol(model), built_in=False)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
         if Path(model).is_dir():
@@ -96,16 +96,16 @@ def load_network(model: str) -> Network:
         raise FormatError(
             f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
         )
-    return Network(path.name, load_json(text, model), built_in=False)
+    return PlannedNetwork(path.name, load_json(text, model), built_in=False)
 
 
-def onnx_network(path: Path) -> tuple[Network, Params, Params]:
+def onnx_network(path: Path) -> tuple[PlannedNetwork, Params, Params]:
     """Return the network in an ONNX file with its declared shapes, and its parameters."""
     file = OnnxFile(path)
     symbol, args, aux = file.read()
     used = symbol.list_arguments()
     declared = {key: dims for key, dims in file.declared_shapes()[0].items() if key in used and dims and 0 not in dims}
-    return Network(path.name, _nobodys(symbol), built_in=False, declared=declared), args, aux
+    return PlannedNetwork(path.name, _nobodys(symbol), built_in=False, declared=declared), args, aux
 
 
 def _nobodys(symbol: Symbol) -> Symbol:
@@ -150,15 +150,15 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 def check_names(names: Iterable[str], symbol: Symbol, option: str) -> None:
     """Raise click.BadParameter if a name is not an argument of the network; suggest similar names."""
-    known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    input_names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known).rstrip() or f"it has: {', '.join(known[:8])}"
+        if name not in input_names:
+            hint = did_you_mean(name, input_names).rstrip() or f"it has: {', '.join(input_names[:8])}"
             raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint=option)
 
 
 @contextmanager
-def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None) -> Iterator[None]:
+def shape_advice(network: PlannedNetwork, shapes: Shapes, stored: Shapes | None = None) -> Iterator[None]:
     """Return advice if the shape of an input is missing or has the wrong number of axes; ``stored``: shapes of
     parameters."""
     try:

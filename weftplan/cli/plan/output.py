@@ -46,7 +46,7 @@ def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, object]:
             for item in plan.alive_at_peak(ROWS)
         ],
         "notes": list(plan.notes),
-        "passes": [one._asdict() for one in plan.passes],
+        "passes": [step._asdict() for step in plan.passes],
         **({"kernels": dict(plan.kernels)} if kernels else {}),
         "left_out": plan.left_out,
     }
@@ -64,18 +64,18 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
     def shown(nbytes: int) -> str:
         return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
 
-    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts(plan).items())
+    composition = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts(plan).items())
     missing = (
         "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in plan.external_bytes else ""
     )
-    return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
+    return f"{what}: {amount(plan.total)} in all ({composition}{missing})"
 
 
 def verdict(plan: MemoryPlan, limit: int) -> str:
     """Return one line: the plan fits, how much is left if one device has the budget, and the price."""
-    left = f": {amount(limit - plan.counted)} to spare" if len(plan.peak_by_device) == 1 else ""
+    spare = f": {amount(limit - plan.counted)} to spare" if len(plan.peak_by_device) == 1 else ""
     price = f", at {100 * plan.more_time:.1f} % more modelled time" if plan.more_time else ""
-    return f"fits the budget of {amount(limit)} ({limit:,} bytes){left}{price}"
+    return f"fits the budget of {amount(limit)} ({limit:,} bytes){spare}{price}"
 
 
 def figures(plan: MemoryPlan, width: int | None) -> list[str]:
@@ -132,31 +132,31 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     ]
     lines = ["kernels (nodes for which there are several)", *table(columns, width)]
     columns = [
-        Column("pass", [one.name for one in plan.passes]),
-        Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
-        Column("time", [milliseconds(plan.pass_seconds.get(one.name)) for one in plan.passes], right=True, leave=2),
-        Column("what switches it off", [switched_off(one) for one in plan.passes], leave=1, name_like=True),
+        Column("pass", [step.name for step in plan.passes]),
+        Column("what it changed", [step.changed or "nothing" for step in plan.passes]),
+        Column("time", [milliseconds(plan.pass_seconds.get(step.name)) for step in plan.passes], right=True, leave=2),
+        Column("what switches it off", [switched_off(step) for step in plan.passes], leave=1, name_like=True),
     ]
     lines += ["", "passes that ran, the first one first", *table(columns, width)]
-    others = plan.pass_seconds.keys() - {one.name for one in plan.passes}
-    if others:
+    untimed = plan.pass_seconds.keys() - {step.name for step in plan.passes}
+    if untimed:
         listed = ", ".join(
-            f"{name} {milliseconds(plan.pass_seconds[name])}" for name in plan.pass_seconds if name in others
+            f"{name} {milliseconds(plan.pass_seconds[name])}" for name in plan.pass_seconds if name in untimed
         )
         lines += paragraph(f"steps of every plan: {listed}", width)
     return lines
 
 
-def switched_off(one: Pass) -> str:
+def switched_off(step: Pass) -> str:
     """Return the setting that disables a pass."""
-    return f"{one.switch}=0" if one.switch.isupper() else f"no call of {one.switch}"
+    return f"{step.switch}=0" if step.switch.isupper() else f"no call of {step.switch}"
 
 
 def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     """Return a table of plans; each row comes from :func:`weftplan.cli.plan.compare.compare`."""
     planned = [row for row in rows if "total" in row]
     scale, unit = unit_of(max((row["total"] for row in planned), default=0))
-    first = next((row["total"] for row in planned), 0)
+    base = next((row["total"] for row in planned), 0)
 
     def cell(row: Mapping[str, Any], text: str) -> str:
         return text if "total" in row else ""
@@ -164,7 +164,7 @@ def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     columns = [
         Column("plan", [row["plan"] for row in rows]),
         Column(f"total, {unit}", [cell(r, f"{r.get('total', 0) / scale:.3f}") for r in rows], right=True),
-        Column("/ first", [cell(r, f"{r.get('total', 0) / max(first, 1):.3f}") for r in rows], right=True, leave=1),
+        Column("/ first", [cell(r, f"{r.get('total', 0) / max(base, 1):.3f}") for r in rows], right=True, leave=1),
         Column(f"peak, {unit}", [cell(r, f"{r.get('peak', 0) / scale:.3f}") for r in rows], right=True, leave=3),
         Column("time", [cell(r, f"+{100 * r.get('more_time', 0):.1f} %") for r in rows], right=True),
         Column("/ lower bound", [cell(r, f"{r.get('over_bound', 1):.4f}") for r in rows], right=True, leave=4),
@@ -185,8 +185,8 @@ def drawn(points: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     times = [f"+{100 * point['more_time']:.1f} %" for point in points]
     columns = [Column(f"total, {unit}", totals, right=True), Column("time", times, right=True)]
     used = sum(column.width for column in columns) + 4
-    room = max(10, min(60, (100 if width is None else width) - used))
-    most = max((point["total"] for point in points), default=1)
-    bars = ["█" * max(1, round(room * point["total"] / most)) for point in points]
+    bar_width = max(10, min(60, (100 if width is None else width) - used))
+    greatest = max((point["total"] for point in points), default=1)
+    bars = ["█" * max(1, round(bar_width * point["total"] / greatest)) for point in points]
     title = "memory against time: each row is the fastest plan found with that much memory"
     return [*paragraph(title, width), *table([*columns, Column("", bars)], width)]

@@ -41,14 +41,14 @@ def load_object(text: str) -> Any:
         click.BadParameter: no such file, module or name.
         click.ClickException: the program fails; the message has its error and line.
     """
-    place, _, name = text.rpartition(":")
-    module = _run(Path(place)) if place.endswith(".py") else _import(place)
+    module_name, _, name = text.rpartition(":")
+    module = _run(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
     try:
         return getattr(module, name)
     except AttributeError:
-        there = [key for key in vars(module) if not key.startswith("_")]
-        hint = did_you_mean(name, there) or f"it has {', '.join(_symbols(module)) or 'no symbol'}"
-        raise click.BadParameter(f"{place} has no {name!r}; {hint.rstrip()}", param_hint="MODEL") from None
+        names = [key for key in vars(module) if not key.startswith("_")]
+        hint = did_you_mean(name, names) or f"it has {', '.join(_symbols(module)) or 'no symbol'}"
+        raise click.BadParameter(f"{module_name} has no {name!r}; {hint.rstrip()}", param_hint="MODEL") from None
 
 
 T = TypeVar("T")
@@ -75,13 +75,13 @@ def load_symbol(text: str) -> Symbol:
     value = load_object(text)
     if callable(value) and not isinstance(value, Symbol):
         value = call(value, text)
-    made = value
+    result = value
     if isinstance(value, tuple) and value:
         value = value[0]
     symbol = value if isinstance(value, Symbol) else getattr(value, "symbol", None)
     if not isinstance(symbol, Symbol):
-        hint = f"; add --torch if {text} makes a step of PyTorch" if made is not value and callable(value) else ""
-        kind = type(made).__name__
+        hint = f"; add --torch if {text} makes a step of PyTorch" if result is not value and callable(value) else ""
+        kind = type(result).__name__
         raise click.BadParameter(
             f"{text} must be a symbol or a function without arguments that returns one, got {kind}{hint}",
             param_hint="MODEL",
@@ -130,8 +130,8 @@ def _reported(text: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<frozen"))]
-        line = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
+        frames_outside = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<frozen"))]
+        line = f", {frames_outside[-1].filename}:{frames_outside[-1].lineno}" if frames_outside else ""
         reason = f"the program ends with status {error.code}" if isinstance(error, SystemExit) else f"{error}"
         hint = "; install it: pip install 'weftplan[torch]'" if _misses_torch(error) else ""
         raise click.ClickException(f"{text}: {type(error).__name__}: {reason}{line}{hint}") from error

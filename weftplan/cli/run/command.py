@@ -63,8 +63,8 @@ def command(
     loaded = load_model(model, only_parameters(model) if params is None else params)
     if loaded.args is None:
         beside = ", ".join(path.name for path in epochs(Path(model)))
-        there = f"; next to the model there are {beside}" if beside else ""
-        raise click.UsageError(f"give the parameters after the model: a file, or the number of an epoch{there}")
+        hint = f"; next to the model there are {beside}" if beside else ""
+        raise click.UsageError(f"give the parameters after the model: a file, or the number of an epoch{hint}")
     names = class_names(model, labels)
     errors: list[str] = []
     pixels = Pixels(mean, std, resize)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from weftplan.cli.model_files import Model
+from weftplan.cli.model_files import ModelFiles
 from weftplan.cli.run.inputs import Pixels, image
 from weftplan.cli.run.prediction import bind, outputs_of
 from weftplan.data.images.folder import image_files
@@ -24,7 +24,7 @@ from weftplan.symbol import topological_order
 
 
 def predict_folder(
-    model: Model, folder: Path, batch: int, pixels: Pixels
+    model: ModelFiles, folder: Path, batch: int, pixels: Pixels
 ) -> tuple[list[str], dict[str, RawArray], list[str]]:
     """Return the names of the images, the outputs by name with a row for each image, and errors of broken images.
 
@@ -56,7 +56,7 @@ def predict_folder(
     return names, results, errors
 
 
-def image_size(model: Model, name: str) -> tuple[int, int]:
+def image_size(model: ModelFiles, name: str) -> tuple[int, int]:
     """Return (height, width) of the images that a network usually takes, and print it.
 
     Raises:
@@ -71,7 +71,7 @@ def image_size(model: Model, name: str) -> tuple[int, int]:
     return usual[2], usual[3]
 
 
-def _data_name(model: Model) -> str:
+def _data_name(model: ModelFiles) -> str:
     assert model.args is not None
     nodes = topological_order(model.symbol.entries)
     names = [name for name in input_names(model.symbol, model.args) if not is_label(nodes, name)]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from weftplan.cli.model_files import Model
+from weftplan.cli.model_files import ModelFiles
 from weftplan.data.image_files import decode, image_suffixes, pillow
 from weftplan.errors import FormatError, did_you_mean
 from weftplan.report.input_forms import form_of, is_label
@@ -36,22 +36,22 @@ class Pixels:
     size: tuple[int, int] | None = None
     channels: int = 3
 
-    def for_input(self, model: Model, name: str) -> Pixels:
+    def for_input(self, model: ModelFiles, name: str) -> Pixels:
         """Return these settings with the channels that an input of a network has.
 
         Raises:
             click.UsageError: there are numbers for other channels.
         """
         form = form_of(topological_order(model.symbol.entries), name, model.stored_shapes)
-        known = form.shape[form.axes.index("C")] if form.shape is not None and "C" in form.axes else 0
-        channels = 1 if known == 1 else 3
+        known_channels = form.shape[form.axes.index("C")] if form.shape is not None and "C" in form.axes else 0
+        channels = 1 if known_channels == 1 else 3
         for option, numbers in (("--mean", self.mean), ("--std", self.std)):
             if numbers is not None and len(numbers) not in (1, channels):
                 raise click.UsageError(f"{option} has {len(numbers)} numbers, images of {model.name} have 1 channel")
         return replace(self, channels=channels)
 
 
-def feeds(model: Model, texts: tuple[str, ...], pixels: Pixels) -> Arrays:
+def feeds(model: ModelFiles, texts: tuple[str, ...], pixels: Pixels) -> Arrays:
     """Return the inputs by name."""
     assert model.args is not None
     names = input_names(model.symbol, model.args)
@@ -143,7 +143,7 @@ def _is_row(line: str) -> bool:
     return True
 
 
-def doubts(model: Model, fed: Arrays) -> list[str]:
+def doubts(model: ModelFiles, fed: Arrays) -> list[str]:
     """Return warnings about input values that the network accepts although they are probably mistakes."""
     nodes = topological_order(model.symbol.entries)
     warnings = []

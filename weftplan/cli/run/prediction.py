@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan import ndarray as nd
-from weftplan.cli.model_files import Model
+from weftplan.cli.model_files import ModelFiles
 from weftplan.convert import without_computed_labels
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, DTypeError, ShapeError, listed
@@ -20,19 +20,19 @@ from weftplan.support.tensor_types import Shape
 from weftplan.symbol import Symbol, topological_order
 
 
-def predict(model: Model, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
+def predict(model: ModelFiles, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
     """Return the outputs by name of one run outside training; labels are optional. Raises as :func:`bind`."""
     return outputs_of(model, bind(model, fed), fed)
 
 
-def outputs_of(model: Model, executor: Executor, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
+def outputs_of(model: ModelFiles, executor: Executor, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
     """Return the outputs by name of a bound executor on inputs of the shapes that it is bound for."""
     arrays = {name: nd.array(value, dtype=value.dtype) for name, value in fed.items()}
     outputs = executor.forward(is_train=False, **arrays)
     return {name: value.asnumpy() for name, value in zip(model.symbol.list_outputs(), outputs, strict=True)}
 
 
-def bind(model: Model, fed: Mapping[str, RawArray]) -> Executor:
+def bind(model: ModelFiles, fed: Mapping[str, RawArray]) -> Executor:
     """Bind a model with its parameters for inference on inputs of these shapes; labels are optional.
 
     Raises:
@@ -83,16 +83,16 @@ def _dtypes(symbol: Symbol, stored: Mapping[str, NDArray], fed: Mapping[str, Raw
     Other inputs, such as pixels in bytes, are omitted: the executor casts them to the inferred dtype.
     """
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    own = {name: value.dtype for name, value in stored.items() if name in names}
-    both = own | {name: value.dtype for name, value in fed.items() if name in names}
+    stored_dtypes = {name: value.dtype for name, value in stored.items() if name in names}
+    dtypes = stored_dtypes | {name: value.dtype for name, value in fed.items() if name in names}
     try:
-        symbol.infer_type_partial(**both)
+        symbol.infer_type_partial(**dtypes)
     except DTypeError:
-        return own
-    return both
+        return stored_dtypes
+    return dtypes
 
 
-def check_complete(model: Model, inputs: Sequence[str]) -> None:
+def check_complete(model: ModelFiles, inputs: Sequence[str]) -> None:
     """Raise BindError if parameters are missing; list all."""
     assert model.args is not None
     assert model.aux is not None
@@ -104,10 +104,10 @@ def check_complete(model: Model, inputs: Sequence[str]) -> None:
         raise BindError(f"{model.name}: the parameters lack {listed(missing)}; {have} of the others' names match")
 
 
-def _expected(model: Model, given: Mapping[str, Shape]) -> str:
+def _expected(model: ModelFiles, shapes: Mapping[str, Shape]) -> str:
     """Return the shape of the first input that the stored parameters imply, if the input's shape differs."""
     nodes = topological_order(model.symbol.entries)
-    for name, shape in given.items():
+    for name, shape in shapes.items():
         form = form_of(nodes, name, model.stored_shapes)
         usual = usual_shape(nodes, name, form, model.stored_shapes)
         if form.axes and shape != usual and (usual or len(shape) != len(form.axes)):

@@ -18,20 +18,20 @@ from weftplan.errors import FormatError, listed
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import replacing, write_text
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 """Number of samples that a terminal shows; a pipe and a file get all of them."""
 
 
 def show(name: str, value: RawArray, top: int, labels: Sequence[str] | None, samples: Sequence[str]) -> None:
     """Print an output: its largest values if it has one row of classes for each sample, else shape and range."""
-    said = f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}"
-    click.echo("\n".join(paragraph(said, output_width(), indent="  ")))
+    summary = f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}"
+    click.echo("\n".join(paragraph(summary, output_width(), indent="  ")))
     if not _has_classes(value):
         return
-    shown = samples if not sys.stdout.isatty() else samples[:MOST_SHOWN]
-    for sample, _, place, word, number in _largest(value, top, labels, shown):
+    shown = samples if not sys.stdout.isatty() else samples[:MAX_SHOWN]
+    for sample, _, index, word, number in _largest(value, top, labels, shown):
         text = f"{number:10.6f}" if number == 0 or 1e-4 <= abs(number) < 1e6 else f"{number:10.4g}"
-        click.echo(f"  {sample}: {text}  {place:5} {word}".rstrip())
+        click.echo(f"  {sample}: {text}  {index:5} {word}".rstrip())
     if len(shown) < len(value):
         click.echo(f"  and {len(value) - len(shown):,} more samples: -o FILE.csv writes all of them")
 
@@ -52,10 +52,10 @@ def write(
             file.write(held.getvalue())
         return
     rows = [
-        {"sample": sample, "output": name, "rank": rank, "class": int(place), "label": word, "value": float(number)}
+        {"sample": sample, "output": name, "rank": rank, "class": int(index), "label": word, "value": float(number)}
         for name, value in results.items()
         if _has_classes(value)
-        for sample, rank, place, word, number in _largest(value, top, labels, samples)
+        for sample, rank, index, word, number in _largest(value, top, labels, samples)
     ]
     if not rows:
         raise FormatError(
@@ -81,5 +81,5 @@ def _largest(
 ) -> Iterator[tuple[str, int, int, str, float]]:
     """Yield (sample, rank, class, its label, value) of the largest values of each row."""
     for name, row in zip(samples, value, strict=False):
-        for rank, place in enumerate(np.argsort(-row, kind="stable")[:top], 1):
-            yield name, rank, place, labels[place] if labels is not None and place < len(labels) else "", row[place]
+        for rank, index in enumerate(np.argsort(-row, kind="stable")[:top], 1):
+            yield name, rank, index, labels[index] if labels is not None and index < len(labels) else "", row[index]

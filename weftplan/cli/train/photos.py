@@ -11,7 +11,7 @@ import numpy as np
 
 from weftplan import models
 from weftplan.cli.model_files import load_model
-from weftplan.cli.train.tasks import Task
+from weftplan.cli.train.tasks import TrainingTask
 from weftplan.convert import with_classes
 from weftplan.data.data_iter import DataIter
 from weftplan.data.image_files import decode
@@ -36,7 +36,7 @@ HELD_OUT = 0.2
 """Share of each class that is not trained on, if the folder has no sub-folders for training and validation."""
 BATCH = 32
 """Default batch size, if there are as many images."""
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Number of unreadable images that a message names."""
 MARGIN = 256 / 224
 """Shorter side of an image before it is cropped, as a multiple of the side that the network takes."""
@@ -57,7 +57,7 @@ def photos(
     resize: tuple[int, int] | None,
     freeze: bool,
     settings: dict[str, Any],
-) -> Task:
+) -> TrainingTask:
     """Return the task of a network on a folder of images.
 
     Args:
@@ -82,14 +82,14 @@ def photos(
         **_normalization(mean, std),
     }
     if testing is None:
-        kept, held_out = _split(scanned, seed)
+        training_files, held_out = _split(scanned, seed)
     else:
-        kept, held_out = scanned.files, None
-    batch_size = batch_size or min(BATCH, len(kept))
-    if len(kept) < batch_size:
-        raise FormatError(f"{training}: {len(kept)} images are fewer than a batch of {batch_size}")
+        training_files, held_out = scanned.files, None
+    batch_size = batch_size or min(BATCH, len(training_files))
+    if len(training_files) < batch_size:
+        raise FormatError(f"{training}: {len(training_files)} images are fewer than a batch of {batch_size}")
     train: DataIter = ImageFolder(
-        training, shape, batch_size, shuffle=True, files=kept, rand_crop=True, rand_mirror=True, **pixels
+        training, shape, batch_size, shuffle=True, files=training_files, rand_crop=True, rand_mirror=True, **pixels
     )
     if workers > 1:
         train = PartOfBatchIter(train, rank=rank, num_workers=workers)
@@ -102,18 +102,18 @@ def photos(
         raise click.UsageError("--freeze leaves nothing to train: the network's last layer fits the classes already")
     new = sorted(trained - args.keys())
     how = f"{name}, all layers new" if start is None else f"{name}, new: {', '.join(new) or 'none'}"
-    return Task(
+    return TrainingTask(
         module=Module(symbol, label_names=(_label(symbol),), fixed_param_names=fixed, **settings),
         train=train,
         test=test,
-        batches=-(-len(kept) // batch_size),
+        batches=-(-len(training_files) // batch_size),
         metric=["acc", "ce"],
         epochs=10,
         optimizer="sgd",
         optimizer_params={
             "learning_rate": (0.05 if start is None else 0.01) if lr is None else lr, "momentum": 0.9, "wd": 1e-4,
         },
-        described=f"{len(kept):,} training and {len(test.files):,} test images of {len(classes)} classes, "
+        described=f"{len(training_files):,} training and {len(test.files):,} test images of {len(classes)} classes, "
         f"{shape[1]}x{shape[2]} pixels; {how}",
         unit="images",
         prefix=f"photos-{network if start is None else Path(name).name.removesuffix('-symbol.json')}",
@@ -161,14 +161,14 @@ def _network(
 
 def _check_size(symbol: Symbol, args: Params, shape: Size, usual: Size, name: str) -> None:
     """Raise MXNetError if the checkpoint does not fit images of this size."""
-    said = f"{name}: --resize {shape[1]}x{shape[2]} does not fit; the checkpoint takes {usual[2]}x{usual[3]} pixels"
+    message = f"{name}: --resize {shape[1]}x{shape[2]} does not fit; the checkpoint takes {usual[2]}x{usual[3]} pixels"
     try:
         inferred = symbol.infer_shape_partial(data=(1, *shape))[0]
     except ShapeError as error:
-        raise MXNetError(f"{said}: {error}") from None
+        raise MXNetError(f"{message}: {error}") from None
     for key, needed in zip(symbol.list_arguments(), inferred, strict=True):
         if key in args and is_known(needed) and needed != args[key].shape:
-            raise MXNetError(f"{said}: {key} has shape {args[key].shape} and would need {needed}")
+            raise MXNetError(f"{message}: {key} has shape {args[key].shape} and would need {needed}")
 
 
 def explain_images(folder: Path) -> str:
@@ -188,7 +188,7 @@ def explain_images(folder: Path) -> str:
             progress.step()
     if not errors:
         return ""
-    shown = [*errors[:MOST_NAMED], *([f"and {len(errors) - MOST_NAMED:,} more"] if len(errors) > MOST_NAMED else [])]
+    shown = [*errors[:MAX_NAMED], *([f"and {len(errors) - MAX_NAMED:,} more"] if len(errors) > MAX_NAMED else [])]
     return f"{counted(len(errors), 'image')} cannot be read; remove or replace before training: {'; '.join(shown)}"
 
 
@@ -219,5 +219,5 @@ def _split(images: ImageFolder, seed: int) -> tuple[list[str], list[str]]:
         if len(rows) < 2:
             raise FormatError(f"{images.path}: the class {images.classes[label]!r} needs two images or more")
         held_out.update(rows[: max(1, round(len(rows) * HELD_OUT))].tolist())
-    kept = [file for k, file in enumerate(images.files) if k not in held_out]
-    return kept, [images.files[k] for k in sorted(held_out)]
+    training_files = [file for k, file in enumerate(images.files) if k not in held_out]
+    return training_files, [images.files[k] for k in sorted(held_out)]

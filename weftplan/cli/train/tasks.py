@@ -34,7 +34,7 @@ HIDDEN = 128
 
 
 @dataclass
-class Task:
+class TrainingTask:
     """A training task."""
 
     module: BaseModule
@@ -70,7 +70,7 @@ class Task:
 
 def digits(
     network: str, batch_size: int, *, seed: int, rank: int, workers: int, lr: float | None, settings: dict[str, Any]
-) -> Task:
+) -> TrainingTask:
     """Return the task of a network on the handwritten digits; several processes share each batch."""
     split = load_digits(seed=seed)
     train: DataIter = NDArrayIter(
@@ -79,7 +79,7 @@ def digits(
     if workers > 1:
         train = PartOfBatchIter(train, rank=rank, num_workers=workers)
     test = NDArrayIter(split.test_images, split.test_labels, min(batch_size // workers, len(split.test_labels)))
-    return Task(
+    return TrainingTask(
         module=Module(models.digits(network), **settings),
         train=train,
         test=test,
@@ -101,7 +101,7 @@ def characters(
     workers: int,
     lr: float | None,
     settings: dict[str, Any],
-) -> Task:
+) -> TrainingTask:
     """Return the task of an LSTM that predicts the next character of a line of Python's help, in length buckets.
 
     Raises:
@@ -118,7 +118,7 @@ def characters(
     def generate(length: int) -> tuple[Symbol, Sequence[str], Sequence[str]]:
         return character_network(length, classes, HIDDEN), ("data",), ("softmax_label",)
 
-    return Task(
+    return TrainingTask(
         module=BucketingModule(generate, train.default_bucket_key, **settings),
         train=train,
         test=test,
@@ -159,7 +159,7 @@ def frequency_bits(text: Lines) -> float:
 
 def make(
     network: str, batch_size: int, *, seed: int, rank: int, workers: int, lr: float | None, settings: dict[str, Any]
-) -> Task:
+) -> TrainingTask:
     """Return the task of a name; ``settings`` are keywords of its module."""
     if network in DIGITS:
         return digits(network, batch_size, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings)

@@ -24,7 +24,7 @@ from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.external import check_amount, external_tensor
-from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
+from weftplan.convert.onnx_in.reading import FOLDS, RULES, OnnxCall, OnnxModel
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.schema import Shape
@@ -63,7 +63,7 @@ class OnnxFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._where = os.fspath(path)
+        self._path = os.fspath(path)
         self._onnx = onnx_module()
         with open_to_read(path) as file:
             content = file.read()
@@ -73,16 +73,16 @@ class OnnxFile:
                 (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0
             )
             if not model.graph.node and not model.graph.output:
-                raise FormatError(f"{self._where}: no ONNX model: it has no nodes and no outputs")
+                raise FormatError(f"{self._path}: no ONNX model: it has no nodes and no outputs")
         except FormatError:
             raise
         except Exception as error:  # protobuf's own classes, which differ between versions
             what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
-            raise FormatError(f"{self._where}: {what}") from error
+            raise FormatError(f"{self._path}: {what}") from error
         self.model = model
         """The content of the file, parsed by ``onnx``."""
         self._graph = model.graph
-        self._room = max(FREE, RATIO * len(content))
+        self._budget = max(FREE, RATIO * len(content))
 
     def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
         """Return the result of :func:`import_model`, with its errors about the model."""
@@ -90,12 +90,12 @@ class OnnxFile:
             lost = self.unread()
             if lost:
                 names = ", ".join(f"{name} ({count})" for name, count in lost.items())
-                raise UnknownOperatorError(f"{self._where}: {len(lost)} operator(s) of ONNX are not read: {names}")
-            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where, self._room)
+                raise UnknownOperatorError(f"{self._path}: {len(lost)} operator(s) of ONNX are not read: {names}")
+            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._path, self._budget)
         except MXNetError:
             raise
         except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
-            raise FormatError(f"{self._where}: damaged, or beyond what is read: {error}") from error
+            raise FormatError(f"{self._path}: damaged, or beyond what is read: {error}") from error
 
     def unread(self) -> dict[str, int]:
         """Return unsupported operators, with the number of occurrences."""
@@ -117,11 +117,11 @@ def _dims(value: Any) -> Shape:
 
 
 def _read(
-    onnx: ModuleType, graph: Any, shapes: Mapping[str, Shape], opset: int, file: str, room: int
+    onnx: ModuleType, graph: Any, shapes: Mapping[str, Shape], opset: int, file: str, budget: int
 ) -> tuple[Symbol, Params, Params]:
     check_amount(graph.initializer, file)
     constants = {tensor.name: _tensor(onnx, tensor, file) for tensor in graph.initializer}
-    model = Model({}, opset, file, room)
+    model = OnnxModel({}, opset, file, budget)
     for value in graph.input:
         if value.name in constants:
             continue
@@ -135,7 +135,7 @@ def _read(
     named = _Names(graph)
     for node in graph.node:
         attrs = {attribute.name: _attribute(onnx, attribute, file) for attribute in node.attribute}
-        call = Call(model, node, attrs)
+        call = OnnxCall(model, node, attrs)
         for name in node.input:
             if name and name not in model.values:
                 raise call.refuse(f"its input {name!r} comes from nowhere")
@@ -166,20 +166,20 @@ class _Names:
     """Namer of operators after their outputs in the file."""
 
     def __init__(self, graph: Any) -> None:
-        self._taken = {value.name for value in (*graph.input, *graph.initializer)}
+        self._used_names = {value.name for value in (*graph.input, *graph.initializer)}
         self._seen: set[Node] = set()
 
     def give(self, nodes: Sequence[object], outputs: Sequence[str]) -> None:
         """Name the nodes of the outputs, except nodes that another operator created."""
-        for one, output in zip(nodes, outputs, strict=False):
-            node = one.entries[0].node if isinstance(one, Symbol) else None
+        for value, output in zip(nodes, outputs, strict=False):
+            node = value.entries[0].node if isinstance(value, Symbol) else None
             if node is None or node.is_variable or node in self._seen:
                 continue
             self._seen.add(node)
             name = output.removesuffix("_output")
-            if name and name not in self._taken:
+            if name and name not in self._used_names:
                 node.name = name
-            self._taken.add(node.name)
+            self._used_names.add(node.name)
 
 
 def _tensor(onnx: ModuleType, tensor: Any, file: str) -> RawArray:
@@ -200,7 +200,7 @@ def _attribute(onnx: ModuleType, attribute: Any, file: str) -> Any:
     return _tensor(onnx, value, file) if isinstance(value, onnx.TensorProto) else value
 
 
-def _fold(call: Call) -> RawArray | None:
+def _fold(call: OnnxCall) -> RawArray | None:
     """Return the value of a node with constant inputs, or None."""
     fold = FOLDS.get(call.op)
     ready = call.op in ("Shape", "Size") or call.is_constant()  # a shape is known before the values

@@ -9,11 +9,11 @@ from functools import reduce
 import numpy as np
 
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.reading import FOLDS, Call, Constants, Fold
+from weftplan.convert.onnx_in.reading import FOLDS, Constants, Fold, OnnxCall
 from weftplan.support.array_types import RawArray
 
 
-def _filled(call: Call, inputs: Constants) -> RawArray:
+def _filled(call: OnnxCall, inputs: Constants) -> RawArray:
     dims = [int(dim) for dim in np.reshape(inputs[0], -1)]
     value = call.get("value")
     fill = np.float32(0) if value is None else np.reshape(value, -1)[0]
@@ -21,7 +21,7 @@ def _filled(call: Call, inputs: Constants) -> RawArray:
     return np.full(dims, fill)
 
 
-def _sliced(call: Call, inputs: Constants) -> RawArray:
+def _sliced(call: OnnxCall, inputs: Constants) -> RawArray:
     starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
     axes, steps = call.numbers(3, "axes") or list(range(len(starts))), call.numbers(4, "steps") or [1] * len(starts)
     cut = [slice(None)] * np.ndim(inputs[0])
@@ -30,12 +30,12 @@ def _sliced(call: Call, inputs: Constants) -> RawArray:
     return inputs[0][tuple(cut)]
 
 
-def _axes(call: Call) -> tuple[int, ...] | None:
+def _axes(call: OnnxCall) -> tuple[int, ...] | None:
     axes = call.numbers(1, "axes")
     return None if axes is None else tuple(axes)
 
 
-def _ranged(call: Call, inputs: Constants) -> RawArray:
+def _ranged(call: OnnxCall, inputs: Constants) -> RawArray:
     start, limit, step = (np.reshape(number, -1)[0] for number in inputs)
     if not step:
         raise call.refuse("a range that never ends")
@@ -43,20 +43,20 @@ def _ranged(call: Call, inputs: Constants) -> RawArray:
     return np.arange(start, limit, step)
 
 
-def _expanded(call: Call, inputs: Constants) -> RawArray:
+def _expanded(call: OnnxCall, inputs: Constants) -> RawArray:
     dims = np.broadcast_shapes(np.shape(inputs[0]), [int(dim) for dim in np.reshape(inputs[1], -1)])
     call.spend(math.prod(dims), np.asarray(inputs[0]).dtype)
     return np.broadcast_to(inputs[0], dims)
 
 
-def _gathered(call: Call, inputs: Constants) -> RawArray:
+def _gathered(call: OnnxCall, inputs: Constants) -> RawArray:
     values, indices, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
     call.spend(values.size // max(values.shape[axis], 1) * indices.size, values.dtype)
     return np.take(values, indices, axis=axis)
 
 
-def _joined(call: Call, inputs: Constants) -> RawArray:
-    parts = [np.asarray(one) for one in inputs]
+def _joined(call: OnnxCall, inputs: Constants) -> RawArray:
+    parts = [np.asarray(array) for array in inputs]
     call.spend(sum(part.size for part in parts), np.result_type(*parts))
     return np.concatenate(parts, axis=call.get("axis", 0))
 
@@ -64,14 +64,14 @@ def _joined(call: Call, inputs: Constants) -> RawArray:
 def _elementwise(compute: Callable[..., RawArray]) -> Fold:
     """Return the fold of an elementwise operator of any number of inputs, each of which may be a scalar."""
 
-    def fold(call: Call, inputs: Constants) -> RawArray:
+    def fold(call: OnnxCall, inputs: Constants) -> RawArray:
         call.spend(math.prod(np.broadcast_shapes(*map(np.shape, inputs))), np.result_type(*inputs))
         return np.asarray(compute(*inputs))
 
     return fold
 
 
-def _clipped(call: Call, inputs: Constants) -> RawArray:
+def _clipped(call: OnnxCall, inputs: Constants) -> RawArray:
     low, high = (call.inputs[k] if call.has(k) else call.get(key) for k, key in ((1, "min"), (2, "max")))
     values = np.asarray(inputs[0])
     call.spend(values.size, values.dtype)
@@ -83,7 +83,7 @@ def _reduced(compute: Callable[..., RawArray]) -> Fold:
     return lambda call, i: np.asarray(compute(i[0], axis=_axes(call), keepdims=bool(call.get("keepdims", 1))))
 
 
-def _constant(call: Call, inputs: Constants) -> RawArray:
+def _constant(call: OnnxCall, inputs: Constants) -> RawArray:
     for key in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if key in call.attrs:
             kind = np.int64 if "int" in key else np.float32 if "float" in key else None

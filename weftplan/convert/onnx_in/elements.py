@@ -1,7 +1,7 @@
 """ONNX import of elementwise operators and softmax.
 
-Each rule turns one ONNX node (a :class:`.Call`) into symbols and has no other effect. Importing the module registers
-the rules; any thread may then call them.
+Each rule turns one ONNX node (a :class:`.OnnxCall`) into symbols and has no other effect. Importing the module
+registers the rules; any thread may then call them.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.reading import Call, rule
-from weftplan.ops.elementwise.unary import ONNX
+from weftplan.convert.onnx_in.reading import OnnxCall, rule
+from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
+from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
 from weftplan.symbol import Symbol
 
-_BINARY = {"Add": ("add", "_plus_scalar", "_plus_scalar"), "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),
-           "Mul": ("mul", "_mul_scalar", "_mul_scalar"), "Div": ("div", "_div_scalar", "_rdiv_scalar"),
-           "Pow": ("power", "_power_scalar", "_rpower_scalar")}  # fmt: skip
+_BROADCAST = {theirs: ours for ours, theirs in ONNX_BINARY.items() if ours.startswith("broadcast_")}
+_SCALAR = {key: ours for ours, key in ONNX_SCALAR.items()}
+"""The operator by (ONNX's name, whether the number is its left operand)."""
+_BINARY = ("Add", "Sub", "Mul", "Div", "Pow")
 
 
 @rule(*_BINARY)
-def _binary(call: Call) -> Symbol:
-    name, right, left = _BINARY[call.op]
-    for k, op in ((1, right), (0, left)):
+def _binary(call: OnnxCall) -> Symbol:
+    for k, number_is_left in ((1, False), (0, True)):
         if not isinstance(call.inputs[k], Symbol) and np.size(call.inputs[k]) == 1:
             number = float(np.reshape(call.inputs[k], -1)[0])
+            op = _SCALAR.get((call.op, number_is_left)) or _SCALAR[call.op, False]  # sums and products are symmetric
             result: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
             return result
-    return call.make(f"broadcast_{name}", call.symbol(), call.symbol(1))
+    return call.make(_BROADCAST[call.op], call.symbol(), call.symbol(1))
 
 
 @rule("Sum", "Max", "Min", "Mean")
-def _several(call: Call) -> Symbol:
+def _several(call: OnnxCall) -> Symbol:
     parts = [call.symbol(k) for k in range(len(call.inputs))]
-    name = {"Sum": "add", "Mean": "add", "Max": "maximum", "Min": "minimum"}[call.op]
+    name = _BROADCAST.get(call.op, _BROADCAST["Add"])
     result = parts[0]
     for part in parts[1:]:
-        result = call.make(f"broadcast_{name}", result, part)
+        result = call.make(name, result, part)
     return result / len(parts) if call.op == "Mean" else result
 
 
@@ -46,37 +48,37 @@ _UNARY = {**{theirs: ours for ours, theirs in ONNX.items()}, "Identity": "identi
 
 
 @rule(*_UNARY)
-def _unary(call: Call) -> Symbol:
+def _unary(call: OnnxCall) -> Symbol:
     return call.make(_UNARY[call.op], call.symbol())
 
 
 @rule("Softplus")
-def _softplus(call: Call) -> Symbol:
+def _softplus(call: OnnxCall) -> Symbol:
     return call.make("Activation", call.symbol(), act_type="softrelu")
 
 
 @rule("LeakyRelu", "Elu", "Selu")
-def _leaky(call: Call) -> Symbol:
+def _leaky(call: OnnxCall) -> Symbol:
     kind = {"LeakyRelu": "leaky", "Elu": "elu", "Selu": "selu"}[call.op]
     slope = call.get("alpha", 0.01 if kind == "leaky" else 1.0)
     return call.make("LeakyReLU", call.symbol(), act_type=kind, **({} if kind == "selu" else {"slope": slope}))
 
 
 @rule("PRelu")
-def _prelu(call: Call) -> Symbol:
+def _prelu(call: OnnxCall) -> Symbol:
     slope = call.constant(1)
     if np.size(slope) not in (1, np.shape(slope)[0] if np.ndim(slope) else 1):
         raise call.refuse(f"slopes of shape {np.shape(slope)} are not read, only one for each channel")
-    return call.make("LeakyReLU", call.symbol(), call.own(1, np.reshape(slope, -1)), act_type="prelu")
+    return call.make("LeakyReLU", call.symbol(), call.as_parameter(1, np.reshape(slope, -1)), act_type="prelu")
 
 
 @rule("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Symbol:
+def _hard_sigmoid(call: OnnxCall) -> Symbol:
     return call.make("hard_sigmoid", call.symbol(), alpha=call.get("alpha", 0.2), beta=call.get("beta", 0.5))
 
 
 @rule("Clip")
-def _clip(call: Call) -> Symbol:
+def _clip(call: OnnxCall) -> Symbol:
     bounds = []
     for k, key, default in ((1, "min", -math.inf), (2, "max", math.inf)):
         bounds.append(float(np.reshape(call.constant(k), -1)[0]) if call.has(k) else float(call.get(key, default)))
@@ -84,7 +86,7 @@ def _clip(call: Call) -> Symbol:
 
 
 @rule("Softmax", "LogSoftmax")
-def _softmax(call: Call) -> Symbol:
+def _softmax(call: OnnxCall) -> Symbol:
     op = "softmax" if call.op == "Softmax" else "log_softmax"
     axis = call.get("axis", -1 if call.model.opset >= 13 else 1)
     shape = call.shape()
@@ -96,7 +98,7 @@ def _softmax(call: Call) -> Symbol:
 
 
 @rule("Gelu")
-def _gelu(call: Call) -> Symbol:
+def _gelu(call: OnnxCall) -> Symbol:
     """Convert the exact form, or the approximation by ``tanh``."""
     if call.get("approximate", "none") != "tanh":
         return call.make("LeakyReLU", call.symbol(), act_type="gelu")
@@ -107,7 +109,7 @@ def _gelu(call: Call) -> Symbol:
 
 
 @rule("Mod")
-def _mod(call: Call) -> Symbol:
+def _mod(call: OnnxCall) -> Symbol:
     """Convert the remainder with the divisor's sign, or with ``fmod`` the dividend's."""
     left, right = call.symbol(), call.symbol(1)
     if not call.get("fmod", 0):
@@ -117,13 +119,13 @@ def _mod(call: Call) -> Symbol:
 
 
 @rule("Cast")
-def _cast(call: Call) -> Symbol:
+def _cast(call: OnnxCall) -> Symbol:
     kind = onnx_module().helper.tensor_dtype_to_np_dtype(call.get("to"))
     return call.make("Cast", call.symbol(), dtype="float32" if kind == np.float64 else np.dtype(kind).name)
 
 
 @rule("Dropout")
-def _dropout(call: Call) -> list[Symbol]:
+def _dropout(call: OnnxCall) -> list[Symbol]:
     ratio = float(np.reshape(call.constant(1), -1)[0]) if call.has(1) else call.get("ratio", 0.5)
     result = call.make("Dropout", call.symbol(), p=ratio)
     return [result[0]]

@@ -19,19 +19,19 @@ Value = Any
 """The value of an ONNX name: a Symbol, or a NumPy array that is constant during the import."""
 
 
-class Model:
+class OnnxModel:
     """The model under construction."""
 
-    def __init__(self, shapes: Mapping[str, Shape], opset: int, where: str, room: int) -> None:
+    def __init__(self, shapes: Mapping[str, Shape], opset: int, path: str, budget: int) -> None:
         self.shapes: dict[str, Shape] = dict(shapes)
         self.opset = opset
-        self.where = where
-        self.room = room
+        self.path = path
+        self.budget = budget
         """Remaining bytes for constants that the import computes."""
         self.values: dict[str, Value] = {"": None}
         self.args: dict[str, Any] = {}
         self.aux: dict[str, Any] = {}
-        self.made: dict[tuple[int, str], Symbol] = {}
+        self.parameters: dict[tuple[int, str], Symbol] = {}
 
     def parameter(self, name: str, values: ArrayLike, *, state: bool = False) -> Symbol:
         """Return a variable that holds ``values``."""
@@ -46,19 +46,19 @@ class Model:
         """Return the shape of a value; raise ShapeError if it is unknown."""
         if not isinstance(value, Symbol):
             return np.shape(value)
-        known = {**self.shapes, **{key: np.shape(array) for key, array in self.args.items()}}
+        shapes = {**self.shapes, **{key: np.shape(array) for key, array in self.args.items()}}
         names = set(value.list_arguments())
-        _, outputs, _ = value.infer_shape_partial(**{key: shape for key, shape in known.items() if key in names})
+        _, outputs, _ = value.infer_shape_partial(**{key: shape for key, shape in shapes.items() if key in names})
         if not is_known(outputs[0]):
-            raise ShapeError(f"{self.where}: the shape of {value.name!r} is not known; give the shapes of the inputs")
+            raise ShapeError(f"{self.path}: the shape of {value.name!r} is not known; give the shapes of the inputs")
         shape: Shape = tuple(outputs[0])  # type: ignore[arg-type]
         return shape
 
 
-class Call:
+class OnnxCall:
     """One node of the file, with the queries that its rule may use."""
 
-    def __init__(self, model: Model, node: Any, attrs: dict[str, Any]) -> None:
+    def __init__(self, model: OnnxModel, node: Any, attrs: dict[str, Any]) -> None:
         self.model = model
         self.op = node.op_type
         self.name = node.name or (node.output[0] if node.output else node.op_type)
@@ -83,12 +83,12 @@ class Call:
         if isinstance(value, Symbol):
             return value
         key = (id(value), self.names[k])
-        result = self.model.made.get(key)
+        result = self.model.parameters.get(key)
         if result is None:
-            result = self.model.made[key] = self.model.parameter(self.names[k], as_parameter(value))
+            result = self.model.parameters[key] = self.model.parameter(self.names[k], as_parameter(value))
         return result
 
-    def own(self, k: int, values: ArrayLike | None = None, *, state: bool = False) -> Symbol:
+    def as_parameter(self, k: int, values: ArrayLike | None = None, *, state: bool = False) -> Symbol:
         """Return input ``k``, a constant, as a parameter of this node (or ``values`` instead)."""
         values = self.constant(k) if values is None else values
         if np.size(values) == 0:
@@ -112,8 +112,8 @@ class Call:
 
     def spend(self, count: int, dtype: DTypeLike) -> None:
         """Account for an array before it is computed; refuse it if the size of the file does not justify it."""
-        self.model.room -= count * np.dtype(dtype).itemsize
-        if self.model.room < 0:
+        self.model.budget -= count * np.dtype(dtype).itemsize
+        if self.model.budget < 0:
             raise self.refuse(f"the constants computed up to here, the last of {count:,} elements, exceed its size")
 
     def is_constant(self) -> bool:
@@ -126,7 +126,7 @@ class Call:
 
     def refuse(self, why: str) -> MXNetError:
         """Return the error for an unsupported or malformed node."""
-        return FormatError(f"{self.model.where}: node {self.name!r} ({self.op}): {why}")
+        return FormatError(f"{self.model.path}: node {self.name!r} ({self.op}): {why}")
 
     def make(self, op: str, *inputs: Symbol, **params: object) -> Symbol:
         """Return a node of a weftplan operator."""
@@ -140,11 +140,11 @@ def as_parameter(values: ArrayLike) -> RawArray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[OnnxCall], Any]
 RULES: dict[str, Rule] = {}
 Constants: TypeAlias = Sequence[RawArray]
 """Inputs of a node that are constant."""
-Fold: TypeAlias = Callable[[Call, Constants], RawArray]
+Fold: TypeAlias = Callable[[OnnxCall, Constants], RawArray]
 FOLDS: dict[str, Fold] = {}
 """Functions that fold nodes whose inputs are all constant, by operator."""
 

@@ -6,14 +6,14 @@ import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.convert.gates import FROM_ONNX, GATES
-from weftplan.convert.onnx_in.reading import Call, rule
+from weftplan.convert.onnx_in.reading import OnnxCall, rule
 from weftplan.support.array_types import RawArray
 from weftplan.symbol import Symbol
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 
 
-def _mode(call: Call, directions: int) -> str:
+def _mode(call: OnnxCall, directions: int) -> str:
     """Return weftplan's name of the cell; refuse activations that it cannot have."""
     activations = [str(name).lower() for name in call.get("activations") or []]
     if call.op == "RNN":
@@ -27,7 +27,7 @@ def _mode(call: Call, directions: int) -> str:
     raise call.refuse(f"activations {activations} are not read")
 
 
-def _refuse_rest(call: Call) -> None:
+def _refuse_unsupported(call: OnnxCall) -> None:
     if call.get("clip"):
         raise call.refuse("clip is not read")
     if call.get("input_forget", 0):
@@ -37,11 +37,11 @@ def _refuse_rest(call: Call) -> None:
 
 
 @rule("LSTM", "GRU", "RNN")
-def _recurrent(call: Call) -> list[Symbol]:
+def _recurrent(call: OnnxCall) -> list[Symbol]:
     direction = str(call.get("direction", "forward")).lower()
     directions = 2 if direction == "bidirectional" else 1
     mode = _mode(call, directions)
-    _refuse_rest(call)
+    _refuse_unsupported(call)
     weight, recurrent = call.constant(1), call.constant(2)
     size = int(call.get("hidden_size") or recurrent.shape[2])
     gates = GATES[mode]
@@ -72,15 +72,15 @@ def _recurrent(call: Call) -> list[Symbol]:
             use_sequence_length=bool(lengths),
         )  # fmt: skip
         results = [node[k] for k in range(1 + len(states))]
-    whole = call.make("reshape", results[0], shape=(0, 0, directions, size))
+    stacked = call.make("reshape", results[0], shape=(0, 0, directions, size))
     if direction == "reverse":
-        whole = call.make("reverse", whole, axis=(0,))
-    whole = call.make("transpose", whole, axes=(1, 0, 2, 3) if batch_first else (0, 2, 1, 3))
+        stacked = call.make("reverse", stacked, axis=(0,))
+    stacked = call.make("transpose", stacked, axes=(1, 0, 2, 3) if batch_first else (0, 2, 1, 3))
     ends = [call.make("SwapAxis", end, dim1=0, dim2=1) if batch_first else end for end in results[1:]]
-    return [whole, *ends]
+    return [stacked, *ends]
 
 
-def _state(call: Call, k: int, shape: tuple[int, int, int], batch_first: bool) -> Symbol:
+def _state(call: OnnxCall, k: int, shape: tuple[int, int, int], batch_first: bool) -> Symbol:
     """Return the initial state: an input, or zeros."""
     if not call.has(k):
         zeros: Symbol = sym.zeros(shape=shape)
@@ -88,7 +88,7 @@ def _state(call: Call, k: int, shape: tuple[int, int, int], batch_first: bool) -
     return call.make("SwapAxis", call.symbol(k), dim1=0, dim2=1) if batch_first else call.symbol(k)
 
 
-def _lengths(call: Call, steps: int) -> list[Symbol]:
+def _lengths(call: OnnxCall, steps: int) -> list[Symbol]:
     """Return the lengths of the samples, unless all have the full length."""
     if not call.has(4) or (not isinstance(call.inputs[4], Symbol) and np.all(call.inputs[4] == steps)):
         return []
@@ -109,7 +109,7 @@ def _packed(mode: str, size: int, weight: RawArray, recurrent: RawArray, bias: R
 
 
 def _unrolled_gru(
-    call: Call,
+    call: OnnxCall,
     data: Symbol,
     weight: RawArray,
     recurrent: RawArray,

@@ -17,7 +17,7 @@ import weftplan.convert.onnx_out.layers
 import weftplan.convert.onnx_out.recurrent
 import weftplan.convert.onnx_out.shapes  # noqa: F401 - they fill the table
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_out.writing import RULES, Call, Graph
+from weftplan.convert.onnx_out.writing import RULES, NodeWriter, OnnxGraph
 from weftplan.errors import ShapeError, UnknownOperatorError, listed
 from weftplan.ops.core.schema import Shape
 from weftplan.symbol import Symbol, topological_order
@@ -50,15 +50,15 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         raise UnknownOperatorError(f"convert: no ONNX counterpart is known for {len(lost)} operator(s): {lines}")
     stored = {key: value.asnumpy() for table in (args, aux) for key, value in table.items()}
     input_shapes = {**{key: value.shape for key, value in stored.items()}, **shapes}
-    graph = Graph(symbol, input_shapes, {key: value.dtype for key, value in stored.items()})
+    graph = OnnxGraph(symbol, input_shapes, {key: value.dtype for key, value in stored.items()})
     for node in nodes:
         if node.op is not None:
-            RULES[node.op.name](Call(graph, node))
-    used, kept = {graph.name(entry) for entry in symbol.entries}, []
-    for made_node in reversed(graph.nodes):  # omits nodes that only a loss needs, such as its label's shape
-        if used.intersection(made_node.output):
-            used.update(made_node.input)
-            kept.append(made_node)
+            RULES[node.op.name](NodeWriter(graph, node))
+    used, needed = {graph.name(entry) for entry in symbol.entries}, []
+    for candidate in reversed(graph.nodes):  # omits nodes that only a loss needs, such as its label's shape
+        if used.intersection(candidate.output):
+            used.update(candidate.input)
+            needed.append(candidate)
     variables = [node for node in nodes if node.op is None]
     inputs = [node for node in variables if node.name not in stored and node.name in used]
     unfed = [node.name for node in inputs if node.name not in shapes]
@@ -72,7 +72,7 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
 
     heads = {graph.name(entry): entry for entry in symbol.entries}
     onnx_graph = onnx.helper.make_graph(
-        kept[::-1],
+        needed[::-1],
         name,
         [described(node.name, Entry(node)) for node in inputs],
         [described(label, entry) for label, entry in heads.items()],

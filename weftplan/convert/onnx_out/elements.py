@@ -1,7 +1,7 @@
 """ONNX export of elementwise operators and softmax.
 
-Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
-rules; only one thread may build a graph.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.NodeWriter`. Importing the module registers
+the rules; only one thread may build a graph.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_out.writing import RULES, Call, rule
-from weftplan.ops.elementwise.unary import ONNX
+from weftplan.convert.onnx_out.writing import RULES, NodeWriter, rule
+from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
+from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
 
 
 def _plain(names: Mapping[str, str]) -> None:
@@ -21,70 +22,46 @@ def _plain(names: Mapping[str, str]) -> None:
         RULES[ours] = lambda call, theirs=theirs: call.end(theirs, call.inputs)  # type: ignore[misc]
 
 
-_plain(
-    {
-        **ONNX, "_copy": "Identity",
-        "BlockGrad": "Identity", "MakeLoss": "Identity",
-        "make_loss": "Identity", "add_n": "Sum", "elemwise_add": "Add", "elemwise_sub": "Sub", "elemwise_mul": "Mul",
-        "elemwise_div": "Div", "broadcast_add": "Add", "broadcast_sub": "Sub", "broadcast_mul": "Mul",
-        "broadcast_div": "Div", "broadcast_power": "Pow", "_power": "Pow", "broadcast_maximum": "Max",
-        "broadcast_minimum": "Min", "_maximum": "Max", "_minimum": "Min",
-    }
-)  # fmt: skip
+_plain({**ONNX, **ONNX_BINARY, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"),
+        "add_n": "Sum"})  # fmt: skip
 
 
 @rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")
-def _first(call: Call) -> None:
+def _first_axis(call: NodeWriter) -> None:
     call.end("Identity", call.inputs[:1])
 
 
 @rule("LogisticRegressionOutput")
-def _logistic(call: Call) -> None:
+def _logistic(call: NodeWriter) -> None:
     call.end("Sigmoid", call.inputs[:1])
 
 
-_SCALARS = {
-    "plus": "Add",
-    "minus": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "power": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
-}
-
-
-@rule(*(f"_{side}{word}_scalar" for word in _SCALARS for side in ("", "r")))
-def _scalar(call: Call) -> None:
+@rule(*ONNX_SCALAR)
+def _scalar(call: NodeWriter) -> None:
     assert call.node.op is not None
-    word = call.node.op.name.removeprefix("_").removesuffix("_scalar")
+    theirs, number_is_left = ONNX_SCALAR[call.node.op.name]
     number = call.constant(call.params["scalar"], call.dtype())
-    pair = [call.inputs[0], number] if word in _SCALARS else [number, call.inputs[0]]
-    call.end(_SCALARS[word if word in _SCALARS else word[1:]], pair)
-
-
-for _word in ("plus", "mul", "maximum", "minimum"):
-    RULES.pop(f"_r{_word}_scalar")
+    call.end(theirs, [number, call.inputs[0]] if number_is_left else [call.inputs[0], number])
 
 
 @rule("square")
-def _square(call: Call) -> None:
+def _square(call: NodeWriter) -> None:
     call.end("Mul", [call.inputs[0], call.inputs[0]])
 
 
 @rule("rsqrt")
-def _rsqrt(call: Call) -> None:
+def _rsqrt(call: NodeWriter) -> None:
     call.end("Reciprocal", [call.emit("Sqrt", call.inputs)])
 
 
 @rule("Activation")
-def _activation(call: Call) -> None:
+def _activation(call: NodeWriter) -> None:
     names = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
     call.end(names[call.params["act_type"]], call.inputs)
 
 
 @rule("LeakyReLU")
-def _leaky(call: Call) -> None:
+def _leaky(call: NodeWriter) -> None:
     kind, slope = call.params["act_type"], float(call.params["slope"])
     if kind in ("leaky", "rrelu"):
         alpha = slope if kind == "leaky" else (call.params["lower_bound"] + call.params["upper_bound"]) / 2
@@ -106,7 +83,7 @@ def _leaky(call: Call) -> None:
 
 
 @rule("softmax", "log_softmax")
-def _softmax(call: Call) -> None:
+def _softmax(call: NodeWriter) -> None:
     assert call.node.op is not None
     if len(call.inputs) > 1:
         raise call.refuse("use_length has no counterpart")
@@ -117,7 +94,7 @@ def _softmax(call: Call) -> None:
 
 
 @rule("SoftmaxOutput", "SoftmaxActivation")
-def _softmax_output(call: Call) -> None:
+def _softmax_output(call: NodeWriter) -> None:
     shape, p = call.shape(), call.params
     if p.get("multi_output") or p.get("mode") == "channel" or len(shape) == 2:
         call.end("Softmax", call.inputs[:1], axis=1)
@@ -129,17 +106,17 @@ def _softmax_output(call: Call) -> None:
 
 
 @rule("clip")
-def _clip(call: Call) -> None:
+def _clip(call: NodeWriter) -> None:
     bounds = [call.constant(call.params[key], call.dtype()) for key in ("a_min", "a_max")]
     call.end("Clip", [call.inputs[0], *bounds])
 
 
 @rule("Cast")
-def _cast(call: Call) -> None:
+def _cast(call: NodeWriter) -> None:
     kind = onnx_module().helper.np_dtype_to_tensor_dtype(np.dtype(call.params["dtype"]))
     call.end("Cast", call.inputs, to=int(kind))
 
 
 @rule("hard_sigmoid")
-def _hard_sigmoid(call: Call) -> None:
+def _hard_sigmoid(call: NodeWriter) -> None:
     call.end("HardSigmoid", call.inputs, alpha=call.params["alpha"], beta=call.params["beta"])

@@ -1,7 +1,7 @@
 """ONNX export of layers with parameters, pooling and products.
 
-Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
-rules; only one thread may build a graph.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.NodeWriter`. Importing the module registers
+the rules; only one thread may build a graph.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.convert.onnx_out.writing import Call, rule
+from weftplan.convert.onnx_out.writing import NodeWriter, rule
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 
 
-def _window(call: Call, axes: int) -> dict[str, list[int]]:
+def _window(call: NodeWriter, axes: int) -> dict[str, list[int]]:
     """Return the attributes of a window; missing strides are 1, missing pads 0."""
     pad = list(call.params["pad"] or (0,) * axes)
     return {"strides": list(call.params["stride"] or (1,) * axes), "pads": pad + pad}
 
 
 @rule("Convolution")
-def _convolution(call: Call) -> None:
+def _convolution(call: NodeWriter) -> None:
     kernel = call.params["kernel"]
     dilate = list(call.params["dilate"] or (1,) * len(kernel))
     facts = {"kernel_shape": list(kernel), "dilations": dilate, "group": call.params["num_group"]}
@@ -30,7 +30,7 @@ def _convolution(call: Call) -> None:
 
 
 @rule("Deconvolution")
-def _deconvolution(call: Call) -> None:
+def _deconvolution(call: NodeWriter) -> None:
     if call.params["target_shape"]:
         raise call.refuse("target_shape has no counterpart; write pad and adj")
     kernel = call.params["kernel"]
@@ -45,7 +45,7 @@ def _deconvolution(call: Call) -> None:
 
 
 @rule(*BATCH_NORMS)
-def _batch_norm(call: Call) -> None:
+def _batch_norm(call: NodeWriter) -> None:
     if call.params.get("axis", 1) % len(call.shape()) != 1:
         raise call.refuse("the channels must be axis 1")
     inputs = list(call.inputs)
@@ -57,25 +57,25 @@ def _batch_norm(call: Call) -> None:
 
 
 @rule("InstanceNorm")
-def _instance_norm(call: Call) -> None:
+def _instance_norm(call: NodeWriter) -> None:
     call.end("InstanceNormalization", call.inputs, epsilon=call.params["eps"])
 
 
 @rule("LayerNorm")
-def _layer_norm(call: Call) -> None:
+def _layer_norm(call: NodeWriter) -> None:
     if call.params["axis"] % len(call.shape()) != len(call.shape()) - 1:
         raise call.refuse("the axis must be the last one")
     call.end("LayerNormalization", call.inputs, epsilon=call.params["eps"], axis=-1)
 
 
 @rule("LRN")
-def _lrn(call: Call) -> None:
+def _lrn(call: NodeWriter) -> None:
     facts = {"alpha": call.params["alpha"], "beta": call.params["beta"], "bias": call.params["knorm"]}
     call.emit("LRN", call.inputs, call.outputs[0], size=call.params["nsize"], **facts)
 
 
 @rule("FullyConnected")
-def _fully_connected(call: Call) -> None:
+def _fully_connected(call: NodeWriter) -> None:
     data = call.inputs[0]
     if call.params["flatten"] or len(call.shape()) == 2:
         flat = data if len(call.shape()) == 2 else call.emit("Flatten", [data], axis=1)
@@ -88,7 +88,7 @@ def _fully_connected(call: Call) -> None:
 
 
 @rule("Pooling")
-def _pooling(call: Call) -> None:
+def _pooling(call: NodeWriter) -> None:
     p, kind, axes = call.params, call.params["pool_type"], len(call.shape()) - 2
     if p["pooling_convention"] == "same":
         raise call.refuse("pooling_convention=same has no counterpart")
@@ -111,12 +111,12 @@ def _pooling(call: Call) -> None:
 
 
 @rule("Embedding")
-def _embedding(call: Call) -> None:
+def _embedding(call: NodeWriter) -> None:
     call.end("Gather", [call.inputs[1], call.emit("Cast", [call.inputs[0]], to=7)], axis=0)
 
 
 @rule("dot", "batch_dot")
-def _dot(call: Call) -> None:
+def _dot(call: NodeWriter) -> None:
     left, right = call.inputs
     for k, flag in enumerate(("transpose_a", "transpose_b")):
         rank = len(call.shape(k))
@@ -131,7 +131,7 @@ def _dot(call: Call) -> None:
 
 
 @rule("L2Normalization")
-def _l2(call: Call) -> None:
+def _l2(call: NodeWriter) -> None:
     rank = len(call.shape())
     axes = {"instance": list(range(1, rank)), "channel": [1], "spatial": list(range(2, rank))}[call.params["mode"]]
     squares = call.emit(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan.convert.gates import GATES, OPERATORS, TO_ONNX
-from weftplan.convert.onnx_out.writing import Call, rule
+from weftplan.convert.onnx_out.writing import NodeWriter, rule
 
 
 class _Vector:
     """Reader of the packed parameters, from the front."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: NodeWriter) -> None:
         self.call = call
         self.at = 0
 
@@ -23,22 +23,22 @@ class _Vector:
         return call.emit("Slice", [call.inputs[1], *bounds])
 
 
-def _gates(call: Call, part: str, rest: list[int]) -> str:
+def _gates(call: NodeWriter, part: str, gate_order: list[int]) -> str:
     """Return the gates of one direction in ONNX's order: (1, gates · size, …)."""
     mode, size = call.params["mode"], call.params["state_size"]
     order = TO_ONNX[mode]
-    gates = call.emit("Reshape", [part, call.constant([len(order), size, *rest], np.int64)])
+    gates = call.emit("Reshape", [part, call.constant([len(order), size, *gate_order], np.int64)])
     if len(order) > 1:
         gates = call.emit("Gather", [gates, call.constant(order, np.int64)], axis=0)
-    return call.emit("Reshape", [gates, call.constant([1, len(order) * size, *rest], np.int64)])
+    return call.emit("Reshape", [gates, call.constant([1, len(order) * size, *gate_order], np.int64)])
 
 
-def _joined(call: Call, parts: list[str], axis: int = 0) -> str:
+def _joined(call: NodeWriter, parts: list[str], axis: int = 0) -> str:
     return parts[0] if len(parts) == 1 else call.emit("Concat", parts, axis=axis)
 
 
 @rule("RNN")
-def _rnn(call: Call) -> None:
+def _rnn(call: NodeWriter) -> None:
     p = call.params
     mode, size, layers = p["mode"], p["state_size"], p["num_layers"]
     if p["projection_size"] is not None:
@@ -53,7 +53,7 @@ def _rnn(call: Call) -> None:
             (_gates(call, vector.cut(rows * inputs), [inputs]), _gates(call, vector.cut(rows * size), [size]))
             for _ in range(directions)
         ]
-        weights.append(([first for first, _ in pairs], [second for _, second in pairs]))
+        weights.append(([firsts for firsts, _ in pairs], [second for _, second in pairs]))
     biases = [
         [_joined(call, [_gates(call, vector.cut(rows), []) for _ in range(2)], axis=1) for _ in range(directions)]
         for _ in range(layers)
@@ -88,12 +88,12 @@ def _rnn(call: Call) -> None:
 
 
 @rule("_rnn_param_concat")
-def _param_concat(call: Call) -> None:
+def _param_concat(call: NodeWriter) -> None:
     call.end("Concat", call.inputs, axis=call.params["dim"])
 
 
 @rule("_zeros", "_ones", "_full")
-def _filled(call: Call) -> None:
+def _filled(call: NodeWriter) -> None:
     assert call.node.op is not None
     value = {"_zeros": 0, "_ones": 1}.get(call.node.op.name, call.params.get("value"))
     kind = np.dtype(call.params["dtype"] or np.float32)

@@ -1,7 +1,7 @@
 """ONNX export of operators that move, slice, concatenate, reduce and resize.
 
-Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
-rules; only one thread may build a graph.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.NodeWriter`. Importing the module registers
+the rules; only one thread may build a graph.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from weftplan.convert.onnx_out.writing import Call, rule
+from weftplan.convert.onnx_out.writing import NodeWriter, rule
 from weftplan.errors import ShapeError
 
 
 @rule("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like")
-def _reshape(call: Call) -> None:
+def _reshape(call: NodeWriter) -> None:
     dims = list(call.out_shape())
     with suppress(ShapeError):  # the shape of a label may be unknown; its nodes are left out at the end
         if dims and call.shape()[:1] == (dims[0],):
@@ -24,12 +24,12 @@ def _reshape(call: Call) -> None:
 
 
 @rule("transpose")
-def _transpose(call: Call) -> None:
+def _transpose(call: NodeWriter) -> None:
     call.end("Transpose", call.inputs, perm=list(call.params["axes"] or range(len(call.shape()) - 1, -1, -1)))
 
 
 @rule("SwapAxis")
-def _swap(call: Call) -> None:
+def _swap(call: NodeWriter) -> None:
     perm = list(range(len(call.shape())))
     a, b = call.params["dim1"], call.params["dim2"]
     perm[a], perm[b] = perm[b], perm[a]
@@ -37,12 +37,12 @@ def _swap(call: Call) -> None:
 
 
 @rule("Concat")
-def _concat(call: Call) -> None:
+def _concat(call: NodeWriter) -> None:
     call.end("Concat", call.inputs, axis=call.params["dim"])
 
 
 @rule("stack")
-def _stack(call: Call) -> None:
+def _stack(call: NodeWriter) -> None:
     axis = call.params["axis"] % len(call.out_shape())
     dims = list(call.out_shape())
     dims[axis] = 1
@@ -51,7 +51,7 @@ def _stack(call: Call) -> None:
 
 
 @rule("SliceChannel")
-def _split(call: Call) -> None:
+def _split(call: NodeWriter) -> None:
     axis, count = call.params["axis"] % len(call.shape()), call.params["num_outputs"]
     sizes = call.constant([call.shape()[axis] // count] * count, np.int64)
     if not call.params["squeeze_axis"]:
@@ -64,7 +64,7 @@ def _split(call: Call) -> None:
 
 
 @rule("slice_axis")
-def _slice_axis(call: Call) -> None:
+def _slice_axis(call: NodeWriter) -> None:
     axis = call.params["axis"] % len(call.shape())
     end = call.shape()[axis] if call.params["end"] is None else call.params["end"]
     numbers = [call.constant([number], np.int64) for number in (call.params["begin"], end, axis)]
@@ -72,7 +72,7 @@ def _slice_axis(call: Call) -> None:
 
 
 @rule("Pad")
-def _pad(call: Call) -> None:
+def _pad(call: NodeWriter) -> None:
     width = call.params["pad_width"]
     pads = call.constant([*width[::2], *width[1::2]], np.int64)
     inputs = [call.inputs[0], pads]
@@ -85,7 +85,7 @@ _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": 
 
 
 @rule(*_REDUCE)
-def _reduce(call: Call) -> None:
+def _reduce(call: NodeWriter) -> None:
     assert call.node.op is not None
     rank, listed = len(call.shape()), call.params["axis"]
     axes = [listed] if isinstance(listed, int) else list(listed or ())
@@ -105,12 +105,12 @@ def _reduce(call: Call) -> None:
 
 
 @rule("take")
-def _take(call: Call) -> None:
+def _take(call: NodeWriter) -> None:
     call.end("Gather", [call.inputs[0], call.emit("Cast", [call.inputs[1]], to=7)], axis=call.params["axis"])
 
 
 @rule("UpSampling")
-def _upsampling(call: Call) -> None:
+def _upsampling(call: NodeWriter) -> None:
     if call.params["sample_type"] != "nearest" or len(call.inputs) != 1:
         raise call.refuse("only nearest neighbours of one input have a counterpart")
     scale = call.params["scale"]

@@ -17,10 +17,10 @@ from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node
 
 
-class Call:
+class NodeWriter:
     """The node under export, with the queries and outputs that its rule may use."""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
+    def __init__(self, graph: OnnxGraph, node: Node) -> None:
         self.graph = graph
         self.node = node
         self.params = node.params
@@ -67,7 +67,7 @@ class Call:
         return MXNetError(f"convert: operator {self.node.op.name} ({self.node.name!r}): {why}")
 
 
-class Graph:
+class OnnxGraph:
     def __init__(self, symbol: Symbol, shapes: Mapping[str, Shape], dtypes: Mapping[str, DTypeLike]) -> None:
         self.all = topological_order(symbol.entries)
         self.rows = dict(zip(self.all, infer.entry_rows(self.all), strict=False))
@@ -76,14 +76,14 @@ class Graph:
         self.dtypes = infer.infer_dtypes(self.all, variable_dtypes)
         self.nodes: list[Any] = []
         self.initializers: dict[str, Any] = {}
-        self.taken = {node.name for node in self.all if node.op is None}
+        self.used_names = {node.name for node in self.all if node.op is None}
 
     def name(self, entry: Entry) -> str:
         node = entry.node
         if node.op is None:
             return node.name
         name = f"{node.name}_{node.op.output_names(node.params)[entry.index]}"
-        return f"{name}_" if name in self.taken else name
+        return f"{name}_" if name in self.used_names else name
 
     def shape(self, entry: Entry) -> Shape:
         shape: Shape | None = self.shapes[self.rows[entry.node] + entry.index]
@@ -100,7 +100,7 @@ class Graph:
         self.nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name=name, **attrs))
 
 
-Rule = Callable[[Call], None]
+Rule = Callable[[NodeWriter], None]
 RULES: dict[str, Rule] = {}
 
 

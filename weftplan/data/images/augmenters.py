@@ -78,11 +78,11 @@ class SequentialAug(Augmenter):
         self.ts = list(ts)
 
     def dumps(self) -> object:
-        return [type(self).__name__.lower(), [one.dumps() for one in self.ts]]
+        return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.ts]]
 
     def __call__(self, src: NDArray) -> NDArray:
-        for one in self.ts:
-            src = one(src)
+        for augmenter in self.ts:
+            src = augmenter(src)
         return src
 
 

@@ -103,16 +103,16 @@ class ImageDetIter(ImageIter):
     def _parsed(self, label: ArrayLike, key: Hashable) -> Host:
         """Parse a label into its boxes with a positive area, (boxes, numbers per box)."""
         raw = np.asarray(label.asnumpy() if isinstance(label, NDArray) else label, np.float32).ravel()
-        where = f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
+        source = f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
         head, width = (int(raw[0]), int(raw[1])) if raw.size > 1 and np.isfinite(raw[:2]).all() else (0, 0)
         if head < 2 or width < _NUMBERS or raw.size <= head or (raw.size - head) % width:
             raise FormatError(
-                f"{where}: a label of boxes begins with how many numbers its head has (at least 2) and each box has "
+                f"{source}: a label of boxes begins with how many numbers its head has (at least 2) and each box has "
                 f"(at least {_NUMBERS}), and whole boxes follow the head; got {raw.size} numbers, {raw[:8].tolist()}"
             )
         boxes = _valid(raw[head:].reshape(-1, width))
         if not len(boxes):
-            raise FormatError(f"{where}: no box of its label has an area")
+            raise FormatError(f"{source}: no box of its label has an area")
         return boxes
 
     def _row(self, label: ArrayLike, content: bytes) -> tuple[Host, Host] | None:
@@ -129,22 +129,22 @@ class ImageDetIter(ImageIter):
 
     def _labels(self, rows: Sequence[Host]) -> Host:
         labels = np.full((len(rows), *self.label_shape), -1, np.float32)
-        for place, boxes in zip(labels, rows, strict=True):
-            place[: len(boxes)] = boxes
+        for index, boxes in zip(labels, rows, strict=True):
+            index[: len(boxes)] = boxes
         return labels
 
     def augmentation_transform(self, data: NDArray, label: Host) -> tuple[NDArray, Host]:  # type: ignore[override]
         """Apply all augmenters to an image and its boxes."""
-        for one in self.auglist:
-            data, label = one(data, label)
+        for augmenter in self.auglist:
+            data, label = augmenter(data, label)
         return data, label
 
     def check_label_shape(self, label_shape: Sequence[int]) -> None:
         """Raise ShapeError if the boxes do not fit the shape."""
-        most, width = self.label_shape
-        if len(label_shape) != 2 or label_shape[0] < most or label_shape[1] != width:
+        count, width = self.label_shape
+        if len(label_shape) != 2 or label_shape[0] < count or label_shape[1] != width:
             raise ShapeError(
-                f"ImageDetIter: label_shape must be (at least {most}, {width}): so many boxes an image has, and so "
+                f"ImageDetIter: label_shape must be (at least {count}, {width}): so many boxes an image has, and so "
                 f"many numbers a box; got {tuple(label_shape)}"
             )
 
@@ -165,9 +165,9 @@ class ImageDetIter(ImageIter):
             raise ParameterError(f"sync_label_shape expects an ImageDetIter, got {type(it).__name__}")
         if it.label_shape[1] != self.label_shape[1]:
             raise ShapeError(f"boxes have {self.label_shape[1]} numbers here and {it.label_shape[1]} there")
-        most = max(self.label_shape[0], it.label_shape[0])
-        for one in (self, it):
-            one.reshape(label_shape=(most, one.label_shape[1]))
+        count = max(self.label_shape[0], it.label_shape[0])
+        for iterator in (self, it):
+            iterator.reshape(label_shape=(count, iterator.label_shape[1]))
         if verbose:
             log.info("label_shape is %s", it.label_shape)
         return it

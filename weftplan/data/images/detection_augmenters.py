@@ -59,13 +59,13 @@ class DetRandomSelectAug(DetAugmenter):
     def __init__(self, aug_list: DetAugmenter | Sequence[DetAugmenter], skip_prob: float = 0) -> None:
         super().__init__(skip_prob=skip_prob)
         self.aug_list = [aug_list] if isinstance(aug_list, DetAugmenter) else list(aug_list)
-        for one in self.aug_list:
-            if not isinstance(one, DetAugmenter):
-                raise ParameterError(f"DetRandomSelectAug chooses from DetAugmenters, got {type(one).__name__}")
+        for augmenter in self.aug_list:
+            if not isinstance(augmenter, DetAugmenter):
+                raise ParameterError(f"DetRandomSelectAug chooses from DetAugmenters, got {type(augmenter).__name__}")
         self.skip_prob = skip_prob if self.aug_list else 1
 
     def dumps(self) -> object:
-        return [type(self).__name__.lower(), [one.dumps() for one in self.aug_list]]
+        return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
         draw = draw_generator()
@@ -103,10 +103,10 @@ def _sides(
 ) -> tuple[int, int] | None:
     """Draw (width, height) of a rectangle with this ratio, an area in ``areas`` and ``low`` <= height <= ``high``."""
     least = math.ceil(max(math.sqrt(areas[0] / ratio), low) - 0.5)
-    most = int(min(math.sqrt(areas[1] / ratio), high) + 0.5)
-    if least > most:
+    limit = int(min(math.sqrt(areas[1] / ratio), high) + 0.5)
+    if least > limit:
         return None
-    height = int(draw.integers(least, most + 1))
+    height = int(draw.integers(least, limit + 1))
     return round(height * ratio), height
 
 
@@ -183,23 +183,25 @@ class DetRandomCropAug(_Ranged):
         sides = _sides(ratio, areas, 1, min(height, (width + 0.499) / ratio), draw)
         if sides is None or sides[0] > width or sides[0] * sides[1] < _LEAST_AREA:
             return None
-        x, y = (int(draw.integers(whole - part + 1)) for whole, part in zip((width, height), sides, strict=True))
-        kept = self._kept(label, _Region(x, y, *sides), width, height)
-        return None if kept is None else (fixed_crop(src, x, y, *sides), kept)
+        x, y = (
+            int(draw.integers(full_size - part + 1)) for full_size, part in zip((width, height), sides, strict=True)
+        )
+        region_label = self._remaining_labels(label, _Region(x, y, *sides), width, height)
+        return None if region_label is None else (fixed_crop(src, x, y, *sides), region_label)
 
-    def _kept(self, label: Host, part: _Region, width: int, height: int) -> Host | None:
+    def _remaining_labels(self, label: Host, part: _Region, width: int, height: int) -> Host | None:
         """Return the boxes inside a region of the image; None if the region violates the limits."""
         scale = np.array([part.width / width, part.height / height] * 2)
         moved = label.copy()
         moved[:, 1:5] = np.clip((label[:, 1:5] - [part.x / width, part.y / height] * 2) / scale, 0, 1)
-        before, after = _areas(label), _areas(moved) * scale[0] * scale[1]
+        old_areas, new_areas = _areas(label), _areas(moved) * scale[0] * scale[1]
         with np.errstate(divide="ignore", invalid="ignore"):
-            covered = np.where(before > 0, after / before, 0)
-        touched = (covered > 0) & (before * width * height > _LEAST_AREA)
+            covered = np.where(old_areas > 0, new_areas / old_areas, 0)
+        touched = (covered > 0) & (old_areas * width * height > _LEAST_AREA)
         if not touched.any() or covered[touched].min() <= self.min_object_covered:
             return None
-        kept: Host = moved[(after > 0) & (covered > self.min_eject_coverage)]
-        return kept if len(kept) else None
+        boxes: Host = moved[(new_areas > 0) & (covered > self.min_eject_coverage)]
+        return boxes if len(boxes) else None
 
 
 def _areas(label: Host) -> Host:
@@ -239,7 +241,9 @@ class DetRandomPadAug(_Ranged):
         sides = _sides(ratio, areas, max(height + 2, (width + 2) / ratio), math.inf, draw)
         if sides is None or sides[0] < width + 2:
             return None
-        x, y = (int(draw.integers(part - whole + 1)) for whole, part in zip((width, height), sides, strict=True))
+        x, y = (
+            int(draw.integers(part - full_size + 1)) for full_size, part in zip((width, height), sides, strict=True)
+        )
         moved = label.copy()
         moved[:, 1:5] = (label[:, 1:5] * ([width, height] * 2) + [x, y] * 2) / (sides * 2)
         right, bottom = sides[0] - width - x, sides[1] - height - y
@@ -268,15 +272,17 @@ def CreateMultiRandCropAugmenter(
     3
     """
     columns = (min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts)
-    lists = [one if isinstance(one, list) else [one] for one in columns]
+    lists = [values if isinstance(values, list) else [values] for values in columns]
     count = max(map(len, lists))
-    if any(len(one) not in (1, count) for one in lists):
+    if any(len(values) not in (1, count) for values in lists):
         raise ParameterError(
-            f"CreateMultiRandCropAugmenter: lists of {', '.join(str(len(one)) for one in lists)} settings; give each "
-            f"setting once or {count} times"
+            f"CreateMultiRandCropAugmenter: lists of {', '.join(str(len(values)) for values in lists)} settings; give "
+            f"each setting once or {count} times"
         )
-    full = [one * count if len(one) == 1 else one for one in lists]
-    return DetRandomSelectAug([DetRandomCropAug(*settings) for settings in zip(*full, strict=True)], skip_prob)
+    columns_by_crop = [values * count if len(values) == 1 else values for values in lists]
+    return DetRandomSelectAug(
+        [DetRandomCropAug(*settings) for settings in zip(*columns_by_crop, strict=True)], skip_prob
+    )
 
 
 def CreateDetAugmenter(

@@ -80,9 +80,9 @@ class DetAugmentation:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, known in (("crop_emit_mode", ("center", "overlap")), ("resize_mode", ("force", "shrink", "fit"))):
-            if getattr(self, name) not in known:
-                raise ParameterError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, allowed in (("crop_emit_mode", ("center", "overlap")), ("resize_mode", ("force", "shrink", "fit"))):
+            if getattr(self, name) not in allowed:
+                raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in _PER_SAMPLER:
             value = getattr(self, name)
             if isinstance(value, (list, tuple)) and len(value) not in (1, self.num_crop_sampler):
@@ -180,13 +180,13 @@ def _cropped(pixels: Host, boxes: Host, to: DetAugmentation, draw: np.random.Gen
     for sampler in draw.permutation(to.num_crop_sampler):
         for _ in range(int(to.of_sampler("max_crop_trials", sampler))):
             crop = _rectangle(to, sampler, columns / rows, draw)
-            kept = _kept(boxes, crop, to, sampler)
-            if kept is None:
+            cropped_boxes = _remaining_boxes(boxes, crop, to, sampler)
+            if cropped_boxes is None:
                 continue
             left, right = round(crop[0] * columns), round(crop[2] * columns)
             top, bottom = round(crop[1] * rows), round(crop[3] * rows)
             if right > left and bottom > top:
-                return pixels[top:bottom, left:right], kept
+                return pixels[top:bottom, left:right], cropped_boxes
     return pixels, boxes
 
 
@@ -195,23 +195,23 @@ def _rectangle(to: DetAugmentation, sampler: int, ratio: float, draw: np.random.
     scale = draw.uniform(to.of_sampler("min_crop_scales", sampler), to.of_sampler("max_crop_scales", sampler))
     scale = max(scale, 1e-6)
     least = max(to.of_sampler("min_crop_aspect_ratios", sampler) / ratio, scale * scale)
-    most = min(to.of_sampler("max_crop_aspect_ratios", sampler) / ratio, 1 / (scale * scale))
-    stretch = np.sqrt(draw.uniform(min(least, most), max(least, most)))
+    limit = min(to.of_sampler("max_crop_aspect_ratios", sampler) / ratio, 1 / (scale * scale))
+    stretch = np.sqrt(draw.uniform(min(least, limit), max(least, limit)))
     width, height = min(1.0, scale * stretch), min(1.0, scale / stretch)
     left, top = draw.uniform(0, 1 - width), draw.uniform(0, 1 - height)
     return left, top, left + width, top + height
 
 
-def _kept(boxes: Host, crop: Rectangle, to: DetAugmentation, sampler: int) -> Host | None:
+def _remaining_boxes(boxes: Host, crop: Rectangle, to: DetAugmentation, sampler: int) -> Host | None:
     """Return the boxes inside a crop, relative to it; None if the crop does not meet its limits or keeps no box."""
     if not len(boxes):
         return boxes
     inside = np.maximum(np.minimum(boxes[:, 3:5], crop[2:]) - np.maximum(boxes[:, 1:3], crop[:2]), 0).prod(axis=1)
     areas = np.maximum(boxes[:, 3:5] - boxes[:, 1:3], 0).prod(axis=1)
-    whole = (crop[2] - crop[0]) * (crop[3] - crop[1])
+    area = (crop[2] - crop[0]) * (crop[3] - crop[1])
     shares = {
-        "overlaps": inside / np.maximum(areas + whole - inside, 1e-12),
-        "sample_coverages": inside / max(whole, 1e-12),
+        "overlaps": inside / np.maximum(areas + area - inside, 1e-12),
+        "sample_coverages": inside / max(area, 1e-12),
         "object_coverages": inside / np.maximum(areas, 1e-12),
     }
     limits = {name: [to.of_sampler(f"{end}_crop_{name}", sampler) for end in ("min", "max")] for name in shares}

@@ -77,22 +77,22 @@ class ImageDetRecordIter(ThreadedImageIter):
         **augmentation: Any,
     ) -> None:
         self._records = recordio.RecordReader(path_imgrec, path_imgidx)
-        self._where = os.fspath(path_imgrec)
+        self._path = os.fspath(path_imgrec)
         self._lists = image_list(path_imglist, None, np.float32)
         self._label_numbers, self._pad_value = label_width, label_pad_value
-        keys = Progress(f"reading labels of {self._where}", len(self._records.keys), unit="records").each(
+        keys = Progress(f"reading labels of {self._path}", len(self._records.keys), unit="records").each(
             self._records.keys
         )
         sizes = [len(self._label(key, recordio.unpack(self._records.read(key))[0])) for key in keys]
         longest = max(sizes, default=0)
         if 0 < label_pad_width < longest:
             raise ParameterError(
-                f"{self._where}: label_pad_width={label_pad_width} is less than the {longest} numbers of the longest "
+                f"{self._path}: label_pad_width={label_pad_width} is less than the {longest} numbers of the longest "
                 f"label"
             )
         super().__init__(
             self._records.keys,
-            self._where,
+            self._path,
             data_shape,
             batch_size,
             label_shape=(_SIZES + max(label_pad_width, longest),),
@@ -116,7 +116,7 @@ class ImageDetRecordIter(ThreadedImageIter):
         label = header.label
         if self._lists is not None:
             if header.id not in self._lists:
-                raise FormatError(f"{self._where}: record {key}: path_imglist has no label for its id {header.id}")
+                raise FormatError(f"{self._path}: record {key}: path_imglist has no label for its id {header.id}")
             label = self._lists[header.id][0]
         numbers = np.atleast_1d(np.asarray(label, np.float32)).ravel()
         head, width = (
@@ -124,19 +124,19 @@ class ImageDetRecordIter(ThreadedImageIter):
         )
         if head < 2 or width < _LEAST_BOX or numbers.size < head or (numbers.size - head) % width:
             raise FormatError(
-                f"{self._where}: record {key}: a label of boxes begins with how many numbers its head has (at least 2) "
+                f"{self._path}: record {key}: a label of boxes begins with how many numbers its head has (at least 2) "
                 f"and each box has (at least {_LEAST_BOX}), and whole boxes follow the head; got {numbers.size} "
                 f"numbers, {numbers[:8].tolist()}"
             )
         if self._label_numbers > 0 and numbers.size != self._label_numbers:
             raise FormatError(
-                f"{self._where}: record {key}: a label of {numbers.size} numbers, label_width is {self._label_numbers}"
+                f"{self._path}: record {key}: a label of {numbers.size} numbers, label_width is {self._label_numbers}"
             )
         return numbers
 
     def _fetch(self, key: int) -> tuple[str, bytes, Host, int]:
         header, content = recordio.unpack(self._records.read(key))
-        return f"{self._where}: record {key}", content, self._label(key, header), header.id
+        return f"{self._path}: record {key}", content, self._label(key, header), header.id
 
     def _prepare(self, pixels: Host, label: Host, what: str, draw: np.random.Generator) -> tuple[Host, Host]:
         head, width = int(label[0]), int(label[1])
@@ -149,8 +149,8 @@ class ImageDetRecordIter(ThreadedImageIter):
         return pixels, row
 
     def _values(self, pixels: Host, draw: np.random.Generator) -> Host:
-        whole = pixels
+        augmented = pixels
         if pixels.shape != self._shape:  # zeros are normalized, too, as in MXNet
-            whole = np.zeros(self._shape, pixels.dtype)
-            whole[:, : pixels.shape[1], : pixels.shape[2]] = pixels
-        return normalized(whole, self._augmentation.plain, self._mean, draw)
+            augmented = np.zeros(self._shape, pixels.dtype)
+            augmented[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+        return normalized(augmented, self._augmentation.plain, self._mean, draw)

@@ -124,7 +124,9 @@ def class_files(path: Path) -> dict[str, list[str]]:
     if not path.is_dir():
         reason = "is a file" if path.exists() else "does not exist"
         raise FormatError(f"{path}: expected a folder with a sub-folder of images for each class, but it {reason}")
-    classes = sorted((one.name for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")), key=_order)
+    classes = sorted(
+        (folder.name for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")), key=_order
+    )
     if not classes:
         raise FormatError(
             f"{path}: expected a sub-folder of images for each class, such as {path / 'cats'}, but there is no "

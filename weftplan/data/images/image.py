@@ -291,13 +291,13 @@ def imrotate(src: NDArray, rotation_degrees: NDArray | float, zoom_in: bool = Fa
         raise TypeError(f"imrotate: images must be float32, got {np.dtype(src.dtype)}")
     if src.ndim not in (3, 4):
         raise ShapeError(f"imrotate: expected (channels, height, width) or a batch, got shape {tuple(src.shape)}")
-    one = isinstance(rotation_degrees, (int, float, np.number))
+    is_single = isinstance(rotation_degrees, (int, float, np.number))
     if src.ndim == 3:
-        if not one:
+        if not is_single:
             raise TypeError("imrotate: one image takes one angle, a number")
         return imrotate(src.expand_dims(axis=0), rotation_degrees, zoom_in, zoom_out)[0]
     count, _, h, w = src.shape
-    angles = np.full(count, rotation_degrees) if one else np.asarray(nd.array(rotation_degrees).asnumpy())
+    angles = np.full(count, rotation_degrees) if is_single else np.asarray(nd.array(rotation_degrees).asnumpy())
     if len(angles) != count:
         raise ParameterError(f"imrotate: {count} images, but {len(angles)} angles")
     radians = np.deg2rad(angles.astype(np.float64))[:, None, None]
@@ -308,12 +308,14 @@ def imrotate(src: NDArray, rotation_degrees: NDArray | float, zoom_in: bool = Fa
     grid = np.stack([turned_x / (middle_x or 1), turned_y / (middle_y or 1)], axis=1)
     if zoom_in or zoom_out:
         reach, tilt, turn = np.hypot(h, w), np.arctan2(h, w), np.abs(radians)
-        corners = [np.abs(reach * np.array([np.cos(tilt + way * turn), np.sin(tilt + way * turn)])) for way in (1, -1)]
-        most_x, most_y = np.maximum(*corners)
-        scale = np.maximum(most_x / w, most_y / h) if zoom_out else np.minimum(w / most_x, h / most_y)
+        corners = [
+            np.abs(reach * np.array([np.cos(tilt + sign * turn), np.sin(tilt + sign * turn)])) for sign in (1, -1)
+        ]
+        max_x, max_y = np.maximum(*corners)
+        scale = np.maximum(max_x / w, max_y / h) if zoom_out else np.minimum(w / max_x, h / max_y)
         grid *= scale[:, None]
-    place = nd.array(grid.astype(np.float32), ctx=src.context)
-    result: NDArray = nd.BilinearSampler(src, place)  # type: ignore[attr-defined,unused-ignore]
+    positions = nd.array(grid.astype(np.float32), ctx=src.context)
+    result: NDArray = nd.BilinearSampler(src, positions)  # type: ignore[attr-defined,unused-ignore]
     return result
 
 

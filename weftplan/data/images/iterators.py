@@ -127,7 +127,17 @@ class ImageIter(DataIter):
     def next(self) -> DataBatch:
         if self._ended:
             raise StopIteration
-        rows, self._carried = self._carried, []
+        before = self.cur, self._carried
+        try:
+            return self._batch()
+        except StopIteration:
+            raise
+        except BaseException:  # so that the next call makes the same batch
+            (self.cur, self._carried), self._ended = before, False
+            raise
+
+    def _batch(self) -> DataBatch:
+        rows, self._carried = [*self._carried], []
         pad = 0
         while len(rows) < self.batch_size:
             try:
@@ -167,7 +177,9 @@ class ImageIter(DataIter):
         """Convert an image to its form in a batch."""
         value: Host = self.postprocess_data(image).asnumpy()
         if value.shape != self.data_shape:
-            raise ShapeError(f"{self._place()}: the augmenters gave {value.shape}, data_shape is {self.data_shape}")
+            raise ShapeError(
+                f"{self._image_name()}: the augmenters gave {value.shape}, data_shape is {self.data_shape}"
+            )
         return value
 
     def _labels(self, rows: Sequence[Any]) -> Host:
@@ -192,9 +204,9 @@ class ImageIter(DataIter):
         try:
             return imdecode(s)
         except FormatError as error:
-            raise FormatError(f"{self._place()}: {error}") from None
+            raise FormatError(f"{self._image_name()}: {error}") from None
 
-    def _place(self) -> str:
+    def _image_name(self) -> str:
         key = self.seq[(self.cur or self.num_image) - 1]
         return f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
 
@@ -205,8 +217,8 @@ class ImageIter(DataIter):
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
         """Apply all augmenters to an image."""
-        for one in self.auglist:
-            data = one(data)
+        for augmenter in self.auglist:
+            data = augmenter(data)
         return data
 
     def postprocess_data(self, datum: NDArray) -> NDArray:
@@ -215,7 +227,7 @@ class ImageIter(DataIter):
 
 
 def image_list(
-    path: File | None, given: Sequence[Sequence[Any]] | None, dtype: Any
+    path: File | None, entries_in_memory: Sequence[Sequence[Any]] | None, dtype: Any
 ) -> dict[Any, tuple[Host, str]] | None:
     """Read {key: (label, path)} from a list in a file or in memory; raises FormatError for a malformed line."""
     if path is not None:
@@ -234,10 +246,10 @@ def image_list(
                     f"{line[:60]!r}"
                 ) from None
         return entries
-    if given is None:
+    if entries_in_memory is None:
         return None
-    labels = [item[0] if len(item) == 2 else item[:-1] for item in given]
+    labels = [item[0] if len(item) == 2 else item[:-1] for item in entries_in_memory]
     return {
         str(k): (np.atleast_1d(np.asarray(label, dtype)), os.fspath(item[-1]))
-        for k, (label, item) in enumerate(zip(labels, given, strict=True), 1)
+        for k, (label, item) in enumerate(zip(labels, entries_in_memory, strict=True), 1)
     }

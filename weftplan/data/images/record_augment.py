@@ -159,10 +159,10 @@ def _moved(pixels: Host, to: Augmentation, draw: np.random.Generator) -> Host:
     ratio = 1 + draw.uniform(-stretch, stretch)
     high, wide = 2 * scale / (1 + ratio), 2 * scale * ratio / (1 + ratio)
     cos, sin = np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))
-    wanted = np.clip(scale * np.array([columns, rows]), to.min_img_size, to.max_img_size)
+    target = np.clip(scale * np.array([columns, rows]), to.min_img_size, to.max_img_size)
     turn = np.array([[high * cos - shear * sin * wide, high * sin + shear * cos * wide], [-sin * wide, cos * wide]])
-    shift = wanted / 2 - turn @ (np.array([columns, rows]) / 2)
-    width, height = (max(1, int(side)) for side in wanted)
+    shift = target / 2 - turn @ (np.array([columns, rows]) / 2)
+    width, height = (max(1, int(side)) for side in target)
     sizes = (rows, columns, height, width)
     method = method_of(to.inter_method, sizes, draw)
     return warp(pixels, np.column_stack([turn, shift]), width, height, method, to.fill_value)
@@ -253,6 +253,6 @@ def _from_hls(hls: Host, moves: list[int]) -> Host:
     reach = saturation * np.minimum(light, 1 - light)
     parts = []
     for start in (0, 4, 2):  # red, green, blue: a sixth of the circle is 1
-        place = (start + hue) % 6
-        parts.append(light + reach * np.clip(np.minimum(np.abs(place - 3) - 1, 1), -1, 1))
+        sector = (start + hue) % 6
+        parts.append(light + reach * np.clip(np.minimum(np.abs(sector - 3) - 1, 1), -1, 1))
     return np.stack(parts, axis=2).astype(np.float32) * 255

@@ -69,27 +69,27 @@ _KERNELS: dict[int, tuple[int, Callable[[Host], Host]]] = {CUBIC: (2, _cubic), L
 def _table(old: int, new: int, method: int) -> tuple[Host, Host]:
     """Return (indices, weights) of shape (new, taps): the old pixels of each new pixel."""
     ratio = old / new
-    places = np.arange(new)
+    indices = np.arange(new)
     if method == NEAREST:
-        index = np.minimum(np.floor(places * ratio), old - 1).astype(np.intp)
+        index = np.minimum(np.floor(indices * ratio), old - 1).astype(np.intp)
         return index[:, None], np.ones((new, 1), np.float32)
     if method == AREA:
         taps = int(np.ceil(ratio)) + 1
-        first = np.floor(places * ratio).astype(np.intp)
-        index = first[:, None] + np.arange(taps)
-        begin, end = places[:, None] * ratio, (places[:, None] + 1) * ratio
+        lowest = np.floor(indices * ratio).astype(np.intp)
+        index = lowest[:, None] + np.arange(taps)
+        begin, end = indices[:, None] * ratio, (indices[:, None] + 1) * ratio
         weights = np.clip(np.minimum(index + 1, end) - np.maximum(index, begin), 0, None)
     elif method == _AREA_LARGER:
-        left = np.floor(places * ratio)
-        share = (places + 1) - (left + 1) / ratio
+        left = np.floor(indices * ratio)
+        share = (indices + 1) - (left + 1) / ratio
         share = np.where(share <= 0, 0.0, share - np.floor(share))
         index = left.astype(np.intp)[:, None] + np.arange(2)
         weights = np.stack([1 - share, share], axis=1)
     else:
         half, kernel = _KERNELS.get(method, (1, _linear))
-        centre = (places + 0.5) * ratio - 0.5
-        first = np.floor(centre).astype(np.intp)
-        index = first[:, None] + np.arange(1 - half, 1 + half)
+        centre = (indices + 0.5) * ratio - 0.5
+        lowest = np.floor(centre).astype(np.intp)
+        index = lowest[:, None] + np.arange(1 - half, 1 + half)
         weights = kernel(centre[:, None] - index)
     weights = weights / weights.sum(axis=1, keepdims=True)
     return np.clip(index, 0, old - 1), weights.astype(np.float32)
@@ -136,10 +136,10 @@ def resize(pixels: Host, width: int, height: int, method: int = LINEAR) -> Host:
 
 def warp(pixels: Host, matrix: Host, width: int, height: int, method: int, fill: float) -> Host:
     """Warp an image: its pixel at (x, y) moves to ``matrix @ (x, y, 1)``; uncovered pixels become ``fill``."""
-    back = np.linalg.inv(np.vstack([matrix, [0.0, 0.0, 1.0]]))
+    inverse = np.linalg.inv(np.vstack([matrix, [0.0, 0.0, 1.0]]))
     ys, xs = np.mgrid[0:height, 0:width].astype(np.float64)
-    x = back[0, 0] * xs + back[0, 1] * ys + back[0, 2]
-    y = back[1, 0] * xs + back[1, 1] * ys + back[1, 2]
+    x = inverse[0, 0] * xs + inverse[0, 1] * ys + inverse[0, 2]
+    y = inverse[1, 0] * xs + inverse[1, 1] * ys + inverse[1, 2]
     if method == NEAREST:
         x, y = np.rint(x), np.rint(y)
     half, kernel = _KERNELS.get(method, (1, _linear))

@@ -24,7 +24,7 @@ from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
 from weftplan.data.image_files import decode
 from weftplan.data.images.record_augment import Augmentation, augment, normalized, signed_bytes
-from weftplan.data.iterator_state import State, make_state, read_state, whole_in
+from weftplan.data.iterator_state import State, checked_integer, make_state, read_state
 from weftplan.data.random_draws import generator
 from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
@@ -42,7 +42,7 @@ class ThreadedImageIter(HoldingIter):
 
     Args:
         keys: arguments of :meth:`_fetch`, one for each image; ``num_parts`` and ``part_index`` select a part.
-        where: the source of the images, for errors.
+        label: the source of the images, for errors.
         data_shape: (channels, height, width); 1 channel is grey.
         label_shape: of one sample; ``()`` for one number.
         shuffle: a random order from ``seed``, another in each epoch.
@@ -60,7 +60,7 @@ class ThreadedImageIter(HoldingIter):
     def __init__(
         self,
         keys: Sequence[Any],
-        where: str,
+        label: str,
         data_shape: Sequence[int],
         batch_size: int,
         *,
@@ -92,10 +92,10 @@ class ThreadedImageIter(HoldingIter):
             hint = did_you_mean(name, sorted(fields))
             warnings.warn(f"{mine}: {name!r} is no setting; {hint}", stacklevel=3)
         self._augmentation = self._settings(**{k: v for k, v in augmentation.items() if k in fields})
-        self._name = where
+        self._name = label
         self._keys = keys[len(keys) * part_index // num_parts : len(keys) * (part_index + 1) // num_parts]
         if not self._keys:
-            raise FormatError(f"{where}: there are no images in this part, {part_index} of {num_parts}")
+            raise FormatError(f"{label}: there are no images in this part, {part_index} of {num_parts}")
         self._shape = tuple(data_shape)
         self._shuffle, self._seed, self._seed_aug = shuffle, seed, seed if seed_aug is None else seed_aug
         self.round_batch = round_batch
@@ -140,8 +140,8 @@ class ThreadedImageIter(HoldingIter):
             mean: Host = (held["mean_img"] if isinstance(held, dict) else held[0]).asnumpy()
         else:
             mean = np.zeros(self._shape, np.float64)
-            for place in range(len(self._keys)):
-                mean += self._pixels(place, 0)[0]
+            for position in range(len(self._keys)):
+                mean += self._pixels(position, 0)[0]
             mean = (mean / len(self._keys)).astype(np.float32)
             nd.save(os.fspath(path), {"mean_img": nd.array(mean)})
         if mean.shape != self._shape:
@@ -172,24 +172,24 @@ class ThreadedImageIter(HoldingIter):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         epoch, cursor = read_state(self, state, self._facts, "epoch", "cursor")
-        epoch = whole_in(self, "epoch", epoch, 1 << 40)
-        self._begin(epoch, whole_in(self, "cursor", cursor, len(self._keys) + self.batch_size))
+        epoch = checked_integer(self, "epoch", epoch, 1 << 40)
+        self._begin(epoch, checked_integer(self, "cursor", cursor, len(self._keys) + self.batch_size))
 
-    def _pixels(self, place: int, epoch: int) -> tuple[Host, Host, np.random.Generator, int]:
+    def _pixels(self, position: int, epoch: int) -> tuple[Host, Host, np.random.Generator, int]:
         """Return (augmented pixels, label, generator, id) of a sample."""
-        draw = generator((self._seed_aug, epoch << 40 | place))
-        what, content, label, number = self._fetch(self._keys[place])
+        draw = generator((self._seed_aug, epoch << 40 | position))
+        what, content, label, number = self._fetch(self._keys[position])
         pixels = decode(content, {1: 0, 3: 1, 4: -1}[self._shape[0]], what)
         if pixels.shape[2] != self._shape[0]:
             raise ShapeError(f"{what}: an image of {pixels.shape[2]} channels, data_shape is {self._shape}")
         try:
-            return *self._prepare(pixels, label, what, draw), draw, place if number is None else number
+            return *self._prepare(pixels, label, what, draw), draw, position if number is None else number
         except ShapeError as error:
             raise ShapeError(f"{what}: {str(error).removeprefix(f'{what}: ')}") from None
 
-    def _sample(self, place: int, epoch: int) -> tuple[Host, Host, int]:
+    def _sample(self, position: int, epoch: int) -> tuple[Host, Host, int]:
         """Return (data, label, id) of a sample, made by a thread of the pool."""
-        pixels, label, draw, number = self._pixels(place, epoch)
+        pixels, label, draw, number = self._pixels(position, epoch)
         dtype = np.dtype(self.provide_data[0].dtype)
         if dtype == np.int8:
             return signed_bytes(pixels, self._augmentation, self._mean), label, number
@@ -206,10 +206,10 @@ class ThreadedImageIter(HoldingIter):
         count = len(self._keys)
         while len(self._coming) < self._ahead and self._cursor < count:
             stop = self._cursor + self.batch_size
-            places = self._order[np.arange(self._cursor, stop) % count]
+            positions = self._order[np.arange(self._cursor, stop) % count]
             pad = max(0, stop - count)
             self._cursor = stop
-            futures = [self._threads.submit(self._sample, int(place), self._epoch) for place in places]
+            futures = [self._threads.submit(self._sample, int(position), self._epoch) for position in positions]
             self._coming.append((futures, pad))
 
     def iter_next(self) -> bool:

@@ -14,19 +14,19 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter
-from weftplan.data.input.layout import Host, Layout, Names, Part, layout_of
-from weftplan.data.input.sample_reader import Filled, Reader, Task
+from weftplan.data.input.layout import BatchLayout, Host, Names, SamplePart, layout_of
+from weftplan.data.input.sample_reader import Filled, Reader, ReadTask
 from weftplan.data.input.seeding import Key, borrowed_generators
-from weftplan.data.input.sources import Dataset, Stream, is_torch_loader, keeps_its_order, source_of
+from weftplan.data.input.sources import Dataset, SampleStream, is_torch_loader, keeps_its_order, source_of
 from weftplan.data.input.worker_loop import Recipe
-from weftplan.data.input.workers import Pool, check_start_method
-from weftplan.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
+from weftplan.data.input.workers import WorkerPool, check_start_method
+from weftplan.data.iterator_state import State, checked_integer, key_in, make_state, not_resumable, read_state
 from weftplan.device.context import HOST_MEMORY, Context, cpu
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.ndarray import empty, random
 from weftplan.support.package_log import log
 
-_TOLD = 5
+_MAX_REPORTED = 5
 """Number of skipped samples that are logged individually."""
 
 
@@ -106,13 +106,15 @@ class DatasetIter(DataIter):
                 raise ParameterError(f"{what} must be a whole number of at least {least}, got {value!r}")
         if not deadline > 0:
             raise ParameterError(f"deadline must be seconds above 0, got {deadline!r}")
-        self._given = source
+        self._original_source = source
         self._source = source_of(source, batches=batch_size is None)
         if shuffle and not isinstance(self._source, Dataset):
             raise ParameterError("shuffle needs a dataset with __len__ and __getitem__; a stream has its own order")
         self._reader = Reader(self._source, transform, on_error == "skip")
         with borrowed_generators():
-            self._layout: Layout = layout_of(self._reader.first(), data_names, label_names, dtype, batch_size)
+            self._layout: BatchLayout = layout_of(
+                self._reader.first_sample(), data_names, label_names, dtype, batch_size
+            )
         self._reader.layout = self._layout
         super().__init__(self._layout.rows)
         self.shuffle, self.last_batch_handle = shuffle, last_batch_handle
@@ -139,12 +141,12 @@ class DatasetIter(DataIter):
         """Samples skipped so far."""
         self.skipped_samples: deque[tuple[int, str]] = deque(maxlen=1000)
         """(number, reason) of the last 1000 skipped samples."""
-        self._pool: Pool | None = None
+        self._pool: WorkerPool | None = None
         self._tickets: deque[tuple[int, int]] = deque()
         """(batch, ticket) of the outstanding requests, in order."""
         self._begin(random.next_key(cpu()), 0)
 
-    def _desc(self, part: Part) -> DataDesc:
+    def _desc(self, part: SamplePart) -> DataDesc:
         return DataDesc(part.name, (self.batch_size, *part.shape), part.dtype)
 
     # -- epochs and states ------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class DatasetIter(DataIter):
         self._begin(random.next_key(cpu()), 0)
 
     def _begin(self, key: Key, batch: int) -> None:
-        self._key, self._batch, self._asked = key, batch, batch
+        self._key, self._batch, self._requested = key, batch, batch
         self._ended = False
         self._tickets.clear()
         if self._pool is not None and not self._pool.closed:
@@ -179,15 +181,15 @@ class DatasetIter(DataIter):
     def set_state(self, state: Mapping[str, object]) -> None:
         self._check_resumable()
         key, batch, skipped = read_state(self, state, self._facts, "key", "batch", "skipped")
-        drawn, most = key_in(self, key), 2**62 if self._count is None else self._count
-        whole_in(self, "batch", batch, most)
-        whole_in(self, "skipped", skipped, 2**62)
+        drawn, limit = key_in(self, key), 2**62 if self._count is None else self._count
+        checked_integer(self, "batch", batch, limit)
+        checked_integer(self, "skipped", skipped, 2**62)
         self._check_length()
         self._begin(drawn, batch)
         self.skipped = skipped
 
     def _check_resumable(self) -> None:
-        if not keeps_its_order(self._given):
+        if not keeps_its_order(self._original_source):
             raise not_resumable(
                 self, "a DataLoader that shuffles does not say its order: give its dataset and shuffle=True instead"
             )
@@ -197,8 +199,8 @@ class DatasetIter(DataIter):
         """Batches of an epoch; None for a stream, whose length is unknown until it ends."""
         if self._samples is None:
             return None
-        whole, remainder = divmod(self._samples, self.batch_size)
-        return whole + (remainder > 0 and self.last_batch_handle == "pad")
+        full_batches, remainder = divmod(self._samples, self.batch_size)
+        return full_batches + (remainder > 0 and self.last_batch_handle == "pad")
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -212,20 +214,20 @@ class DatasetIter(DataIter):
 
     def _following(self) -> DataBatch | None:
         """Read the next batch; None if none of its samples is readable or it is discarded."""
-        task = Task(self._key, self.shuffle, self._batch)
+        task = ReadTask(self._key, self.shuffle, self._batch)
         arrays = [
             empty((self.batch_size, *part.shape), ctx=self._context, dtype=part.dtype) for part in self._layout.parts
         ]
         hosts = [array.raw() for array in arrays]  # not shared yet: no engine operation uses them
         try:
-            filled = self._by_workers(task, hosts) if self.num_workers else self._here(task, hosts)
+            filled = self._by_workers(task, hosts) if self.num_workers else self._read_inline(task, hosts)
         except DataError as error:
             self._batch += not isinstance(error, DataWorkerError)
             raise
-        left_over = filled.rows + len(filled.skipped) < self.batch_size
+        has_remainder = filled.rows + len(filled.skipped) < self.batch_size
         count = sum(not part.label for part in self._layout.parts)
         batch = None
-        if filled.rows and not (left_over and self._samples is None and self.last_batch_handle == "discard"):
+        if filled.rows and not (has_remainder and self._samples is None and self.last_batch_handle == "discard"):
             try:
                 batch = DataBatch(
                     arrays[:count],
@@ -245,33 +247,37 @@ class DatasetIter(DataIter):
             self._check_end(filled.ended)
         return batch
 
-    def _index(self, task: Task, filled: Filled) -> Host | None:
+    def _index(self, task: ReadTask, filled: Filled) -> Host | None:
         if self._layout.batched:
             return None
         numbers = self._reader.numbers(task)
-        read = numbers[: filled.rows] if filled.places is None else [numbers[place] for place in filled.places]
+        read = (
+            numbers[: filled.rows] if filled.positions is None else [numbers[position] for position in filled.positions]
+        )
         return np.resize(np.asarray(read), self.batch_size)
 
     def _count_skipped(self, filled: Filled) -> None:
         for number, text in filled.skipped:
             self.skipped += 1
             self.skipped_samples.append((number, text))
-            if self.skipped <= _TOLD:
-                suffix = "; further ones are counted alone (see skipped_samples)" if self.skipped == _TOLD else ""
+            if self.skipped <= _MAX_REPORTED:
+                suffix = (
+                    "; further ones are counted alone (see skipped_samples)" if self.skipped == _MAX_REPORTED else ""
+                )
                 log.warning("DatasetIter left out what it cannot read: %s%s", text, suffix)
 
     def _check_end(self, got: int) -> None:
         """Raise DataError if a stream ended after a different number of items than its ``len()``."""
-        assert isinstance(self._source, Stream)
+        assert isinstance(self._source, SampleStream)
         says = self._source.length()
         if says is not None and says != got:
             raise DataError(f"the source says that it has {says} items, but it ended after {got}")
 
-    def _here(self, task: Task, hosts: Sequence[Host]) -> Filled:
+    def _read_inline(self, task: ReadTask, hosts: Sequence[Host]) -> Filled:
         with borrowed_generators():
             return self._reader.read(task, hosts)
 
-    def _by_workers(self, task: Task, hosts: Sequence[Host]) -> Filled:
+    def _by_workers(self, task: ReadTask, hosts: Sequence[Host]) -> Filled:
         pool = self._ask()
         number, ticket = self._tickets[0]
         assert number == task.number
@@ -288,24 +294,24 @@ class DatasetIter(DataIter):
             self._ask()
         return filled
 
-    def _ask(self) -> Pool:
+    def _ask(self) -> WorkerPool:
         """Fill the request queue up to the prefetch limit, starting workers if needed; returns the pool."""
         if self._pool is None or self._pool.closed:
             self._pool = None
             self._tickets.clear()
-            self._asked = self._batch
+            self._requested = self._batch
             self._pool = self._started()
         pool = self._pool
         if not self._tickets:
-            pool.wait_for_room()
-        while pool.room and (self._count is None or self._asked < self._count):
-            ticket = pool.submit(Task(self._key, self.shuffle, self._asked))
-            self._tickets.append((self._asked, ticket))
-            self._asked += 1
+            pool.wait_for_slot()
+        while pool.has_free_slot and (self._count is None or self._requested < self._count):
+            ticket = pool.submit(ReadTask(self._key, self.shuffle, self._requested))
+            self._tickets.append((self._requested, ticket))
+            self._requested += 1
         return pool
 
-    def _started(self) -> Pool:
-        pool = Pool(
+    def _started(self) -> WorkerPool:
+        pool = WorkerPool(
             self._recipe,
             workers=self.num_workers,
             slots=self.num_workers * self._ahead,

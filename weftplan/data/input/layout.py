@@ -25,7 +25,7 @@ class DoesNotFit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SamplePart:
     """One array of a sample.
 
     Attributes:
@@ -49,14 +49,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """Parts of every sample, and the number of samples per batch.
 
     Attributes:
         batched: whether the source yields batches, with samples along the first axis.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SamplePart, ...]
     rows: int
     batched: bool = False
 
@@ -68,11 +68,11 @@ class Layout:
     def views(self, memory: memoryview | bytearray) -> list[Host]:
         """Return the parts of a batch as views of ``memory`` (:attr:`nbytes` writable bytes), which they keep alive."""
         # np.ndarray(…, buffer=memory) would not prevent the mapping from being closed while views exist.
-        whole = np.frombuffer(memory, np.uint8)
+        block = np.frombuffer(memory, np.uint8)
         views, start = [], 0
         for part in self.parts:
             nbytes = self.rows * part.row_bytes
-            views.append(whole[start : start + nbytes].view(part.dtype).reshape(self.rows, *part.shape))
+            views.append(block[start : start + nbytes].view(part.dtype).reshape(self.rows, *part.shape))
             start += _aligned(nbytes)
         return views
 
@@ -83,11 +83,11 @@ class Layout:
             DoesNotFit: the sample lacks a part.
         """
         parts = self.parts
-        first = parts[0].key
-        if first is None:
+        head_key = parts[0].key
+        if head_key is None:
             return [to_host(sample)]
         try:
-            if first.__class__ is int and len(sample) != len(parts):
+            if head_key.__class__ is int and len(sample) != len(parts):
                 raise DoesNotFit(f"it has {len(sample)} parts, the first sample had {len(parts)}")
             values = [sample[part.key] for part in parts]
         except (KeyError, TypeError, IndexError):
@@ -109,11 +109,11 @@ class Layout:
             if not 1 <= count <= self.rows - row:
                 raise DoesNotFit(f"it has {count} samples, the first batch had {self.rows}")
         for part, array, view in zip(self.parts, arrays, views, strict=True):
-            wanted = (count, *part.shape) if batched else part.shape
-            if array.shape != wanted:
+            expected = (count, *part.shape) if batched else part.shape
+            if array.shape != expected:
                 raise DoesNotFit(
-                    f"{part.name!r} has shape {array.shape}, expected {wanted} as in the first; let transform give all "
-                    f"samples one shape"
+                    f"{part.name!r} has shape {array.shape}, expected {expected} as in the first; let transform give "
+                    f"all samples one shape"
                 )
             if array.dtype.kind not in "biuf":
                 raise DoesNotFit(f"{part.name!r} has dtype {array.dtype}, expected numbers")
@@ -152,7 +152,7 @@ def layout_of(
     label_names: Names,
     dtype: DTypeLike | Mapping[str, DTypeLike] | None,
     batch_size: int | None,
-) -> Layout:
+) -> BatchLayout:
     """Derive the layout from the first sample; without a batch size the sample is a batch.
 
     Raises:
@@ -171,11 +171,11 @@ def layout_of(
         if batch_size is None:
             counts[name] = len(array) if array.ndim else 0
         shape = array.shape if batch_size is not None else array.shape[1:]
-        parts.append(Part(name, key, shape, _dtype_of(name, array.dtype, dtype), label))
+        parts.append(SamplePart(name, key, shape, _dtype_of(name, array.dtype, dtype), label))
     if batch_size is None and (len({*counts.values()}) != 1 or 0 in counts.values()):
         raise DataError(f"the first batch has parts of {counts} samples; they must have equally many, at least one")
     rows = batch_size if batch_size is not None else next(iter(counts.values()))
-    return Layout(tuple(parts), rows, batch_size is None)
+    return BatchLayout(tuple(parts), rows, batch_size is None)
 
 
 def _pairs(names: Names, what: str) -> list[tuple[str, str]]:
@@ -203,25 +203,25 @@ def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str,
         return [*names, *labels]
     numbers = isinstance(sample, list) and all(isinstance(part, (int, float)) for part in sample)
     if isinstance(sample, (tuple, list)) and not numbers:
-        wanted = [*names, *labels]
-        if len(sample) != len(wanted):
+        parts = [*names, *labels]
+        if len(sample) != len(parts):
             raise ParameterError(
-                f"samples have {len(sample)} parts, but there are names for {len(wanted)}: data_names "
+                f"samples have {len(sample)} parts, but there are names for {len(parts)}: data_names "
                 f"{[name for name, _, _ in names]}, label_names {[name for name, _, _ in labels]}"
             )
-        return [(name, place, label) for place, (name, _, label) in enumerate(wanted)]
+        return [(name, index, label) for index, (name, _, label) in enumerate(parts)]
     if len(names) != 1:
         raise ParameterError(f"samples are single arrays, but data_names has {[name for name, _, _ in names]}")
     return [(names[0][0], None, False)]
 
 
-def _dtype_of(name: str, found: DType, wanted: DTypeLike | Mapping[str, DTypeLike] | None) -> DType:
+def _dtype_of(name: str, stored: DType, requested: DTypeLike | Mapping[str, DTypeLike] | None) -> DType:
     """Return the dtype in a batch: the requested one, else float32 for float64 and integers, as in NDArrayIter."""
-    asked: Any = wanted.get(name) if isinstance(wanted, Mapping) else wanted
-    if asked is not None:
-        chosen: DType = np.dtype(asked)
+    choice: Any = requested.get(name) if isinstance(requested, Mapping) else requested
+    if choice is not None:
+        chosen: DType = np.dtype(choice)
         return chosen
-    return np.dtype(np.float32) if found == np.float64 or found.kind in "biu" else found
+    return np.dtype(np.float32) if stored == np.float64 or stored.kind in "biu" else stored
 
 
 def _described(value: object) -> str:

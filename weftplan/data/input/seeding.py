@@ -34,9 +34,9 @@ def epoch_order(samples: int, key: Key | None) -> npt.NDArray[np.int64]:
     return order
 
 
-def philox(first: int, second: int) -> np.random.Generator:
+def philox(key: int, second: int) -> np.random.Generator:
     """Return a Philox generator keyed by two numbers."""
-    return np.random.Generator(np.random.Philox(key=[first & _MASK, second & _MASK]))
+    return np.random.Generator(np.random.Philox(key=[key & _MASK, second & _MASK]))
 
 
 def epoch_seed(key: Key) -> int:

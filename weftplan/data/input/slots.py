@@ -16,7 +16,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-from weftplan.data.input.layout import Host, Layout
+from weftplan.data.input.layout import BatchLayout, Host
 from weftplan.errors import OutOfMemoryError
 
 _FOLDER = Path("/dev/shm")
@@ -36,7 +36,7 @@ class Slots:
         OutOfMemoryError: the system has no memory for it.
     """
 
-    def __init__(self, layout: Layout, count: int, name: str | None = None) -> None:
+    def __init__(self, layout: BatchLayout, count: int, name: str | None = None) -> None:
         self._layout = layout
         self._nbytes = max(1, layout.nbytes)
         self._named = name is None
@@ -46,9 +46,9 @@ class Slots:
             self._memory = _make(self._nbytes * count)
         else:
             self._memory = SharedMemory(name)
-        whole: Any = self._memory.buf
+        buffer: Any = self._memory.buf
         self.views: list[list[Host]] = [
-            layout.views(whole[i * self._nbytes : (i + 1) * self._nbytes]) for i in range(count)
+            layout.views(buffer[i * self._nbytes : (i + 1) * self._nbytes]) for i in range(count)
         ]
 
     @property

@@ -22,11 +22,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._source)
 
-    def one(self, number: int) -> object:
+    def sample(self, number: int) -> object:
         """Return a sample."""
         return self._source[number]
 
-    def together(self, numbers: Sequence[int]) -> Sequence[object]:
+    def samples(self, numbers: Sequence[int]) -> Sequence[object]:
         """Return several samples in a batched read.
 
         Raises:
@@ -38,7 +38,7 @@ class Dataset:
         return batch
 
 
-class Stream:
+class SampleStream:
     """Items in the order of an iterable. With states or workers, every iteration must yield the same items."""
 
     def __init__(self, source: Any) -> None:
@@ -72,7 +72,7 @@ class Stream:
         return iterator
 
 
-def source_of(source: object, *, batches: bool = False) -> Dataset | Stream:
+def source_of(source: object, *, batches: bool = False) -> Dataset | SampleStream:
     """Wrap ``source`` as a dataset or a stream; a source of ``batches`` is always a stream.
 
     Raises:
@@ -87,7 +87,7 @@ def source_of(source: object, *, batches: bool = False) -> Dataset | Stream:
             f"a source must have __len__ and __getitem__, be an iterable, or a function that returns one; got "
             f"{type(source).__name__}"
         )
-    return Stream(source)
+    return SampleStream(source)
 
 
 def is_torch_loader(source: object) -> bool:

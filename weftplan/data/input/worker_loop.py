@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing import connection, parent_process
 from typing import Any, NamedTuple
 
-from weftplan.data.input.layout import Layout
-from weftplan.data.input.sample_reader import Filled, Reader, Task, trace_of
+from weftplan.data.input.layout import BatchLayout
+from weftplan.data.input.sample_reader import Filled, Reader, ReadTask, trace_of
 from weftplan.data.input.slots import Slots
 from weftplan.data.input.sources import Dataset, source_of
 from weftplan.errors import DataError
@@ -33,17 +33,17 @@ class Recipe(NamedTuple):
     source: Any
     transform: Callable[[Any], Any] | None
     skip: bool
-    layout: Layout
+    layout: BatchLayout
 
 
-class Ready(NamedTuple):
+class WorkerReady(NamedTuple):
     """Message: a worker has mapped the slots and is ready."""
 
     samples: int | None
     """Length of the dataset; None for a stream."""
 
 
-class Done(NamedTuple):
+class TaskDone(NamedTuple):
     """Message: a task has finished."""
 
     ticket: int
@@ -63,7 +63,7 @@ class ReadRequest(NamedTuple):
 
     ticket: int
     slot: int
-    task: Task
+    task: ReadTask
 
 
 def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots: int) -> None:
@@ -88,7 +88,7 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
             source = source_of(loaded.source, batches=loaded.layout.batched)
             memory = Slots(loaded.layout, slots, slots_name)
             reader = Reader(source, loaded.transform, loaded.skip, loaded.layout)
-            conn.send(Ready(len(source) if isinstance(source, Dataset) else None))
+            conn.send(WorkerReady(len(source) if isinstance(source, Dataset) else None))
         except BaseException as error:
             conn.send(_failed(-1, error))
             return
@@ -104,9 +104,9 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
             memory.close()
 
 
-def _answer(reader: Reader, memory: Slots, request: ReadRequest) -> Done | Failed:
+def _answer(reader: Reader, memory: Slots, request: ReadRequest) -> TaskDone | Failed:
     try:
-        return Done(request.ticket, reader.read(request.task, memory.views[request.slot]))
+        return TaskDone(request.ticket, reader.read(request.task, memory.views[request.slot]))
     except BaseException as error:  # includes sys.exit() in a dataset
         return _failed(request.ticket, error)
 

@@ -1,8 +1,8 @@
 """Pool of worker processes, seen from the owner: scheduling, deadlines, dead-worker detection.
 
-A pool belongs to one process and is used by one thread at a time. :meth:`Pool.submit` requests a batch; results are
-taken in any order. The choice of worker affects only the timing. Every wait is bounded: it ends with an answer, with
-the death of a worker (its sentinel becomes ready), or at the deadline.
+A pool belongs to one process and is used by one thread at a time. :meth:`WorkerPool.submit` requests a batch; results
+are taken in any order. The choice of worker affects only the timing. Every wait is bounded: it ends with an answer,
+with the death of a worker (its sentinel becomes ready), or at the deadline.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from multiprocessing import connection
 from typing import Any
 
 from weftplan.data.input import worker_loop
-from weftplan.data.input.layout import Host, Layout
-from weftplan.data.input.sample_reader import Filled, Task
+from weftplan.data.input.layout import BatchLayout, Host
+from weftplan.data.input.sample_reader import Filled, ReadTask
 from weftplan.data.input.slots import Slots
-from weftplan.data.input.worker_loop import Done, Failed, ReadRequest, Ready, Recipe
+from weftplan.data.input.worker_loop import Failed, ReadRequest, Recipe, TaskDone, WorkerReady
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 
 START_METHODS = ("forkserver", "spawn", "fork")
@@ -62,7 +62,7 @@ class _Worker:
     def __str__(self) -> str:
         return f"data worker {self.number} (process {self.pid})"
 
-    def where(self) -> str:
+    def location(self) -> str:
         """Return the stacks of the worker's threads; empty if it does not respond in time."""
         if worker_loop.STACK_SIGNAL is None:
             return ""
@@ -78,7 +78,7 @@ class _Worker:
         return b"".join(parts).decode(errors="replace")
 
 
-class Pool:
+class WorkerPool:
     """Pool of workers, with the shared-memory slots that they fill.
 
     Args:
@@ -96,9 +96,9 @@ class Pool:
     def __init__(self, recipe: Recipe, *, workers: int, slots: int, start_method: str, deadline: float) -> None:
         self.owner = os.getpid()
         self._deadline = deadline
-        self._layout: Layout = recipe.layout
+        self._layout: BatchLayout = recipe.layout
         self._tickets = 0
-        self._answers: dict[int, Done | Failed] = {}
+        self._answers: dict[int, TaskDone | Failed] = {}
         self._holding: dict[int, tuple[int, _Worker]] = {}
         """Ticket -> (slot, worker), until the ticket is released."""
         self._free: list[int] = list(range(slots))
@@ -122,20 +122,20 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Process IDs of the workers."""
-        return [one.pid for one in self._workers]
+        return [worker.pid for worker in self._workers]
 
     @property
-    def room(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether a slot is free, so that a batch can be requested."""
         return bool(self._free)
 
-    def submit(self, task: Task) -> int:
+    def submit(self, task: ReadTask) -> int:
         """Request a batch from the worker with the fewest requests; returns the ticket for :meth:`take`.
 
         If a worker has died, it is chosen, so that :meth:`take` reports its death even if it was idle.
         """
         self._tickets += 1
-        chosen = min(self._workers, key=lambda one: (one.error is None, len(one.requests)))
+        chosen = min(self._workers, key=lambda worker: (worker.error is None, len(worker.requests)))
         request = ReadRequest(self._tickets, self._free.pop(), task)
         if not chosen.requests:
             chosen.heard = time.monotonic()
@@ -177,7 +177,7 @@ class Pool:
             else:
                 self._forgotten.add(ticket)
 
-    def wait_for_room(self) -> None:
+    def wait_for_slot(self) -> None:
         """Wait until the slot of an abandoned batch is free.
 
         Raises:
@@ -187,49 +187,49 @@ class Pool:
             _, chosen = self._holding[min(self._forgotten)]
             self._wait(chosen, lambda: bool(self._free))
 
-    def _wait(self, chosen: _Worker, done: Callable[[], bool]) -> None:
-        """Process messages until ``done()``, which depends on the worker ``chosen``.
+    def _wait(self, chosen: _Worker, is_complete: Callable[[], bool]) -> None:
+        """Process messages until ``is_complete()``, which depends on the worker ``chosen``.
 
         Raises:
             DataWorkerError: the worker has died or is silent until the deadline; the pool is closed.
         """
         waiting = time.monotonic()
-        while not done():
-            left = max(chosen.heard, waiting) + self._deadline - time.monotonic()
-            if chosen.error is None and left <= 0:
+        while not is_complete():
+            remaining_s = max(chosen.heard, waiting) + self._deadline - time.monotonic()
+            if chosen.error is None and remaining_s <= 0:
                 chosen.error = self._late(chosen)
             if chosen.error is not None:
                 self.close(patience=0)
                 raise DataWorkerError(chosen.error)
-            self._listen(left)
+            self._listen(remaining_s)
 
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def _listen(self, seconds: float) -> None:
         """Wait at most ``seconds`` for a message or the death of any worker, then process all messages."""
         owners: dict[Any, _Worker] = {}
-        for one in self._workers:
-            if one.error is None:
-                owners[one.conn] = owners[one.process.sentinel] = one
-        for one in dict.fromkeys(owners[handle] for handle in connection.wait(list(owners), seconds)):
+        for worker in self._workers:
+            if worker.error is None:
+                owners[worker.conn] = owners[worker.process.sentinel] = worker
+        for worker in dict.fromkeys(owners[handle] for handle in connection.wait(list(owners), seconds)):
             try:
-                while one.conn.poll():
-                    self._hear(one, one.conn.recv())
+                while worker.conn.poll():
+                    self._hear(worker, worker.conn.recv())
             except (EOFError, OSError, pickle.UnpicklingError):  # the connection has ended, perhaps within an answer
-                self._lost(one)
+                self._lost(worker)
                 continue
-            if not one.process.is_alive():
-                self._lost(one)
+            if not worker.process.is_alive():
+                self._lost(worker)
 
-    def _hear(self, one: _Worker, answer: Ready | Done | Failed) -> None:
-        one.heard = time.monotonic()
-        if isinstance(answer, Ready):
-            self._ready[one.number] = answer
+    def _hear(self, worker: _Worker, answer: WorkerReady | TaskDone | Failed) -> None:
+        worker.heard = time.monotonic()
+        if isinstance(answer, WorkerReady):
+            self._ready[worker.number] = answer
             return
         if isinstance(answer, Failed) and answer.ticket < 0:
-            one.error = f"{one} could not begin: {answer.text}\n\n{answer.trace}".rstrip()
+            worker.error = f"{worker} could not begin: {answer.text}\n\n{answer.trace}".rstrip()
             return
-        one.requests.popleft()
+        worker.requests.popleft()
         if answer.ticket in self._forgotten:
             self._forgotten.discard(answer.ticket)
             self.release(answer.ticket)
@@ -237,46 +237,47 @@ class Pool:
             self._answers[answer.ticket] = answer
 
     def _hear_all_ready(self) -> None:
-        self._ready: dict[int, Ready] = {}
+        self._ready: dict[int, WorkerReady] = {}
         end = time.monotonic() + self._deadline
         while len(self._ready) < len(self._workers):
-            for one in self._workers:
-                if one.error is not None:
-                    raise DataWorkerError(one.error)
-            left = end - time.monotonic()
-            if left <= 0:
-                late = next(one for one in self._workers if one.number not in self._ready)
-                raise DataWorkerError(f"{late} has not begun within {self._deadline:g} s\n{late.where()}".rstrip())
-            self._listen(left)
+            for worker in self._workers:
+                if worker.error is not None:
+                    raise DataWorkerError(worker.error)
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0:
+                late = next(worker for worker in self._workers if worker.number not in self._ready)
+                raise DataWorkerError(f"{late} has not begun within {self._deadline:g} s\n{late.location()}".rstrip())
+            self._listen(remaining_s)
 
     @property
     def samples(self) -> set[int | None]:
         """Dataset lengths that the workers report."""
         return {answer.samples for answer in self._ready.values()}
 
-    def _lost(self, one: _Worker) -> None:
+    def _lost(self, worker: _Worker) -> None:
         """Record how a worker died and the batch it was reading."""
-        if one.error is not None:  # the worker has reported its own start-up error
+        if worker.error is not None:  # the worker has reported its own start-up error
             return
-        one.process.join(_END_S)
-        code = one.process.exitcode
+        worker.process.join(_END_S)
+        code = worker.process.exitcode
         how = "has closed its connection" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {_signal_name(-code)}"
             if code == -9:
                 how += " (perhaps by the system, for want of memory)"
-        if one.number not in self._ready:
-            one.error = (
-                f"{one} {how} before it began; its own message, if any, is on stderr. A script that makes workers must "
-                f"protect what it runs with: if __name__ == '__main__':"
+        if worker.number not in self._ready:
+            worker.error = (
+                f"{worker} {how} before it began; its own message, if any, is on stderr. A script that makes workers "
+                f"must protect what it runs with: if __name__ == '__main__':"
             )
         else:
-            one.error = f"{one} {how} while it {_doing(one)}"
+            worker.error = f"{worker} {how} while it {_doing(worker)}"
 
-    def _late(self, one: _Worker) -> str:
-        stacks = one.where()
-        where = f"; it stands at\n{stacks}" if stacks else ""
-        return f"{one} has given nothing for {self._deadline:g} s, the deadline, while it {_doing(one)}{where}".rstrip()
+    def _late(self, worker: _Worker) -> str:
+        stacks = worker.location()
+        location = f"; it stands at\n{stacks}" if stacks else ""
+        text = f"{worker} has given nothing for {self._deadline:g} s, the deadline, while it {_doing(worker)}{location}"
+        return text.rstrip()
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -294,25 +295,25 @@ class Pool:
 def _end(owner: int, workers: list[_Worker], slots: Slots, patience: float = _END_S) -> None:
     if owner != os.getpid():  # a forked child inherits the objects, but the processes belong to its parent
         return
-    for one in workers:
+    for worker in workers:
         with contextlib.suppress(OSError, ValueError):
-            one.conn.send(None)
-        one.conn.close()
+            worker.conn.send(None)
+        worker.conn.close()
     end = time.monotonic() + patience
-    for one in workers:
-        one.process.join(max(0.0, end - time.monotonic()))
-        if one.process.is_alive():
-            one.process.kill()
-            one.process.join()
-        one.process.close()
-        one.stacks.close()
+    for worker in workers:
+        worker.process.join(max(0.0, end - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
+        worker.stacks.close()
     slots.close()
 
 
-def _doing(one: _Worker) -> str:
-    if not one.requests:
+def _doing(worker: _Worker) -> str:
+    if not worker.requests:
         return "had nothing to do"
-    return f"read batch {one.requests[0].task.number}"
+    return f"read batch {worker.requests[0].task.number}"
 
 
 def _signal_name(number: int) -> str:
@@ -349,9 +350,11 @@ def check_start_method(method: str | None) -> str:
     Raises:
         ParameterError: the system does not support it.
     """
-    there = multiprocessing.get_all_start_methods()
+    methods = multiprocessing.get_all_start_methods()
     if method is None:
-        return next(name for name in START_METHODS if name in there)
-    if method not in there:
-        raise ParameterError(f"start_method must be one of {[n for n in START_METHODS if n in there]}, got {method!r}")
+        return next(name for name in START_METHODS if name in methods)
+    if method not in methods:
+        raise ParameterError(
+            f"start_method must be one of {[n for n in START_METHODS if n in methods]}, got {method!r}"
+        )
     return method

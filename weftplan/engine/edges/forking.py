@@ -155,12 +155,12 @@ def forget_the_parent(engine: Core) -> None:
     fork.threads.clear()
     engine._region.requests.clear()
     engine._region.ready.clear()
-    engine._here.clear()
+    engine._outside.clear()
     engine._region.idle_waiters.clear()
-    whole = fork.seizer is not None or bool(engine._region.token)  # otherwise a thread was inside the region
+    consistent = fork.seizer is not None or bool(engine._region.token)  # otherwise a thread was inside the region
     fork.seizer = None
     engine._region.token[0] = 1
-    if engine._region.pending or not whole:
+    if engine._region.pending or not consistent:
         when = "from inside one of its operations" if running.engines else "before it was idle"
         engine._refuse(
             f"{engine!r} was forked {when}: its threads are gone and their work with them; fork outside of "

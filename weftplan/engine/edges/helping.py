@@ -4,8 +4,8 @@ Waking a worker and being woken by it costs two thread switches, more than most 
 sleep in a wait therefore checks whether all workers of the queue are asleep. If so, it takes the place of one (the
 queue's ``seat``) and runs operations itself. The order and the maximum number of concurrent operations do not change.
 
-* It runs only operations that the package pushes for itself (``op.own``). A user function could observe the difference:
-  the waiting thread's context, event loop, thread-local state, locks and recursion depth.
+* It runs only operations that the package pushes for itself (``op.internal``). A user function could observe the
+  difference: the waiting thread's context, event loop, thread-local state, locks and recursion depth.
   WEFTPLAN_ENGINE_WAITERS_HELP=all includes user functions; 0 leaves everything to workers.
 * It runs only in queues whose last measured operation was shorter than ``QUICK_NS`` (``queue.quick``). For a long
   operation the thread switch is negligible, and a worker is out of reach of Ctrl-C.
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import OprBlock, ample_room
+from weftplan.engine.operation import OprBlock, require_stack
 from weftplan.engine.shield import NEVER, clock, shield, shielded, undisturbed
 from weftplan.engine.types import Threads
 from weftplan.engine.workers import WorkerQueue, completion
@@ -62,11 +62,11 @@ _scene = _Scene()
 
 def help_var(engine: Helped, var: Var) -> None:
     """Run the operations that ``var`` waits for, unless a worker already runs them."""
-    last = engine._region.seq
+    last_seq = engine._region.seq
     while True:
         op = var.write
         # Nothing to write, not ready, or pushed after the wait began.
-        if op is None or op.wait or op.seq > last:
+        if op is None or op.wait or op.seq > last_seq:
             return
         queue = engine._queue_with(op)
         if queue is None or not queue.quick or not queue.items:
@@ -92,15 +92,15 @@ def help_all(engine: Helped) -> None:
                 progress = _stand_in(engine, queue, 0) or progress
 
 
-def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
-    """Run up to ``most`` operations of ``queue`` in a worker's place (0: all). Return False if none ran.
+def _stand_in(engine: Threads, queue: WorkerQueue, limit: int) -> bool:
+    """Run up to ``limit`` operations of ``queue`` in a worker's place (0: all). Return False if none ran.
 
     Raises:
         KeyboardInterrupt: deferred while they ran, or raised by an interrupted operation.
     """
     if not queue.all_asleep():
         return False
-    ample_room(6)
+    require_stack(6)
     seat = queue.seat
     count = 0
     with shielded():  # up to the very end: the seat holder must wake a worker for the remaining operations
@@ -108,16 +108,16 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
             del seat[0]
         except IndexError:
             return False
-        before = core_sharing.sit(None if engine._alone else undisturbed)
+        previous = core_sharing.sit(None if engine._single_worker else undisturbed)
         try:
             more = queue.all_asleep()  # check again, now that no other thread can take the seat
             while True:  # no condition in the loop head: see `region.py`
-                if not more or not queue.items or not queue.quick or shield.held or 0 < most <= count:
+                if not more or not queue.items or not queue.quick or shield.held or 0 < limit <= count:
                     break
                 more = run_next(engine, queue)
                 count += more
         finally:
-            core_sharing.sit(before)
+            core_sharing.sit(previous)
             queue.looking = False
             # Give the seat back, then check again: a worker that found it taken went back to sleep (README, race 11).
             seat.append(1)
@@ -132,15 +132,15 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
     failure: Any = None
     mine = running.__dict__  # fetched once: each thread-local lookup costs as much as a call
     engines, seated = mine.get("engines", ()), mine.get("seated")
-    own_only = engine._waiters_help != "all"
+    internal_only = engine._waiters_help != "all"
     clock.since = start = perf_counter_ns()
     # No signal can arrive between taking an operation and the inner try, shielded or not.
     try:
-        if own_only and not queue.items[0].own:
+        if internal_only and not queue.items[0].internal:
             return False
-        for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
+        for op in queue.next_op:  # type: ignore[union-attr]  # noqa: B007
             break
-        if own_only and not op.own:  # a worker has taken the previous operation
+        if internal_only and not op.internal:  # a worker has taken the previous operation
             queue.items.appendleft(op)
             return False
         try:

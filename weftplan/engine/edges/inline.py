@@ -57,7 +57,7 @@ def run_inline(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *a
         result = work(*args)
     except Exception:
         return None
-    done = None
+    accepted = None
     try:
         try:
             del token[0]
@@ -75,13 +75,13 @@ def run_inline(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *a
                     if not versions:
                         region.seq += 1
                         region.completed += 1
-                        done = result
+                        accepted = result
         finally:
             token[0] = 1
     finally:
         if requests:  # requests that arrived while this thread held the token
             region.apply(engine)
-    return done
+    return accepted
 
 
 def write_inline(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:

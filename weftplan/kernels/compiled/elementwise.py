@@ -1,4 +1,4 @@
-"""Formulas of :mod:`weftplan.ops.elementwise.formulas` as compiled loops, fused into a single pass.
+"""Formulas of :mod:`weftplan.ops.core.formulas` as compiled loops, fused into a single pass.
 
 For each element, the loop runs the operations of the formula in order and rounds each as NumPy does, so results have
 NumPy's bits on every processor. A compiled loop reads its constants when it runs, so formulas that differ only in
@@ -16,9 +16,9 @@ import numpy as np
 from weftplan.kernels.compiled.exchange.sums import LINE
 from weftplan.kernels.compiled.ir import Function
 from weftplan.kernels.compiled.jit import Entry, library
-from weftplan.ops.core import implementations
+from weftplan.ops.core.formulas import TRUTHS, Computation, Formula
 from weftplan.ops.core.schema import DType
-from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
+from weftplan.support import slots
 from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
@@ -33,13 +33,13 @@ Run = Callable[[Sequence[Any], int, int], None]
 the first of a cache line."""
 
 
-def compiled(recorded: Recorded, dtype: DType) -> Run:
+def compiled(computation: Computation, dtype: DType) -> Run:
     """Return a function that runs a formula on flat contiguous arrays of ``dtype``, on the calling thread.
 
     Two arrays of a call may be the same memory, but may not overlap partly.
     """
-    entry = _entry(recorded.formula, "float" if dtype == np.float32 else "double")
-    constants = np.array(recorded.constants, dtype)
+    entry = _entry(computation.formula, "float" if dtype == np.float32 else "double")
+    constants = np.array(computation.constants, dtype)
     size = dtype.itemsize
     numbers = address(constants)
 
@@ -134,4 +134,4 @@ def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) ->
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")
 
 
-implementations.FORMULA.fill(compiled)
+slots.COMPILED_FORMULA.fill(compiled)

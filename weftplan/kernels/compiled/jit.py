@@ -20,7 +20,7 @@ from weftplan import config
 from weftplan.errors import MXNetError
 from weftplan.kernels.compiled import ir
 from weftplan.kernels.compiled.target import Target, binding, host
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import Lock, consistent_in_children
 from weftplan.support import user_cache
 
 Entry = Callable[[int], None]
@@ -40,7 +40,7 @@ class Statistics:
 
 
 statistics = Statistics()
-_lock = whole_in_children(Lock())
+_lock = consistent_in_children(Lock())
 _libraries: dict[str, dict[str, Entry]] = {}
 _kept: list[Any] = []
 """LLVM's owners of the functions' memory, which must live as long as the functions."""

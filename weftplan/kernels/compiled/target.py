@@ -12,7 +12,7 @@ import platform
 from dataclasses import dataclass
 from types import ModuleType
 
-from weftplan.ops.core import implementations
+from weftplan.support import slots
 
 _WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 
@@ -94,4 +94,4 @@ def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> 
     return f"kernels are not written for {machine} processors"
 
 
-implementations.COMPILER.fill(host)
+slots.COMPILER.fill(host)

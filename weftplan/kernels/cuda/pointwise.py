@@ -1,9 +1,8 @@
 """Fused pointwise nodes: one generated kernel for a group of elementwise nodes.
 
-The formula of a group is recorded from its members' own kernels (:mod:`weftplan.ops.elementwise.formulas`) and written
-as CUDA C, with the same expressions as CuPy's elementwise kernels. Products and sums are not contracted, so every
-operation rounds as in a separate kernel. Constants are arguments, so formulas that differ only in constants share a
-kernel.
+The formula of a group is made of its members' own formulas (:mod:`weftplan.ops.core.formulas`) and written as CUDA C,
+with the same expressions as CuPy's elementwise kernels. Products and sums are not contracted, so every operation rounds
+as in a separate kernel. Constants are arguments, so formulas that differ only in constants share a kernel.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from weftplan.ops.core import implementations
 from weftplan.ops.core.cuda_source import ALIGNMENT, are_aligned, each, floats
+from weftplan.ops.core.expression import FormulaError
+from weftplan.ops.core.formulas import FUNCTIONS, TRUTHS, Computation, Flattening, Formula
 from weftplan.ops.core.implementations import MAX_OPERATIONS, Implementation, Specs, provide
 from weftplan.ops.core.kernels import collapse
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
-from weftplan.ops.elementwise.formulas import FUNCTIONS, TRUTHS, Formula, Recorded, recorded
 from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
+from weftplan.support import slots
 
 MOST_ARGUMENTS = 200
 """Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
@@ -56,12 +56,19 @@ class Kernel(NamedTuple):
     """The formula's constants, then the runs and sizes of broadcast inputs."""
 
 
-def formula_of(group: Group, wanted: Sequence[bool]) -> Recorded | None:
-    """Return a group's formula for the wanted outputs; None if a member cannot be recorded."""
-    calls = [(op.forward, params, reads, writes) for op, params, reads, writes in group.members]
-    count = len(group.inputs)
-    results = [value for value, one in zip(group.results, wanted, strict=True) if one]
-    return recorded(calls, group.num_values, group.dtype, given=range(count), results=results, functions=True)
+def formula_of(group: Group, wanted: Sequence[bool]) -> Computation | None:
+    """Return a group's formula for the wanted outputs; None if a member has none that can be written."""
+    values: dict[int | None, int] = {k: k for k in range(len(group.inputs))}
+    try:
+        flat = Flattening(len(group.inputs), group.dtype, functions=True)
+        for op, params, reads, writes in group.members:
+            numbers = flat.add(op.forward, params, [values.get(one) for one in reads],
+                               wanted=[one is not None for one in writes])  # fmt: skip
+            values.update(zip(writes, numbers, strict=True))
+    except FormulaError:
+        return None
+    results = [values[value] for value, one in zip(group.results, wanted, strict=True) if one]
+    return flat.computation(list(enumerate(results)))
 
 
 def operations(group: Group) -> int:
@@ -282,5 +289,5 @@ provide(
     Implementation(name="cuda", kernel=_forward, workspace=lambda params, inputs, outputs: 0, refusal=refusal),
     on="gpu",
 )
-implementations.BROADCAST_INDEX.fill(index_of)
-implementations.OPERATIONS.fill(operations)
+slots.CUDA_BROADCAST_INDEX.fill(index_of)
+slots.CUDA_OPERATIONS.fill(operations)

@@ -1,7 +1,7 @@
 """Steps of optimizers: one launch for one weight or for a group of weights.
 
-A step's formula is recorded (:mod:`weftplan.ops.optimizer.fused_update`) and written as CUDA C, operation by operation,
-so it rounds as on a CPU. The constants of each weight's formula are arguments.
+A step's formula (:mod:`weftplan.ops.optimizer.fused_update`) is written as CUDA C, operation by operation, so it rounds
+as on a CPU. The constants of each weight's formula are arguments.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from weftplan.kernels.cuda.pointwise import lines_of, reachable
 from weftplan.ops.core.cuda_source import THREADS, floats, launch
+from weftplan.ops.core.formulas import Computation, Formula
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params
-from weftplan.ops.elementwise.formulas import Formula, Recorded
 from weftplan.ops.optimizer.fused_update import formula_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -28,13 +28,13 @@ class Row(NamedTuple):
     """A step of one weight.
 
     Attributes:
-        recorded: the formula of the step.
+        computation: the formula of the step.
         arrays: the weight, its gradient and its states.
         out: receives the new weight; may be the weight.
         narrow: None, or the low-precision weight that receives the rounded new weight; the gradient then has its dtype.
     """
 
-    recorded: Recorded
+    computation: Computation
     arrays: Sequence[RawArray]
     out: RawArray
     narrow: RawArray | None = None
@@ -86,14 +86,14 @@ extern "C" __global__ void optimizer_step({", ".join(parameters)}) {{
 
 def step(xp: ArrayModule, rows: Sequence[Row]) -> None:
     """Launch the steps of weights of one dtype: one launch for each formula, or more if there are too many weights."""
-    for formula in dict.fromkeys([row.recorded.formula for row in rows]):
-        for group in _groups([row for row in rows if row.recorded.formula == formula]):
+    for formula in dict.fromkeys([row.computation.formula for row in rows]):
+        for group in _groups([row for row in rows if row.computation.formula == formula]):
             _launch(xp, formula, group)
 
 
 def _groups(rows: list[Row]) -> Iterator[list[Row]]:
     """Yield the rows of one formula in groups that fit one launch."""
-    words = len(rows[0].arrays) + len(rows[0].recorded.constants) + 4
+    words = len(rows[0].arrays) + len(rows[0].computation.constants) + 4
     most = max(1, min(GROUP, WORDS // words))
     for first in range(0, len(rows), most):
         yield rows[first : first + most]
@@ -103,10 +103,10 @@ def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
     dtype, narrow = rows[0].arrays[0].dtype, rows[0].narrow is not None
     args: list[object] = []
     end = 0
-    for recorded, (weight, gradient, *states), out, rounded in rows:
+    for computation, (weight, gradient, *states), out, rounded in rows:
         end += -(-weight.size // THREADS)
         args += [weight, gradient, out, *([rounded] if narrow else []), *states]
-        args += [*map(dtype.type, recorded.constants), weight.size, end]
+        args += [*map(dtype.type, computation.constants), weight.size, end]
     types = {"T": dtype, "H": rows[0].arrays[1].dtype} if narrow else {"T": dtype}
     launch(xp, source(formula, len(rows), narrow=narrow), "optimizer_step", end, THREADS, args, **types)
 

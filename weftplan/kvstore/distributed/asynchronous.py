@@ -25,9 +25,9 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.buckets import placement
 from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
-from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
-from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Ticket, TicketPart
+from weftplan.kvstore.distributed.footprint import AsyncFootprint, JobPosition
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask
 from weftplan.kvstore.distributed.server_states import ServerStates
@@ -36,7 +36,7 @@ from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
 from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.layout import Groups, Layout
+from weftplan.kvstore.layout import BucketLayout, Groups
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.updater import OptimizerProtocol, Updater
 from weftplan.kvstore.ways_of_summing import Item
@@ -84,26 +84,26 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             members = list(self._group.members)  # as the exchanges of the values have left them, the same on all ranks
             for k, flat in values.items():
                 ranges = placement(self._keys.number(k), flat.size, len(members), self._bound)
-                self._ranges[k] = [(members[position], first, end) for position, first, end in ranges]
-                for server, first, end in self._ranges[k]:
+                self._ranges[k] = [(members[position], begin, end) for position, begin, end in ranges]
+                for server, begin, end in self._ranges[k]:
                     if server == self._group.rank:
-                        self._server.add(self._keys.number(k), k, flat[first:end])
+                        self._server.add(self._keys.number(k), k, flat[begin:end])
                 self._versions[k] = [0] * len(ranges)
             self._meet("begin with these keys")
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
         del priority, ready
-        return Layout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
+        return BucketLayout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
 
-    def _run(self, layout: Layout, priority: int) -> None:
+    def _run(self, layout: BucketLayout, priority: int) -> None:
         self._sequencer.check()
         if self._optimizer is None:
             raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
         rate = _rate(self._optimizer)
         for key, arrays in layout.pushed:
             total = self._merge_buffer(key, arrays)
-            for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
-                self._launch(lot, (), priority)
+            for batch in self._by_method([Item(key, arrays, total, total, ())], updates=False):
+                self._launch(batch, (), priority)
             # The operation also writes the stored value's var, so that a later pull of this key waits for the push.
             self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
         self._copy_out(layout.pulled, priority, separate=True)
@@ -126,7 +126,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         exchange = self._request(key, verb, rate)
 
         def start(on_complete: OnComplete) -> None:
-            part = Part()
+            part = TicketPart()
             part.arrive((values.raw(),), (values.raw(),), None, on_complete)
             self._sequencer.put(Ticket(f"{verb.name.lower()} {key!r}", [part], exchange))
 
@@ -139,7 +139,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         ranges = self._ranges[key]
 
         def exchange(
-            group: Group, shares: Sequence[Array], values: Sequence[Array], what: str, failure: str | None
+            group: RankGroup, shares: Sequence[Array], values: Sequence[Array], what: str, failure: str | None
         ) -> Steps[None]:
             del shares  # the same arrays as `values`
             if failure is not None:
@@ -154,8 +154,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
         return exchange
 
-    def _place(self) -> Place:
-        return Place(self.num_workers, self.rank, self._group.shares_memory)
+    def _job_position(self) -> JobPosition:
+        return JobPosition(self.num_workers, self.rank, self._group.shares_memory)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -179,9 +179,9 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         """Return an updater that reads and replaces the states on all servers; no other process need make a call."""
         if self._optimizer is None:
             return super()._states()  # raises KVStoreError
-        return ServerStates(self._optimizer, self._places, self._ask_now)
+        return ServerStates(self._optimizer, self._partition, self._ask_now)
 
-    def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[JobRank, int, int]]]]:
+    def _partition(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[JobRank, int, int]]]]:
         return {k: (value.shape, self._keys.number(k), self._ranges[k]) for k, value in self._stored.items()}
 
     def _ask_now(self, requests: Sequence[tuple[JobRank, Header, Array]], what: str) -> list[tuple[Header, Array]]:

@@ -16,8 +16,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.exchange.bucket_operation import BucketPart
 from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
-from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.exchange.tickets import Ticket, TicketPart
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
@@ -27,11 +27,12 @@ from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.stages import HOST, Repeated, copy
+from weftplan.kvstore.stages import HOST, RepeatedExchange, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
 from weftplan.support import program_end, slots
+from weftplan.support.rollback import rollback
 
 EXIT_S = 30.0
 """Seconds allowed for the last exchanges of a process that ends normally."""
@@ -56,8 +57,8 @@ class KVStoreDist(KVStoreLocal):
         job = ElasticJob.of_this_process()
         self._formation = None if job is None else Formation(job)
         self._sharing["threads"] = min(self._sharing["threads"], mpi.cores_of_this_process())
-        self._group = Group(
-            mpi.connect(mpi.start()) if self._formation is None else self._formation.first(),
+        self._group = RankGroup(
+            mpi.connect(mpi.start()) if self._formation is None else self._formation.connect(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
             mover=Mover(**self._sharing),
@@ -68,7 +69,7 @@ class KVStoreDist(KVStoreLocal):
         """Copies in host memory of arrays on devices, by key, for the exchange between processes."""
         self._at_exit = _once_at_exit(self._end)
         self._meet(f"create the store {name!r}")
-        self._sequencer.call(Group.share_memory)
+        self._sequencer.call(RankGroup.share_memory)
 
     def init(self, key: object, value: object) -> None:
         """Create keys with the values of rank 0; every rank passes values of the same shapes and dtypes.
@@ -80,9 +81,10 @@ class KVStoreDist(KVStoreLocal):
         with self._turn:
             self._sequencer.check()
             new_values = self._new_values(key, value)
-            super().init(key, value)
-            for k, _ in new_values:
-                self._from(None, "init", k, self._stored[k])
+            with rollback(self):
+                super().init(key, value)
+                for k, _ in new_values:
+                    self._from(None, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         with self._naming_this_rank():
@@ -100,7 +102,7 @@ class KVStoreDist(KVStoreLocal):
         except KVStoreError as error:
             raise KVStoreError(f"rank {self._group.rank}: {error}") from None
 
-    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
+    def _repeat(self, calls: Mapping[Key, RepeatedExchange], key: object, arrays: object) -> bool:
         if calls is not self._pulls:
             return False
         self._sequencer.hurry()  # runs small ready exchanges now, so that their sums can be copied inline
@@ -108,7 +110,7 @@ class KVStoreDist(KVStoreLocal):
 
     def _exchange_bucket(
         self,
-        ticket: Callable[[Part], Ticket],
+        ticket: Callable[[TicketPart], Ticket],
         items: Sequence[tuple[Key, NDArray, NDArray]],
         priority: int,
     ) -> None:
@@ -119,7 +121,7 @@ class KVStoreDist(KVStoreLocal):
             items: (key, array to send, array that receives the result); may be the same array.
             priority: engine priority of the operation.
         """
-        sources, totals, back = [], [], []
+        sources, totals, copies_back = [], [], []
         for key, source, total in items:
             if total.context.device_type in HOST:
                 sources.append(source)
@@ -129,14 +131,14 @@ class KVStoreDist(KVStoreLocal):
             copy(source, wire, priority)
             sources.append(wire)
             totals.append(wire)
-            back.append((wire, total))
+            copies_back.append((wire, total))
         with shielded():  # Ctrl-C between the two calls would leave a ticket whose part never arrives
             unbroken()
             part = BucketPart(sources, totals)
             # Queue first: on an engine that runs operations inline, the push waits for the exchange.
             self._sequencer.put(ticket(part))
             part.push(priority)
-        for wire, total in back:
+        for wire, total in copies_back:
             copy(wire, total, priority)
 
     def _from(self, root: JobRank | None, verb: str, key: Key, array: NDArray) -> None:
@@ -144,7 +146,7 @@ class KVStoreDist(KVStoreLocal):
         description = f"{verb} {described(key, array)}"
 
         def exchange(
-            group: Group, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None
+            group: RankGroup, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None
         ) -> Steps[None]:
             del shares  # the same array
             return group.broadcast(arrays[0] if arrays else np.empty(0, np.uint8), root, what, failure)
@@ -251,12 +253,12 @@ def arrays_in(state: object) -> Iterator[NDArray]:
 
 def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
     """Return a function that calls ``end`` once: when it is called, or at exit if it was not called before."""
-    done: list[bool] = []
+    has_run: list[bool] = []
 
     def at_exit() -> None:
         atexit.unregister(at_exit)
-        if not done:
-            done.append(True)
+        if not has_run:
+            has_run.append(True)
             end()
 
     atexit.register(at_exit)
@@ -278,7 +280,7 @@ def _settings(settled: object) -> str:
     """Return the class, public plain attributes and multipliers of an optimizer or learning rate schedule as text."""
     plain, multipliers = {}, {}
     for name, value in sorted(vars(settled).items()):
-        numbers = isinstance(value, list | tuple) and all(isinstance(one, (int, float)) for one in value)
+        numbers = isinstance(value, list | tuple) and all(isinstance(item, (int, float)) for item in value)
         if (numbers or isinstance(value, (int, float, str, bool, type(None)))) and not name.startswith("_"):
             plain[name] = value
         elif name in ("lr_mult", "wd_mult") and value:

@@ -27,7 +27,7 @@ from weftplan.kvstore.stages import HOST
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPosition:
     """The position of a process among the processes that share a store.
 
     Attributes:
@@ -42,8 +42,8 @@ class Place:
 
     def part(self, size: int) -> int:
         """Return how many of ``size`` elements this process sums on behalf of all processes."""
-        first, end = even_range(size, self.workers, self.position)
-        return end - first
+        begin, end = even_range(size, self.workers, self.position)
+        return end - begin
 
 
 class SyncFootprint(KVStoreLocal):
@@ -51,13 +51,15 @@ class SyncFootprint(KVStoreLocal):
 
     _dist_compression: Compression | None = None
 
-    def _place(self) -> Place:
+    def _job_position(self) -> JobPosition:
         raise NotImplementedError
 
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
-        place = self._place()
-        whole = place.shares_memory or place.workers == 1
-        return whole and self._dist_compression is None and len(contexts) == 1 and super()._stores_straight(contexts)
+        job = self._job_position()
+        is_atomic = job.shares_memory or job.workers == 1
+        return (
+            is_atomic and self._dist_compression is None and len(contexts) == 1 and super()._stores_straight(contexts)
+        )
 
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
@@ -68,34 +70,34 @@ class SyncFootprint(KVStoreLocal):
         devices; ``residual``: residuals of compression.
         """
         by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
-        away = 0 if any(context.device_type in HOST for context in contexts) else 1
-        wire = away * sum(nbytes for _, nbytes in arrays) if isinstance(self, KVStoreDevice) else 0
+        on_devices = 0 if any(context.device_type in HOST for context in contexts) else 1
+        wire = on_devices * sum(nbytes for _, nbytes in arrays) if isinstance(self, KVStoreDevice) else 0
         residuals = 0 if self._dist_compression is None else sum(nbytes for _, nbytes in arrays)
         return {**by_purpose, "exchange": self._exchange_bytes(arrays), "wire": wire, "residual": residuals}
 
     def _exchange_bytes(self, arrays: Sequence[tuple[int, int]]) -> int:
-        place, chosen = self._place(), self._dist_compression
-        if place.workers == 1:
+        job, chosen = self._job_position(), self._dist_compression
+        if job.workers == 1:
             return 0
         if chosen is not None:  # one key at a time, the compressed gradients of all processes
             packed = [chosen.packed_size(elements) for elements, _ in arrays]
-            return place.workers * max((sent for sent in packed if sent > INLINE), default=0)
+            return job.workers * max((sent for sent in packed if sent > INLINE), default=0)
         sized = [((elements, nbytes // elements), nbytes) for elements, nbytes in reversed(arrays) if elements]
         buckets = self._rule.cut([(item, nbytes, np.dtype(f"V{item[1]}")) for item, nbytes in sized])
         totals = [(sum(elements for elements, _ in bucket), bucket[0][1]) for bucket in buckets]
         large = [(elements, itemsize) for elements, itemsize in totals if elements * itemsize > INLINE]
-        parts = max((place.part(elements) * itemsize for elements, itemsize in large), default=0)
+        parts = max((job.part(elements) * itemsize for elements, itemsize in large), default=0)
         # Shared memory has an area for the shares of one bucket, without the range that this process sums, and an area
         # for two sums of this range. By MPI, this process receives its range from each process.
-        if place.shares_memory:
+        if job.shares_memory:
             return parts + max((elements * itemsize for elements, itemsize in large), default=0)
-        return place.workers * parts
+        return job.workers * parts
 
 
 class AsyncFootprint(KVStoreLocal):
     """Base class that computes the memory footprint of a process of ``dist_async``, a worker and a server."""
 
-    def _place(self) -> Place:
+    def _job_position(self) -> JobPosition:
         raise NotImplementedError
 
     def buffer_bytes(
@@ -104,17 +106,17 @@ class AsyncFootprint(KVStoreLocal):
         """Return the bytes of the base store's buffers, and of ``server``: its values, and a gradient for each."""
         by_purpose = super().buffer_bytes(arrays, contexts, updates=True)
         served = sum(
-            2 * self.updated_here(number, elements) * (nbytes // elements)
+            2 * self.local_elements(number, elements) * (nbytes // elements)
             for number, (elements, nbytes) in enumerate(arrays)
             if elements
         )
         return {**by_purpose, "server": served}
 
-    def updated_here(self, number: int, elements: int) -> int:
+    def local_elements(self, number: int, elements: int) -> int:
         """Return the number of elements of key ``number`` whose optimizer state is on this process's server."""
-        place = self._place()
-        ranges = placement(number, elements, place.workers, self._bound)
-        return sum(end - first for server, first, end in ranges if server == place.position)
+        job = self._job_position()
+        ranges = placement(number, elements, job.workers, self._bound)
+        return sum(end - begin for server, begin, end in ranges if server == job.position)
 
 
 # -- stand-ins ---------------------------------------------------------------------------------------------------------
@@ -123,12 +125,12 @@ class AsyncFootprint(KVStoreLocal):
 class _PlannedSync(SyncFootprint):
     """Stand-in for ``dist_sync`` at a given place, without a job."""
 
-    def __init__(self, name: str, place: Place) -> None:
+    def __init__(self, name: str, position: JobPosition) -> None:
         super().__init__(name)
-        self._planned_place = place
+        self._planned_position = position
 
-    def _place(self) -> Place:
-        return self._planned_place
+    def _job_position(self) -> JobPosition:
+        return self._planned_position
 
 
 class _PlannedDeviceSync(_PlannedSync, KVStoreDevice):
@@ -138,12 +140,12 @@ class _PlannedDeviceSync(_PlannedSync, KVStoreDevice):
 class _PlannedAsync(AsyncFootprint):
     """Stand-in for ``dist_async`` at a given place, without a job."""
 
-    def __init__(self, name: str, place: Place) -> None:
+    def __init__(self, name: str, position: JobPosition) -> None:
         super().__init__(name)
-        self._planned_place = place
+        self._planned_position = position
 
-    def _place(self) -> Place:
-        return self._planned_place
+    def _job_position(self) -> JobPosition:
+        return self._planned_position
 
 
 def planned_stores(name: str, workers: int | None) -> list[KVStoreBase]:
@@ -171,8 +173,8 @@ def planned_stores(name: str, workers: int | None) -> list[KVStoreBase]:
             raise PlanError(
                 f"what kvstore {name!r} keeps depends on how many processes share it: give workers=, such as workers=4"
             )
-        count, rank, here = map(int, job)
-        return [kind(name, Place(count, rank, count == here and can_share()))]
+        count, rank, local_size = map(int, job)
+        return [kind(name, JobPosition(count, rank, count == local_size and can_share()))]
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1 << 16:
         raise PlanError(f"workers must be a number of processes from 1 to 65,536, got {workers!r}")
-    return [kind(name, Place(workers, position, can_share())) for position in range(workers)]
+    return [kind(name, JobPosition(workers, position, can_share())) for position in range(workers)]

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError, MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.base import KVStoreDist, arrays_in
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.elastic_job import note_sharing
 from weftplan.kvstore.distributed.transport.formation import Formation
@@ -60,7 +60,7 @@ class RecoveringStore(KVStoreDist):
         if self._formation is not None:
             raise KVStoreError("recover goes on without a lost rank, but weftplan launch --elastic replaces it")
         with self._turn:
-            root: JobRank = self._sequencer.call(Group.regroup, repairs=True)
+            root: JobRank = self._sequencer.call(RankGroup.regroup, repairs=True)
             self._heal()
             for key, stored in self._stored.items():
                 self._from(root, "recover", key, stored)
@@ -113,9 +113,9 @@ class RecoveringStore(KVStoreDist):
         """
         formation = self._elastic()
 
-        def form(group: Group) -> Steps[JobRank]:
+        def form(group: RankGroup) -> Steps[JobRank]:
             while True:
-                connection = yield from formation.again()
+                connection = yield from formation.reconnect()
                 try:
                     flags = yield from group.begin_again(connection, np.array([has_state], np.uint8))
                 except WorkerLostError:  # another rank was lost; the launcher replaces it in the next generation

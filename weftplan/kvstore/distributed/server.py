@@ -25,9 +25,9 @@ import numpy as np
 from weftplan.engine import get as get_engine
 from weftplan.engine.factory import nested
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, JobRank, Message, Request
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, JobRank, MatchedMessage, Request
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.updater import Updater
@@ -52,7 +52,7 @@ class Verb(IntEnum):
     """Request: update a range with a gradient, which follows."""
     PULL = 2
     """Request: return the current values of a range."""
-    DONE = 3
+    ANSWER = 3
     """Answer: the request succeeded."""
     FAILED = 4
     """Answer: the request failed; the error's text follows."""
@@ -118,11 +118,11 @@ class Range:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingRequest:
     """A received request, whose data may not have arrived yet."""
 
     request: Header
-    room: Array | None = None
+    buffer: Array | None = None
     """Buffer for the data; None until the message with the data arrives."""
     receive: Request | None = None
     """MPI's receive request for the data; None until the message with the data arrives."""
@@ -141,7 +141,7 @@ class Server:
         self._ranges: dict[int, Range] = {}
         self._updater: Updater | None = None
         self._ending: Request | None = None
-        self._waiting: dict[JobRank, deque[Pending]] = {}
+        self._waiting: dict[JobRank, deque[PendingRequest]] = {}
         """Requests that were not handled yet, by client and in order of arrival."""
         self._sending: list[tuple[Request, object]] = []
         """MPI requests of unfinished sends, with the buffers, which must stay alive."""
@@ -164,7 +164,7 @@ class Server:
     @property
     def nbytes(self) -> int:
         """Bytes of the values and one gradient of all ranges."""
-        return sum(2 * one.values.nbytes for one in list(self._ranges.values()))
+        return sum(2 * entry.values.nbytes for entry in list(self._ranges.values()))
 
     def end(self, timeout: float, *, failed: bool) -> None:
         """End the server thread once every process has called this; wait for its end for at most ``timeout`` seconds.
@@ -179,17 +179,17 @@ class Server:
             self._ending = self._mpi.REQUEST_NULL
         self._thread.join(timeout)
 
-    def _is_over(self, request: Request, kept: tuple[Request, object]) -> bool | None:
+    def _is_over(self, request: Request, buffers: tuple[Request, object]) -> bool | None:
         """Return whether an MPI request is complete; None if it has failed.
 
-        ``kept``, the request and its buffer, is then stored in ``_undelivered`` and never freed.
+        ``buffers``, the request and its buffer, is then stored in ``_undelivered`` and never freed.
         """
         if not request.Get_status(self._status):
             return False
         if self._status.Get_error() == self._mpi.SUCCESS:
             request.Wait()
             return True
-        self._undelivered.append(kept)
+        self._undelivered.append(buffers)
         return None
 
     def _run(self) -> None:
@@ -224,7 +224,7 @@ class Server:
             else:
                 time.sleep(0.0005)
 
-    def _take(self, message: Message, client: JobRank, size: int) -> None:
+    def _take(self, message: MatchedMessage, client: JobRank, size: int) -> None:
         """Receive the header in an arrived ``message`` of ``size`` bytes, and add its request to the client's queue."""
         raw = bytearray(min(size, 2 * HEADER))
         try:
@@ -233,7 +233,7 @@ class Server:
         except KVStoreError as error:
             self._answer(client, error)
             return
-        self._waiting.setdefault(client, deque()).append(Pending(request))
+        self._waiting.setdefault(client, deque()).append(PendingRequest(request))
 
     def _serve_waiting(self) -> bool:
         """Handle all requests whose data have arrived; return whether there were any."""
@@ -252,7 +252,7 @@ class Server:
                 del self._waiting[client]
         return served
 
-    def _arrived(self, pending: Pending, client: JobRank) -> bool | None:
+    def _arrived(self, pending: PendingRequest, client: JobRank) -> bool | None:
         """Return whether the data of a request have arrived; None if receiving them has failed."""
         if pending.request.verb not in WITH_DATA:
             return True
@@ -263,12 +263,12 @@ class Server:
             if message is None:
                 return False
             # The size is MPI's, not the header's, which a faulty client may set to any number.
-            pending.room = np.empty(status.Get_count(byte), np.uint8)
-            pending.receive = message.Irecv([pending.room, byte])
-        return self._is_over(pending.receive, (pending.receive, pending.room))
+            pending.buffer = np.empty(status.Get_count(byte), np.uint8)
+            pending.receive = message.Irecv([pending.buffer, byte])
+        return self._is_over(pending.receive, (pending.receive, pending.buffer))
 
-    def _serve(self, pending: Pending, client: JobRank) -> None:
-        request, data = pending.request, pending.room
+    def _serve(self, pending: PendingRequest, client: JobRank) -> None:
+        request, data = pending.request, pending.buffer
         try:
             part = self._ranges.get(request.number)
             if part is None:
@@ -289,7 +289,7 @@ class Server:
             self._answer(client, error)
             return
         size = 0 if answer is None else answer.nbytes
-        self._send(client, Header(Verb.DONE, request.number, part.version, size), answer)
+        self._send(client, Header(Verb.ANSWER, request.number, part.version, size), answer)
 
     def _answer(self, client: JobRank, error: Exception) -> None:
         text = np.frombuffer(f"{type(error).__name__}: {error}".encode()[:TEXT], np.uint8)
@@ -330,7 +330,7 @@ class Server:
 
 
 def ask(
-    mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[JobRank, Header, Array]], group: Group, what: str
+    mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[JobRank, Header, Array]], group: RankGroup, what: str
 ) -> Steps[list[tuple[Header, Array]]]:
     """Send requests to servers concurrently, wait for all answers, and return (answer header, its data) of each.
 

@@ -89,26 +89,26 @@ class ServerStates(Updater):
         for key, (shape, number, ranges) in self._values().items():
             if key not in states:
                 continue
-            for server, first, end in ranges:
-                one = Updater(SimpleNamespace(_index_update_count={key: counts.get(key, 0)}))
-                one.states = {key: _cut(states[key], shape, slice(first, end), key)}
-                data = np.frombuffer(one.get_states(), np.uint8)
+            for server, begin, end in ranges:
+                updater = Updater(SimpleNamespace(_index_update_count={key: counts.get(key, 0)}))
+                updater.states = {key: _cut(states[key], shape, slice(begin, end), key)}
+                data = np.frombuffer(updater.get_states(), np.uint8)
                 requests.append((server, Header(Verb.RESTORE, number, 0, data.nbytes), data))
         self._ask(requests, "restore optimizer states")
 
 
 def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
     """Return the state of a value of this shape, concatenated from the states of its ranges."""
-    first = trees[0]
-    if isinstance(first, tuple | list):
+    head = trees[0]
+    if isinstance(head, tuple | list):
         return tuple(_joined(items, shape, key) for items in zip(*trees, strict=True))
-    if not isinstance(first, NDArray):
-        return first
+    if not isinstance(head, NDArray):
+        return head
     flat = np.concatenate([tree.asnumpy().reshape(-1) for tree in cast("Sequence[NDArray]", trees)])
     if flat.size == np.prod(shape, dtype=np.int64):
         return array(flat.reshape(shape), dtype=flat.dtype)
     if len(trees) == 1:
-        return first
+        return head
     raise KVStoreError(f"the optimizer state of {key!r} on {len(trees)} servers cannot be joined to one for {shape}")
 
 

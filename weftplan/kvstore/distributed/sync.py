@@ -20,13 +20,13 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.distributed.base import described
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, Ticket
-from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.footprint import JobPosition, SyncFootprint
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.recovery import RecoveringStore
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.layout import Bucket, Groups, Layout, T
+from weftplan.kvstore.layout import Bucket, BucketLayout, Groups, T
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.stages import HOST
 from weftplan.kvstore.ways_of_summing import Item
@@ -47,12 +47,12 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
-        if not self._group.whole:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
+        if not self._group.is_atomic:
             self._lay_out([key for key, _ in pushed])
         return super()._lay(pushed, pulled, priority, ready)
 
-    def _run(self, layout: Layout, priority: int) -> None:
+    def _run(self, layout: BucketLayout, priority: int) -> None:
         self._check_sums()
         super()._run(layout, priority)
         if layout.pulled:
@@ -63,14 +63,14 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
         """Whether this process's own sums are the result: it is the only member, and nothing is compressed."""
         return self.num_workers == 1 and self._dist_compression is None
 
-    def _lay_apart(self, layout: Layout) -> Layout:
+    def _lay_separately(self, layout: BucketLayout) -> BucketLayout:
         if self._is_alone:
-            return super()._lay_apart(layout)
+            return super()._lay_separately(layout)
         # Keep the buckets: processes without the failure make the same exchanges as before, and so must this process.
         buckets = []
         for bucket in layout.buckets:
-            left = [self._still_to_do(item._replace(outs=()), fuses=False) for item in bucket.items]
-            buckets.append(Bucket(bucket.items, self._by_way(left, updates=False)))
+            partial_item = [self._still_to_do(item._replace(outs=()), fuses=False) for item in bucket.items]
+            buckets.append(Bucket(bucket.items, self._by_method(partial_item, updates=False)))
         return layout._replace(buckets=buckets)
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
@@ -90,11 +90,11 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
             return
         straight = all(len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items)
         if not straight:
-            for lot in self._by_way([i._replace(stored=i.total, outs=()) for i in items], updates=False):
-                self._launch(lot, (), priority)
+            for batch in self._by_method([i._replace(stored=i.total, outs=()) for i in items], updates=False):
+                self._launch(batch, (), priority)
         parts = [(item.key, item.arrays[0] if straight else item.total, item.total) for item in items]
         what = ", ".join([described(item.key, item.total) for item in items])
-        exchange = Group.sum if self._dist_compression is None else self._sum_compressed(items[0].key)
+        exchange = RankGroup.sum if self._dist_compression is None else self._sum_compressed(items[0].key)
         self._exchange_bucket(lambda part: Ticket(f"sum {what}", [part], exchange), parts, priority)
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
@@ -108,22 +108,22 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
             total = sum(array.nbytes for _, array in arrays)
             if len(arrays) < 2 or not total:
                 continue
-            room, offset = Chunk(cpu(0), total), 0
+            chunk, offset = Chunk(cpu(0), total), 0
             for key, array in arrays:
-                self._merged[key] = NDArray(room.part(offset, array.nbytes), array.shape, dtype)
+                self._merged[key] = NDArray(chunk.part(offset, array.nbytes), array.shape, dtype)
                 offset += array.nbytes
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
-        # A failed exchange must not leave a half-written stored value. Only a `whole` group changes results last.
+        # A failed exchange must not leave a half-written stored value. Only an atomic group changes results last.
         return (
-            self._group.whole
+            self._group.is_atomic
             and len(arrays) == 1
             and self._dist_compression is None
             and super()._sums_straight(arrays, stored)
         )
 
-    def _place(self) -> Place:
-        return Place(self.num_workers, self.rank, self._group.shares_memory)
+    def _job_position(self) -> JobPosition:
+        return JobPosition(self.num_workers, self.rank, self._group.shares_memory)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
         assert compression is not None
 
         def exchange(
-            group: Group, shares: Sequence[Array], totals: Sequence[Array], what: str, failure: str | None
+            group: RankGroup, shares: Sequence[Array], totals: Sequence[Array], what: str, failure: str | None
         ) -> Steps[None]:
             share, values = (shares[0], totals[0]) if failure is None else (np.empty(0, DTYPE), np.empty(0, DTYPE))
             if values.dtype != DTYPE:

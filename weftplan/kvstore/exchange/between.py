@@ -2,8 +2,8 @@
 
 A bucket is one engine operation. For each key it enqueues a program that sums all gradients on one device, the key's
 *home*; then the optimizer's step at the home; then a program that copies the new value to all devices. A device's
-*place* is its index in the list of contexts. Callers of these methods have the store's lock; the operations run on any
-engine thread.
+*position* is its index in the list of contexts. Callers of these methods have the store's lock; the operations run on
+any engine thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from weftplan import config
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.device.links import HOST
-from weftplan.kvstore.exchange.choice import Chooser, Plan
-from weftplan.kvstore.exchange.program import Piece, Program, Room
+from weftplan.kvstore.exchange.choice import Chooser, ExchangePlan
+from weftplan.kvstore.exchange.program import BufferKind, ExchangeProgram, Piece
 from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
@@ -31,15 +31,15 @@ class Exchange(NamedTuple):
 
     Attributes:
         program: the steps.
-        arrays: the pushed array, or the array to fill, of each place.
-        whole: the sum, or the stored value, at the home.
-        room: receive buffers by place; host memory under ``HOST``.
+        arrays: the pushed array, or the array to fill, of each device.
+        total: the sum, or the stored value, at the home.
+        buffers: receive buffers by position; host memory under ``HOST``.
     """
 
-    program: Program
+    program: ExchangeProgram
     arrays: Sequence[NDArray]
-    whole: NDArray
-    room: Mapping[int, NDArray]
+    total: NDArray
+    buffers: Mapping[int, NDArray]
 
 
 class Between:
@@ -57,12 +57,12 @@ class Between:
             log_trees=bool(config.get("MXNET_KVSTORE_LOGTREE")),
         )
         self._runners: dict[tuple[Context, ...], Runner] = {}
-        self._room: dict[Key, dict[int, NDArray]] = {}
-        """Buffers of each key: receive buffers by place, and host memory under ``HOST``."""
+        self._buffers: dict[Key, dict[int, NDArray]] = {}
+        """Buffers of each key: receive buffers by position, and host memory under ``HOST``."""
         self._home: dict[Key, tuple[Context, bool]] = {}
         """(context, True) of a key's sum; before its first push (context, False) of its stored value."""
 
-    def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
+    def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> ExchangePlan | None:
         """Return the plan for an array of ``elements`` summed at ``home``; None if it is not exchanged over links.
 
         It is exchanged over links only if the contexts are several distinct GPUs, or several distinct simulated
@@ -98,8 +98,8 @@ class Between:
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
         """Return one stage that sums all keys, does the optimizer's ``steps`` at the homes, and copies values out."""
         del priority
-        first = items[0].arrays or items[0].outs
-        contexts = _contexts(first)
+        head_arrays = items[0].arrays or items[0].outs
+        contexts = _contexts(head_arrays)
         runner = self._runners.get(contexts)
         if runner is None:
             runner = self._runners[contexts] = Runner(contexts)
@@ -115,19 +115,19 @@ class Between:
                 source = item.total
             if item.arrays:
                 plan = self._plan_of(item.arrays, item.total)
-                room = self._room_for(item.key, plan, item.total, contexts)
-                pushes.append(Exchange(plan.push, item.arrays, item.total, room))
+                buffers = self._buffers_for(item.key, plan, item.total, contexts)
+                pushes.append(Exchange(plan.push, item.arrays, item.total, buffers))
                 reads += item.arrays
-                writes += [item.total, *room.values()]
+                writes += [item.total, *buffers.values()]
             if item.outs:
                 plan = self._plan_of(item.outs, source)
                 if item.arrays:
-                    room = {place: array for place, array in room.items() if place == HOST}
+                    buffers = {position: array for position, array in buffers.items() if position == HOST}
                 else:
-                    room = self._room_for(item.key, plan, item.stored)
+                    buffers = self._buffers_for(item.key, plan, item.stored)
                     reads.append(item.stored)
-                pulls.append(Exchange(plan.pull, item.outs, source, room))
-                writes += [*item.outs, *(() if item.arrays else room.values())]
+                pulls.append(Exchange(plan.pull, item.outs, source, buffers))
+                writes += [*item.outs, *(() if item.arrays else buffers.values())]
         for stage in local:
             reads += stage.operands
             writes += stage.operands
@@ -135,58 +135,58 @@ class Between:
         # All exchanges run on contexts[0], hence on one queue, in the order of the pushes: they share wires.
         return [Stage("KVStoreExchange", run, reads, writes, contexts[0], repeatable=False)]
 
-    def _plan_of(self, arrays: Sequence[NDArray], whole: NDArray) -> Plan:
+    def _plan_of(self, arrays: Sequence[NDArray], total: NDArray) -> ExchangePlan:
         contexts = [array.context for array in arrays]
-        plan = self.plan(contexts, whole.context, whole.size, whole.dtype.itemsize)
+        plan = self.plan(contexts, total.context, total.size, total.dtype.itemsize)
         assert plan is not None, "asked of arrays that `takes` accepts"
         return plan
 
     def forget(self) -> None:
         """Drop all buffers."""
-        self._room.clear()
+        self._buffers.clear()
         self._home.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(array.nbytes for room in list(self._room.values()) for array in list(room.values()))
+        return sum(array.nbytes for buffers in list(self._buffers.values()) for array in list(buffers.values()))
 
     @staticmethod
-    def bytes_of(plan: Plan, itemsize: int, *, pulls_only: bool = False) -> int:
+    def bytes_of(plan: ExchangePlan, itemsize: int, *, pulls_only: bool = False) -> int:
         """Return the bytes of the buffers for an array; if ``pulls_only``, of those that pulls need."""
         if pulls_only:
             return itemsize * plan.pull.hosted
         return itemsize * (sum(plan.push.inboxes) + max(plan.push.hosted, plan.pull.hosted))
 
-    def _room_for(
-        self, key: Key, plan: Plan, like: NDArray, contexts: Sequence[Context] | None = None
+    def _buffers_for(
+        self, key: Key, plan: ExchangePlan, like: NDArray, contexts: Sequence[Context] | None = None
     ) -> dict[int, NDArray]:
-        """Return the buffers of a key by place, allocated or enlarged as needed, for a push or a pull.
+        """Return the buffers of a key by position, allocated or enlarged as needed, for a push or a pull.
 
         Args:
             key: the key.
             plan: the plan of the exchange.
             like: the array at the home; its context and dtype are used.
-            contexts: context of each place, for a push; None for a pull, which needs no receive buffers.
+            contexts: context of each device, for a push; None for a pull, which needs no receive buffers.
         """
         hosted = plan.pull.hosted if contexts is None else max(plan.push.hosted, plan.pull.hosted)
-        wanted = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}
+        needed = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}
         if hosted:
-            wanted[HOST] = hosted, cpu_pinned(0)
-        room = self._room.setdefault(key, {})
+            needed[HOST] = hosted, cpu_pinned(0)
+        buffers = self._buffers.setdefault(key, {})
         home, summed = self._home.get(key, (like.context, False))
         if home != like.context and not (summed and contexts is None):
-            room.clear()  # the home has moved; old buffers were for pulls before the first push
+            buffers.clear()  # the home has moved; old buffers were for pulls before the first push
             home = like.context
         self._home[key] = home, summed or contexts is not None
-        for place, (size, where) in wanted.items():
-            known = room.get(place)
-            if known is None or known.context != where or known.size < size:
-                room[place] = empty((size,), ctx=where, dtype=like.dtype)
+        for position, (size, context) in needed.items():
+            buffer = buffers.get(position)
+            if buffer is None or buffer.context != context or buffer.size < size:
+                buffers[position] = empty((size,), ctx=context, dtype=like.dtype)
         if contexts is not None:
-            for place in room.keys() - wanted.keys():
-                del room[place]
-        return {place: room[place] for place in wanted}
+            for position in buffers.keys() - needed.keys():
+                del buffers[position]
+        return {position: buffers[position] for position in needed}
 
 
 def _contexts(arrays: Sequence[NDArray]) -> tuple[Context, ...]:
@@ -214,29 +214,29 @@ def _run(
     raw_of = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
     with runner.lanes() as lanes:
         programs = {
-            id(push.whole): lanes.program(push.program, _lookup(push, raw_of), number=number)
+            id(push.total): lanes.program(push.program, _lookup(push, raw_of), number=number)
             for number, push in enumerate(pushes)
         }
         # Events order the work of each array: its stages wait for its push program, its pull program for its stages.
         for stage in local:
-            before = [event for array in stage.operands for event in programs.get(id(array), ())]
-            some = [raw_of[id(array)] for array in stage.operands]
-            event = lanes.launch(stage.context, partial(stage.run, some), before)
+            predecessors = [event for array in stage.operands for event in programs.get(id(array), ())]
+            operands = [raw_of[id(array)] for array in stage.operands]
+            event = lanes.launch(stage.context, partial(stage.run, operands), predecessors)
             for array in stage.operands:
                 programs[id(array)] = [event]
         for number, pull in enumerate(pulls):
-            lanes.program(pull.program, _lookup(pull, raw_of), programs.get(id(pull.whole), ()), number=number)
+            lanes.program(pull.program, _lookup(pull, raw_of), programs.get(id(pull.total), ()), number=number)
 
 
 def _lookup(exchange: Exchange, raw_of: Mapping[int, RawArray]) -> Callable[[Piece], RawArray]:
     def find(piece: Piece) -> RawArray:
-        if piece.room is Room.VALUE:
-            array = exchange.arrays[piece.place]
-        elif piece.room is Room.WHOLE:
-            array = exchange.whole
+        if piece.buffer is BufferKind.VALUE:
+            array = exchange.arrays[piece.position]
+        elif piece.buffer is BufferKind.TOTAL:
+            array = exchange.total
         else:
-            array = exchange.room[piece.place]
-        elements: RawArray = raw_of[id(array)].reshape(-1)[piece.first : piece.end]
+            array = exchange.buffers[piece.position]
+        elements: RawArray = raw_of[id(array)].reshape(-1)[piece.begin : piece.end]
         return elements
 
     return find

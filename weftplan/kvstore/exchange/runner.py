@@ -18,7 +18,7 @@ from weftplan import device
 from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.links import HOST
-from weftplan.kvstore.exchange.program import Piece, Program
+from weftplan.kvstore.exchange.program import ExchangeProgram, Piece
 from weftplan.kvstore.ways_of_summing import add_on_device
 from weftplan.locks import Lock, free_in_children
 from weftplan.support.array_types import RawArray
@@ -28,9 +28,9 @@ Lookup = Callable[[Piece], RawArray]
 Passed = tuple[Stream, Event]
 """A stream, and an event recorded on it."""
 Lane = tuple[int, int, int]
-"""(place of a step's source, place of its target, index below :data:`SERIES` for additions, else 0)."""
+"""(position of a step's source, position of its target, index below :data:`SERIES` for additions, else 0)."""
 SERIES = 4
-"""Number of streams for the additions of a place. A bucket's keys alternate on them, so that short sums can overlap."""
+"""Streams for the additions of a device. A bucket's keys alternate on them, so that short sums can overlap."""
 
 
 class Runner:
@@ -55,7 +55,7 @@ class Runner:
         if current is None:
             main.synchronize()
 
-    def place(self, context: Context) -> int:
+    def position(self, context: Context) -> int:
         """Return the index of a device among the runner's contexts."""
         return self._contexts.index(context)
 
@@ -80,38 +80,38 @@ class Lanes:
         self._used: dict[Lane, Stream] = {}
 
     def program(
-        self, program: Program, lookup: Lookup, before: Sequence[Passed] = (), *, number: int = 0
+        self, program: ExchangeProgram, lookup: Lookup, predecessors: Sequence[Passed] = (), *, number: int = 0
     ) -> list[Passed]:
         """Enqueue all steps of a program and return the event after each step.
 
         Args:
             program: the steps.
             lookup: returns the elements of a piece.
-            before: events that steps without predecessors wait for.
+            predecessors: events that steps without predecessors wait for.
             number: index of the program within its bucket, which selects the stream of its additions.
         """
         passed: list[Passed] = []
         for step in program.steps:
             source, goal = step.lane
             stream = self._stream((source, goal, number % SERIES if source == goal else 0))
-            for other, event in [passed[number] for number in step.after] or before:
+            for other, event in [passed[number] for number in step.predecessors] or predecessors:
                 if other is not stream:
                     stream.wait(event)
             target, sources = lookup(step.target), [lookup(source) for source in step.sources]
-            place = self._runner.device(source, goal)
+            device = self._runner.device(source, goal)
             with stream:
                 if len(sources) == 1:
-                    place.copy(target, sources[0])
+                    device.copy(target, sources[0])
                 else:
-                    place.launch(partial(add_on_device, sources, target))
+                    device.launch(partial(add_on_device, sources, target))
             passed.append((stream, stream.record()))
         return passed
 
-    def launch(self, context: Context, work: Callable[[], object], before: Sequence[Passed]) -> Passed:
-        """Enqueue ``work`` on a device after the events ``before``; return the event after the work."""
-        place = self._runner.place(context)
-        stream = self._stream((place, place, 0))
-        for other, event in before:
+    def launch(self, context: Context, work: Callable[[], object], predecessors: Sequence[Passed]) -> Passed:
+        """Enqueue ``work`` on a device after the events ``predecessors``; return the event after the work."""
+        position = self._runner.position(context)
+        stream = self._stream((position, position, 0))
+        for other, event in predecessors:
             if other is not stream:
                 stream.wait(event)
         with stream:

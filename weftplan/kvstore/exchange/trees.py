@@ -31,16 +31,16 @@ def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple
         penalty: factor applied to a link's weight by each tree that uses it.
         exhaustive: whether to try all divisions of up to :data:`EXHAUSTIVE` devices.
     """
-    now = [list(row) for row in weights]
+    current = [list(row) for row in weights]
     trees = []
-    for root in range(len(now)):
-        parents = [root] * len(now)
-        members = tuple(range(len(now)))
-        known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]] = {}
-        for parent, child in _grow(now, root, members, exhaustive, known)[1]:
+    for root in range(len(current)):
+        parents = [root] * len(current)
+        members = tuple(range(len(current)))
+        memo: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]] = {}
+        for parent, child in _grow(current, root, members, exhaustive, memo)[1]:
             parents[child] = parent
-            now[parent][child] *= penalty
-            now[child][parent] *= penalty
+            current[parent][child] *= penalty
+            current[child][parent] *= penalty
         trees.append(tuple(parents))
     return tuple(trees)
 
@@ -53,25 +53,25 @@ def _grow(
     root: int,
     members: tuple[int, ...],
     exhaustive: bool,
-    known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]],
+    memo: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]],
 ) -> tuple[float, _Edges]:
-    """Return (weight, (parent, child) of each link) of the best tree found over ``members``, cached in ``known``."""
+    """Return (weight, (parent, child) of each link) of the best tree found over ``members``, cached in ``memo``."""
     if len(members) == 1:
         return 0.0, ()
-    if (root, members) in known:
-        return known[root, members]
+    if (root, members) in memo:
+        return memo[root, members]
     every = exhaustive and len(members) <= EXHAUSTIVE
     best: tuple[float, _Edges] = (-1.0, ())
     for far in _cuts(root, members) if every else [_kernighan_lin(weights, root, members)]:
         near = tuple(member for member in members if member not in far)
         heads = far if every else (max(far, key=lambda head: (weights[root][head], -head)),)
-        here = _grow(weights, root, near, exhaustive, known)
+        near_edges = _grow(weights, root, near, exhaustive, memo)
         for head in heads:
-            there = _grow(weights, head, far, exhaustive, known)
-            total = weights[root][head] + here[0] + there[0]
+            far_edges = _grow(weights, head, far, exhaustive, memo)
+            total = weights[root][head] + near_edges[0] + far_edges[0]
             if total > best[0]:
-                best = total, ((root, head), *here[1], *there[1])
-    known[root, members] = best
+                best = total, ((root, head), *near_edges[1], *far_edges[1])
+    memo[root, members] = best
     return best
 
 
@@ -82,16 +82,20 @@ def _cuts(root: int, members: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return the half of the devices that does not contain the root, improved by swaps of pairs, best swap first."""
-    others = sorted((member for member in members if member != root), key=lambda other: (weights[root][other], -other))
-    far, near = set(others[: len(members) // 2]), {root, *others[len(members) // 2 :]}
+    candidates = sorted(
+        (member for member in members if member != root), key=lambda other: (weights[root][other], -other)
+    )
+    far, near = set(candidates[: len(members) // 2]), {root, *candidates[len(members) // 2 :]}
 
     def between(a: int, b: int) -> float:
         return weights[a][b] + weights[b][a]
 
     def pull(member: int) -> float:
         """Return the weight of a device's links to the other half minus that of its links within its own half."""
-        own, opposite = (far, near) if member in far else (near, far)
-        return sum(between(member, one) for one in opposite) - sum(between(member, one) for one in own)
+        side, opposite = (far, near) if member in far else (near, far)
+        return sum(between(member, neighbour) for neighbour in opposite) - sum(
+            between(member, neighbour) for neighbour in side
+        )
 
     while True:  # terminates: each swap lowers the weight between the halves
         gains = [(pull(a) + pull(b) - 2 * between(a, b), -a, -b) for a in sorted(near - {root}) for b in sorted(far)]
@@ -117,21 +121,21 @@ def _ring_above(weights: Weights, least: float) -> list[int] | None:
     """Return a ring of links of at least this weight; None if a search of :data:`_TRIES` steps finds none."""
     count, tries = len(weights), 0
     path = [0]
-    left = [iter(range(1, count))]
-    while left:
-        here = path[-1]
-        for there in left[-1]:
+    unvisited = [iter(range(1, count))]
+    while unvisited:
+        tip = path[-1]
+        for successor in unvisited[-1]:
             tries += 1
-            if there not in path and weights[here][there] >= least:
-                path.append(there)
+            if successor not in path and weights[tip][successor] >= least:
+                path.append(successor)
                 break
         else:
-            left.pop()
+            unvisited.pop()
             path.pop()
             continue
         if len(path) == count and weights[path[-1]][0] >= least:
             return path
         if tries > _TRIES:
             return None
-        left.append(iter(range(1, count)))
+        unvisited.append(iter(range(1, count)))
     return None

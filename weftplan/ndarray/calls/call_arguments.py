@@ -14,6 +14,10 @@ from weftplan.errors import DeviceError, DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
+from weftplan.ops.core.signatures import by_position, call_order, order_advice
+
+EXTRA = ("out", "name")
+"""Arguments that every array operator accepts after its parameters."""
 
 
 def understood(
@@ -21,60 +25,46 @@ def understood(
 ) -> tuple[list[Any], dict[str, Any], Any, Context | None, bool]:
     """Parse the arguments of ``nd.<name>`` into inputs, parameters, ``out``, ``ctx`` and ``is_train``.
 
-    Leading arrays are the inputs (a list of arrays counts as its elements if the operator is variadic). Parameters
-    follow in the operator's declared order; inputs may also be given by name. ``out``, ``ctx``, ``is_train`` and
-    ``name`` (ignored) are accepted for every operator.
+    Positional arguments follow MXNet's order: inputs, parameters, ``out``, ``name`` (ignored). An operator with any
+    number of inputs has only inputs by position, or a list of them. Every operator accepts ``ctx`` and ``is_train``.
     """
-    named = dict(kwargs)
+    inputs, ordered = by_position(op, args, kwargs, EXTRA)
+    named = {**kwargs, **ordered}
     out = named.pop("out", None)
     named.pop("name", None)
     is_train = bool(named.pop("is_train", False))
     declared = [param.name for param in op.params]
     ctx = None if "ctx" in declared else named.pop("ctx", None)
-    inputs: list[Any] = []
-    remaining = list(args)
-    if op.variadic is not None and len(remaining) >= 1 and isinstance(remaining[0], list | tuple):
-        remaining[:1] = list(remaining[0])
-    while remaining and isinstance(remaining[0], NDArray):
-        inputs.append(remaining.pop(0))
-    optional = callable(op.inputs) and op.variadic is None
-    while optional and remaining and remaining[0] is None:  # an optional input left out
-        remaining.pop(0)
-    if remaining and remaining[0] is not None and not isinstance(remaining[0], str):
-        # Text and None may be meant for a parameter; missing inputs are reported later.
-        names = () if callable(op.inputs) else op.inputs
-        missing = names[len(inputs) :] if not any(name in named for name in names) else ()
-        if missing:
+    for position, value in enumerate(inputs):
+        if not isinstance(value, NDArray) and (value is not None or op.any_number):
+            names = call_order(op)[0]
+            advice = "make one with mx.nd.array" if hasattr(value, "shape") or type(value) is list else order_advice(op)
             raise DTypeError(
-                f"{op.name}: input {missing[0]} must be an NDArray, got {type(remaining[0]).__name__}; make one with "
-                f"mx.nd.array"
+                f"{op.name}: input {names[position] if names else position} must be an NDArray, "
+                f"got {type(value).__name__}; {advice}"
             )
-    for parameter in declared:
-        if not remaining:
-            break
-        if parameter not in named and parameter != op.variadic:
-            named[parameter] = remaining.pop(0)
-    if remaining:
-        raise ParameterError(f"{op.name}: {len(remaining)} positional arguments too many: {remaining!r}")
+    if any(value is None for value in inputs):  # inputs left out
+        present = {name: value for name, value in zip(call_order(op)[0], inputs, strict=False) if value is not None}
+        inputs, named = [], {**present, **named}
     named_inputs = {key: value for key, value in named.items() if isinstance(value, NDArray) and key not in declared}
     named = {
         key: value for key, value in named.items() if key not in named_inputs and (value is not None or key in declared)
     }
     if named_inputs:
         inputs = _named_inputs(op, inputs, named_inputs, named)
-    return inputs, named, out, _as_context(op, named.get("ctx", ctx)), is_train
+    return list(inputs), named, out, _as_context(op, named.get("ctx", ctx)), is_train
 
 
 def _named_inputs(
-    op: Op, inputs: list[NDArray], given: dict[str, NDArray], params: Mapping[str, object]
+    op: Op, inputs: Sequence[NDArray], named: dict[str, NDArray], params: Mapping[str, object]
 ) -> list[NDArray]:
     """Return positional inputs followed by the named inputs, in the operator's order."""
     filled = dict(params)
     if op.variadic is not None:
-        filled.setdefault(op.variadic, len(inputs) + len(given))
+        filled.setdefault(op.variadic, len(inputs) + len(named))
     names = op.input_names(registry.parse_params(op, filled))
     placed = dict(zip(names, inputs, strict=False))
-    for key, array in given.items():
+    for key, array in named.items():
         if key not in names or key in placed:
             raise ParameterError(f"{op.name}: unknown or repeated input {key!r}; the inputs are {', '.join(names)}")
         placed[key] = array

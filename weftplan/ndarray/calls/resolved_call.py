@@ -7,6 +7,7 @@ outcome.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import implementations, registry, tiling
 from weftplan.ops.core.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
-_MOST_PLANS = 4096
+_MAX_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def settled(
     key: Any = (
         op.name,
         on_gpu,
-        tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
+        tuple((name, params[name], _isolated(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
     )
@@ -59,13 +60,13 @@ def settled(
     if plan is None:
         plan = _settle(op, inputs, params, targets, on_gpu)
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
+            if len(_plans) >= _MAX_PLANS:
                 _plans.clear()
             _plans[key] = plan
     return plan
 
 
-def _apart(value: object) -> object:
+def _isolated(value: object) -> object:
     """Return a key that distinguishes equal values of different meaning, also in tuples: 1, True, 1.0; 0.0, -0.0."""
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
@@ -76,6 +77,9 @@ def _settle(
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}
     parsed = registry.parse_params(op, params)
+    ignored = op.ignored_keys(params)
+    if ignored:
+        warnings.warn(f"{op.name} ignores {', '.join(ignored)}, as in MXNet", stacklevel=7)
     names = op.input_names(parsed)
     if len(inputs) != len(names):
         raise ParameterError(

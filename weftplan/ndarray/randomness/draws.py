@@ -41,12 +41,12 @@ def block_shape(shape: Dims | None) -> tuple[int, ...]:
     return () if shape is None or shape == UNSET else _dims(shape)
 
 
-def target_of(shape: Dims | None, wanted: DType, ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
+def target_of(shape: Dims | None, dtype: DType, ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
     """Return ``out``, whose shape must equal ``shape`` if given, or a new array."""
     if out is None:
         dims = _dims(shape)
         context = check_context(ctx)
-        return fresh(context, dims, wanted, name)
+        return fresh(context, dims, dtype, name)
     if shape is not None and shape != UNSET and _dims(shape) != out.shape:
         raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
     return out
@@ -116,25 +116,25 @@ def sample(
     values = [
         value if isinstance(value, NDArray) else _number(name, key, value) for key, (value, _) in parameters.items()
     ]
-    known = [None if isinstance(value, NDArray) else value for value in values]
+    numbers = [None if isinstance(value, NDArray) else value for value in values]
     if not arrays:
-        return push_draw(partial(_run, draw, bounds, known, 0), (), target_of(shape, wanted, ctx, out, name), name)
-    first = arrays[0]
+        return push_draw(partial(_run, draw, bounds, numbers, 0), (), target_of(shape, wanted, ctx, out, name), name)
+    head = arrays[0]
     for array in arrays:
-        if array.shape != first.shape or array.context != first.context:
+        if array.shape != head.shape or array.context != head.context:
             raise ShapeError(
-                f"{name}: arrays of parameters must have one shape and context, got {first.shape} on {first.context} "
+                f"{name}: arrays of parameters must have one shape and context, got {head.shape} on {head.context} "
                 f"and {array.shape} on {array.context}"
             )
     block = block_shape(shape)
-    target = target_of((*first.shape, *block), wanted, first.context, out, name)
-    return push_draw(partial(_run, draw, bounds, known, len(block)), arrays, target, name)
+    target = target_of((*head.shape, *block), wanted, head.context, out, name)
+    return push_draw(partial(_run, draw, bounds, numbers, len(block)), arrays, target, name)
 
 
 def _run(
     draw: fills.Draw,
     bounds: Mapping[str, str],
-    known: Sequence[float | None],
+    numbers: Sequence[float | None],
     inner: int,
     generator: Generator,
     target: RawArray,
@@ -147,7 +147,7 @@ def _run(
     """
     following = iter(arrays)
     values: list[Any] = [
-        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in known
+        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in numbers
     ]
     _check(draw.__name__, bounds, values)
     if not all(isinstance(value, float) for value in values):

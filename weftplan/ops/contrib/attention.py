@@ -24,6 +24,7 @@ from weftplan.ops.core.rules import (
     grad,
     merge_dim,
     merge_shape,
+    normalize_axis,
     same_shape,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape, ShapeRule, Workspace
@@ -298,6 +299,13 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
     )
 
 
+def _div_sqrt_dim_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    new = same_shape(params, ins, outs)
+    if new[0][0] is not None:
+        normalize_axis(-1, len(new[0][0]), "div_sqrt_dim: axis")
+    return new
+
+
 @kernel
 def _div_sqrt_dim(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.multiply(data, 1.0 / math.sqrt(data.shape[-1]), out=out)
@@ -307,7 +315,7 @@ register(
     Op(
         name="_contrib_div_sqrt_dim",
         forward=_div_sqrt_dim,
-        infer_shape=same_shape,
+        infer_shape=_div_sqrt_dim_shape,
         infer_dtype=floats_only("div_sqrt_dim"),
         gradient=grad("_contrib_div_sqrt_dim", "g0"),
         inplace=UNARY_INPLACE,

@@ -297,6 +297,7 @@ register(
         infer_dtype=_infer_dtype,
         params=_PARAMS,
         inputs=inputs_of,
+        positions=("data", "label", "data_lengths", "label_lengths"),
         outputs=("output0", "alpha"),
         visible_outputs=1,
         gradient=_gradient,

@@ -39,9 +39,9 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
-_PARAMS = (
-    *(p for p in convolution_params(1024, no_bias=False) if not p.name.startswith("cudnn")),
-    Param("num_deformable_group", p_int, 1, "Number of groups of channels; each group has its own offsets."),
+_GROUPS = Param("num_deformable_group", p_int, 1, "Number of groups of channels; each group has its own offsets.")
+_PARAMS = tuple(
+    p for p in convolution_params(1024, no_bias=False, after_group=(_GROUPS,)) if not p.name.startswith("cudnn")
 )
 
 
@@ -255,7 +255,7 @@ _declare(
 )
 _declare(
     MODULATED,
-    (*_PARAMS, Param("im2col_step", p_int, 64, "Accepted, no effect.")),
+    (*_PARAMS[:-1], Param("im2col_step", p_int, 64, "Accepted, no effect."), _PARAMS[-1]),
     "Convolution of data (batch, channels, height, width) whose window elements are moved by offset "
     "(batch, groups * elements * 2, *output) and multiplied by mask (batch, groups * elements, *output).",
 )

@@ -107,6 +107,7 @@ register(
         infer_dtype=floats_only(_NAME, _infer_dtype),
         params=_PARAMS,
         inputs=("data", "moving_avg"),
+        positions=("data",),
         aux=(1,),
         outputs=("output", "average"),
         visible_outputs=1,

@@ -69,9 +69,8 @@ def _quantize(xp: ArrayModule, p: Params, *arrays: Any) -> None:
         least, most = -reach, reach
     if output is not None:
         # If both limits of the range are 0, the output is 0.
-        xp.multiply(
-            x, ((_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)).astype(_FLOAT), out=room
-        )
+        factor = (_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)
+        xp.multiply(x, factor.astype(_FLOAT).reshape(()), out=room)
         xp.clip(xp.rint(room, out=room), 0 if kind == np.uint8 else -127, _LIMITS[kind.name], out=room)
         xp.copyto(output, room, casting="unsafe")
     _fill(min_output, least)

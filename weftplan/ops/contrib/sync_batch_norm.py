@@ -1,9 +1,10 @@
-"""SyncBatchNorm: BatchNorm with statistics of the whole batch, across devices.
+"""Batch norms whose output ``var`` is the variance: SyncBatchNorm, across devices, and that of MXNet's first releases.
+
+The kernels and the gradient are BatchNorm's, whose output ``var`` is 1 / sqrt(variance + eps), as in MXNet 1.9.1.
 
 An executor sees only its own part of a batch, so the statistics are exact only if one context trains. A Module refuses
-to train this layer on several contexts; inference needs no batch statistics. The kernels and the gradient are
-BatchNorm's. The output ``var`` is the variance, while BatchNorm's is 1 / sqrt(variance + eps), as in MXNet 1.9.1.
-MXNet sets ``mean`` and ``var`` in training only.
+to train SyncBatchNorm on several contexts; inference needs no batch statistics. MXNet sets ``mean`` and ``var`` of
+SyncBatchNorm in training only, and BatchNorm_v1 takes two and four dimensions there, here any number from two.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def _without_var(outputs: Sequence[Output]) -> list[Output]:
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    vector = merge_shape(outs[2], outs[3], f"{NAME}: the variance and 1 / sqrt(variance + eps)")
+    vector = merge_shape(outs[2], outs[3], "Batch norm: the variance and 1 / sqrt(variance + eps)")
     new_ins, (data, mean, inverse) = _BASE.infer_shape(_of_base(params), ins, [*outs[:2], vector])
     return list(new_ins), [data, mean, inverse, inverse]
 
 
 def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    vector = merge_dtype(outs[2], outs[3], f"{NAME}: the variance and 1 / sqrt(variance + eps)")
+    vector = merge_dtype(outs[2], outs[3], "Batch norm: the variance and 1 / sqrt(variance + eps)")
     new_ins, (data, mean, inverse) = _BASE.infer_dtype(_of_base(params), ins, [*outs[:2], vector])
     return list(new_ins), [data, mean, inverse, inverse]
 
@@ -90,17 +91,16 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 
 assert _BASE.workspace is not None
 _numpy = _offered(Implementation(name="numpy", kernel=_BASE.forward, workspace=_BASE.workspace))
-register(
+_FIRST = register(
     Op(
-        name=NAME,
+        name="BatchNorm_v1",
+        positions=("data", "gamma", "beta"),
         forward=_numpy.kernel,
         infer_shape=_infer_shape,
         infer_dtype=_infer_dtype,
         params=(
             *(param for param in _BASE.params if param.name in _SHARED[:-1]),
             Param("output_mean_var", _BASE.params[4].parse, False, "True: the mean and the variance are visible."),
-            Param("ndev", p_int, 1, "Number of contexts that train together; more than 1: see a Module's refusal."),
-            Param("key", p_str, doc="Which layers of several contexts belong together."),
         ),
         inputs=("data", "gamma", "beta", "moving_mean", "moving_var"),
         aux=_BASE.aux,
@@ -112,8 +112,22 @@ register(
         ignored_inputs=_BASE.ignored_inputs,
         workspace=_numpy.workspace,
         input_init=_BASE.input_init,
+        doc="BatchNorm on axis 1, for networks that name this operator.",
+    )
+)
+register(
+    replace(
+        _FIRST,
+        name=NAME,
+        positions=None,
+        params=(
+            *_FIRST.params,
+            Param("ndev", p_int, 1, "Number of contexts that train together; more than 1: see a Module's refusal."),
+            Param("key", p_str, doc="Which layers of several contexts belong together."),
+        ),
         doc="BatchNorm on axis 1 with the statistics of the whole batch, where one context trains.",
     )
 )
 for _place in ("host", "gpu"):
-    provide(NAME, _offered(provided(_place)["BatchNorm"]), on=_place)
+    for _name in (NAME, _FIRST.name):
+        provide(_name, _offered(provided(_place)["BatchNorm"]), on=_place)

@@ -17,6 +17,7 @@ from weftplan.ops.core.schema import Params, Shape
 SWEEPS: Mapping[str, float] = {
     # Mean, variance and normalisation each pass over the data once.
     "BatchNorm": 2.0,
+    "BatchNorm_v1": 2.0,
     "_contrib_SyncBatchNorm": 2.0,
     "LayerNorm": 2.0,
     "InstanceNorm": 2.0,

@@ -12,6 +12,7 @@ Expressions never change after they are made, so any thread may read them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -55,6 +56,14 @@ class FormulaError(ValueError):
     """The error of a formula that cannot be traced, or that contradicts its operator."""
 
 
+def _quotient(a: Any, b: Any) -> Any:
+    """Return a / b by the rules of IEEE 754, as MXNet does: a division by 0 is infinite or NaN, no error."""
+    try:
+        return a / b
+    except ZeroDivisionError:
+        return math.copysign(math.inf, a) * math.copysign(1.0, b) if a else math.nan
+
+
 class Scalar:
     """A number that each call of a kernel computes once, from its parameters and the dtype of its arrays.
 
@@ -79,7 +88,10 @@ class Scalar:
         if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
             first, rest = arguments[0].at, arguments[1:]
             return cls(lambda params, dtype: function(first(params, dtype), *rest))
-        return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
+        if len(arguments) == 2 and isinstance(arguments[1], Scalar) and not isinstance(arguments[0], Scalar):
+            number, second = arguments[0], arguments[1].at
+            return cls(lambda params, dtype: function(number, second(params, dtype)))
+        return cls(lambda params, dtype: function(*[value_of(one, params, dtype) for one in arguments]))
 
     def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
         if isinstance(a, Expr) or isinstance(b, Expr):
@@ -108,10 +120,10 @@ class Scalar:
         return self._pair(lambda a, b: a * b, other, self)
 
     def __truediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, self, other)
+        return self._pair(_quotient, self, other)
 
     def __rtruediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, other, self)
+        return self._pair(_quotient, other, self)
 
     def __pow__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a**b, self, other)
@@ -160,13 +172,12 @@ class Expr:
         op: a name in :data:`UFUNCS`; ``input``, ``cast``, ``clip``, ``select``; or ``call`` of ``function``.
         args: operands: expressions, numbers or scalars; for an input its name.
         kind: dtype of the result; "default": that of the kernel, or bool for comparisons.
-        function, scratch: for ``call``: ``function(xp, *args, out, *scratch)``, and the kinds of its scratch arrays.
-        separate: for ``call``: whether ``out`` must not be the memory of an operand; otherwise it may be the first's.
-        same: for ``call``: an expression with the same values, for compilers; None: there is none.
+        function: for ``call``: ``function(xp, *args, out)``; ``out`` may be the memory of the first operand.
+        same: for ``call``: an operation on inputs with the same values, for compilers; None: there is none.
         as_float: whether integers are computed as float64.
     """
 
-    __slots__ = ("args", "as_float", "function", "kind", "number", "op", "same", "scratch", "separate")
+    __slots__ = ("args", "as_float", "function", "kind", "number", "op", "same")
     __array_ufunc__ = None
 
     def __init__(
@@ -175,14 +186,12 @@ class Expr:
         *args: object,
         kind: Kind | Literal["default"] = "default",
         function: Callable[..., object] | None = None,
-        scratch: tuple[Kind, ...] = (),
-        separate: bool = False,
         same: Expr | None = None,
         as_float: bool = False,
     ) -> None:
         self.op, self.kind = op, kind
         self.args: tuple[Any, ...] = args
-        self.function, self.scratch, self.separate, self.same = function, scratch, separate, same
+        self.function, self.same = function, same
         self.as_float = as_float
         self.number = next(_numbers)
 
@@ -267,9 +276,9 @@ def quotient(a: object, b: object) -> Expr:
     )  # a multiple of b, nearer to zero than a: cannot overflow
 
 
-def apply(function: Callable[..., object], *args: object, scratch: tuple[Kind, ...] = (), **options: Any) -> Expr:
-    """Return the result of ``function(xp, *args, out, *scratch)``; ``options`` are attributes of :class:`Expr`."""
-    return Expr("call", *args, function=function, scratch=scratch, **options)
+def apply(function: Callable[..., object], *args: object, same: Expr | None = None) -> Expr:
+    """Return the result of ``function(xp, *args, out)``, which ``same`` states for compilers."""
+    return Expr("call", *args, function=function, same=same)
 
 
 def operations(results: Iterable[object]) -> list[Expr]:

@@ -10,7 +10,7 @@ implementation in a measurement (:mod:`weftplan.ops.autotune`).
 
 The package's own implementations are imported when a choice first considers them, by the name of their operator
 (:mod:`weftplan.ops.core.operator_modules`). Compiled loops that other rooms call without an
-operator are the slots at the end of this module (:mod:`weftplan.support.slots`), filled on first use.
+operator are slots (:mod:`weftplan.support.slots`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from weftplan.ops.core.operator_modules import GPU, HOST
 from weftplan.ops.core.schema import Kernel, Op, Params, TensorSpec
 from weftplan.support.lazy_import import late_import
-from weftplan.support.slots import Slot
+from weftplan.support.slots import COMPILER
 
 MODES = ("auto", "numpy", "native")
 Specs = Sequence[TensorSpec]
@@ -163,49 +163,12 @@ def numpy_of(op: Op) -> Implementation:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Work = Callable[[int, int], None]
-"""``work(first, last)`` runs a compiled loop on the elements ``first`` to ``last`` (excluded)."""
-Loop = Callable[..., Work | None]
-"""A function that returns a compiled loop for arrays; None if there is none for them, or none on this machine."""
 PACK_STEP = 16
 """Ranges of :data:`PACK` and :data:`UNPACK` begin and end at multiples of this number of elements."""
 PAST = 1 << 24
 """Minimum bytes of results that compiled loops write with non-temporal stores, past the caches."""
 MAX_OPERATIONS = 600
 """Maximum number of operations of a generated elementwise kernel, to bound compile time and registers."""
-
-COMPILER: Slot[Callable[[], object]] = Slot(
-    "weftplan.ops.core.implementations", "weftplan.kernels.compiled.target", "a choice that depends on the compiler"
-)
-PACK: Slot[Loop] = Slot(
-    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "compression of a large gradient"
-)
-UNPACK: Slot[Loop] = Slot(
-    "weftplan.kvstore.compression", "weftplan.kernels.compiled.exchange.codec", "decompression of a large gradient"
-)
-SUM: Slot[Loop] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a sum of large arrays"
-)
-SPREAD: Slot[Loop] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "copies of a large array"
-)
-COPY_PAST: Slot[Callable[[Array, Array], bool]] = Slot(
-    "weftplan.kvstore.fixed_order_sums", "weftplan.kernels.compiled.exchange.sums", "a copy past the caches"
-)
-PIECES: Slot[Callable[..., Callable[[], None] | None]] = Slot(
-    "weftplan.kvstore.distributed.arrays.piece_copies",
-    "weftplan.kernels.compiled.exchange.sums",
-    "copies and sums of all pieces of a bucket",
-)
-FORMULA: Slot[Callable[..., Callable[[Sequence[Any], int, int], None]]] = Slot(
-    "weftplan.ops.optimizer.fused_update", "weftplan.kernels.compiled.elementwise", "a fused optimizer step on a CPU"
-)
-BROADCAST_INDEX: Slot[Callable[..., object | None]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "a broadcast GPU node"
-)
-OPERATIONS: Slot[Callable[[Any], int]] = Slot(
-    "weftplan.planner.symbolic.passes.elementwise_node", "weftplan.kernels.cuda.pointwise", "an elementwise GPU node"
-)
 
 
 def compiler() -> object:

@@ -37,6 +37,7 @@ class Program:
 
     Attributes:
         source: the text of ``bind``.
+        arrays: names of the inputs.
         bind: ``bind(xp, *constants)`` returns the :data:`Step`.
         constants: numbers and scalars that a call computes once.
         dtype: the dtype for which scalars are computed.
@@ -46,6 +47,7 @@ class Program:
     """
 
     source: str
+    arrays: tuple[str, ...]
     bind: Callable[..., Step]
     constants: tuple[Any, ...]
     dtype: DType
@@ -55,6 +57,13 @@ class Program:
     def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
         return self.bind(xp, *[value_of(one, params, self.dtype) for one in self.constants])
+
+    def ufunc(self, xp: ArrayModule) -> Step | None:
+        """Return the ufunc that the formula is, of the inputs in order and the output; None if it is more or less."""
+        # NumPy 2.4 deprecates a third positional argument of maximum and minimum.
+        if self.single is None or self.single[0] in ("maximum", "minimum") or self.single[1:] != (self.arrays, {}):
+            return None
+        return getattr(xp, self.single[0])  # type: ignore[no-any-return]
 
 
 def is_real(name: str) -> bool:
@@ -75,8 +84,10 @@ class _Lowering:
         overlaps: Mapping[str, frozenset[str]],
         dtype: DType,
         compute: Kind,
+        numbers: frozenset[str],
     ) -> None:
         self.dtypes, self.overlaps, self.dtype, self.compute = dtypes, overlaps, dtype, compute
+        self.numbers = numbers
         self.same: dict[int, Expr] = {}
         """Casts to the dtype that their operand has, with the operand."""
         self.operations: list[Expr] = []
@@ -146,25 +157,31 @@ class _Lowering:
     def choose(self, one: Expr, k: int) -> str:
         """Return the slot for the result of operation ``k``, and update the holders of slots."""
         # These operands are read after the first write of the result.
-        exposed = one.args[:2] if one.op == "select" else one.args[not one.separate :] if one.op == "call" else ()
+        exposed = one.args[:2] if one.op == "select" else one.args[1:] if one.op == "call" else ()
         barred = {self.text(operand) for operand in exposed if isinstance(operand, Expr)}
         dying = {
             self.slot[a.number]: a.number for a in self.operands(one) if a.op != "input" and self.last[a.number] <= k
         }
-        slot = self._slot(one, k, [name for name in dying if name not in barred], barred)
+        reads = self.reads[one.number] = set()
+        for operand in self.operands(one):
+            reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
+        slot = self._slot(one, k, [name for name in dying if name not in barred], barred, self.is_small(reads))
         for name, number in dying.items():
             if self.holder.get(name) == number:
                 del self.holder[name]
         self.holder[slot] = one.number
         self.slot[one.number] = slot
-        reads = self.reads[one.number] = set()
-        for operand in self.operands(one):
-            reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
         if slot in self.scratch:
             self.scratch[slot][1].update(reads)
+        else:
+            reads.add(slot)
         return slot
 
-    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str]) -> str:
+    def is_small(self, reads: set[str]) -> bool:
+        """Return whether a value that depends on these inputs has one element."""
+        return bool(reads) and reads <= self.numbers
+
+    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str], small: bool) -> str:
         wide = self.kind(one)
 
         def is_free(name: str) -> bool:
@@ -176,44 +193,33 @@ class _Lowering:
                 and all(self.last_read.get(a, -1) <= k for a in inputs)
             )
 
+        def fits(name: str) -> bool:
+            return small == self.is_small(self.scratch[name][1])
+
         own = [name for name, value in self.results.items() if value is one]
-        for name in own:
+        for name in () if small else own:
             # These values must not be rounded when they are written.
             exact = one.op in ("select", "clip") or one.number in self.later_reads or one.kind != "default"
             if is_free(name) and (self.dtypes[name] == wide or not exact):
                 return name
         for name in dying:
-            if self.dtype_at(name) == wide and (name in self.scratch or is_free(name)):
+            if self.dtype_at(name) == wide and (fits(name) if name in self.scratch else not small and is_free(name)):
                 return name
         for name, (held, _) in self.scratch.items():
-            if held == wide and name not in self.holder:
+            if held == wide and name not in self.holder and fits(name):
                 return name
-        for name in self.results:
+        for name in () if small else self.results:
             if self.dtypes[name] == wide and is_free(name) and not own:
                 return name
-        return self._new(wide)
-
-    def _new(self, dtype: DType) -> str:
         name = f"t{len(self.scratch)}"
-        self.scratch[name] = (dtype, set())
-        return name
-
-    def temporary(self, dtype: DType) -> str:
-        """Return scratch of ``dtype`` that no value holds, and take it."""
-        free = [name for name, (held, _) in self.scratch.items() if held == dtype and name not in self.holder]
-        name = free[0] if free else self._new(dtype)
-        self.scratch[name][1].update(self.dtypes)
-        self.holder[name] = -1
+        self.scratch[name] = (wide, set())
         return name
 
     def emit(self, k: int, one: Expr) -> None:
         """Add the lines of operation ``k``."""
         arguments = [self.text(operand) for operand in one.args]
         held = [self.dtype_at(self.text(operand)) for operand in self.operands(one)]
-        temporary = [self.temporary(dtype_of(kind, self.dtype)) for kind in one.scratch]
         target = self.choose(one, k)
-        for name in temporary:
-            del self.holder[name]
         if one.op == "cast":
             self.lines.append(f"xp.copyto({target}, {arguments[0]}, casting='unsafe')")
         elif one.op == "select":
@@ -225,7 +231,7 @@ class _Lowering:
         elif one.op == "call":
             name = f"f{len(self.namespace)}"
             self.namespace[name] = one.function
-            self.lines.append(f"{name}(xp, {', '.join([*arguments, target, *temporary])})")
+            self.lines.append(f"{name}(xp, {', '.join([*arguments, target])})")
         else:
             options = self.options(one, held, self.dtype_at(target))
             words = "".join(f", {key}={'float' if value is float else repr(value)}" for key, value in options.items())
@@ -254,6 +260,7 @@ def lower(
     dtype: DType,
     kinds: DType,
     compute: Kind = None,
+    numbers: frozenset[str] = frozenset(),
 ) -> Program:
     """Return the program that writes ``results``: expressions or numbers by the names of outputs and states.
 
@@ -264,8 +271,9 @@ def lower(
         dtype: the dtype for which scalars are computed.
         kinds: the dtype that :data:`Kind` refers to.
         compute: kind of the results that do not state their own.
+        numbers: names of inputs of one element; scratch for values that depend on them alone has one element, too.
     """
-    low = _Lowering(results, dtypes, overlaps, kinds, compute)
+    low = _Lowering(results, dtypes, overlaps, kinds, compute, numbers)
     for k, one in enumerate(low.operations):
         if one.op not in UFUNCS and one.op not in ("cast", "select", "clip", "call"):
             raise FormulaError(f"unknown function {one.op!r}")
@@ -286,4 +294,5 @@ def lower(
     exec(compile(text, "<formula>", "exec"), namespace)
     scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
     single = low.single if not copies and not scratch and len(results) == 1 else None
-    return Program(text, namespace["bind"], tuple(low.constants), dtype, scratch, single)
+    inputs = tuple([name for name in arrays if name not in results])
+    return Program(text, inputs, namespace["bind"], tuple(low.constants), dtype, scratch, single)

@@ -33,11 +33,12 @@ OPERATORS = {
     "ops.contrib.numpy.arithmetic": "_np_copy _npi_absolute _npi_add _npi_add_scalar _npi_arange _npi_arccos _npi_arccosh _npi_arcsin _npi_arcsinh _npi_arctan _npi_arctanh _npi_cbrt _npi_ceil _npi_clip _npi_cos _npi_cosh _npi_degrees _npi_equal _npi_equal_scalar _npi_exp _npi_expm1 _npi_fix _npi_floor _npi_full _npi_full_like _npi_greater _npi_greater_equal _npi_greater_equal_scalar _npi_greater_scalar _npi_hypot _npi_hypot_scalar _npi_less _npi_less_equal _npi_less_equal_scalar _npi_less_scalar _npi_log _npi_log10 _npi_log1p _npi_log2 _npi_logical_not _npi_maximum _npi_maximum_scalar _npi_minimum _npi_minimum_scalar _npi_mod _npi_mod_scalar _npi_multiply _npi_multiply_scalar _npi_negative _npi_not_equal _npi_not_equal_scalar _npi_ones _npi_power _npi_power_scalar _npi_radians _npi_reciprocal _npi_rint _npi_rmod_scalar _npi_rpower_scalar _npi_rsubtract_scalar _npi_rtrue_divide_scalar _npi_sign _npi_sin _npi_sinh _npi_sqrt _npi_square _npi_subtract _npi_subtract_scalar _npi_tan _npi_tanh _npi_true_divide _npi_true_divide_scalar _npi_trunc _npi_zeros _npx_erf _npx_erfinv _npx_gamma _npx_gammaln _npx_relu _npx_sigmoid",
     "ops.contrib.numpy.reduce": "_backward_npi_std _backward_npi_var _np_max _np_min _np_prod _np_sum _npi_argmax _npi_argmin _npi_mean _npi_std _npi_var",
     "ops.contrib.numpy.shape": "_np_cumsum _np_dot _np_repeat _np_reshape _np_squeeze _np_transpose _npi_argsort _npi_cast _npi_concatenate _npi_expand_dims _npi_flip _npi_gather_nd _npi_matmul _npi_rnn_param_concat _npi_slice _npi_sort _npi_split _npi_stack _npi_swapaxes _npi_take _npi_tile _npi_where _npx_activation _npx_arange_like _npx_batch_dot _npx_batch_flatten _npx_batch_norm _npx_cast _npx_convolution _npx_deconvolution _npx_dropout _npx_embedding _npx_fully_connected _npx_gather_nd _npx_group_norm _npx_instance_norm _npx_layer_norm _npx_leaky_relu _npx_log_softmax _npx_multibox_detection _npx_multibox_prior _npx_multibox_target _npx_one_hot _npx_pick _npx_pooling _npx_reshape _npx_reshape_like _npx_rnn _npx_roi_pooling _npx_sequence_mask _npx_shape_array _npx_slice _npx_smooth_l1 _npx_softmax _npx_topk",
+    "ops.contrib.pooling_v1": "Pooling_v1 _backward_Pooling_v1",
     "ops.contrib.quadratic": "_backward_contrib_quadratic _contrib_gradientmultiplier _contrib_quadratic",
     "ops.contrib.quantize": "_contrib_dequantize _contrib_quantize _contrib_quantize_v2",
     "ops.contrib.spatial_transformer": "BilinearSampler GridGenerator SpatialTransformer _backward_BilinearSampler _backward_GridGenerator _backward_SpatialTransformer",
     "ops.contrib.svm_output": "SVMOutput _backward_SVMOutput",
-    "ops.contrib.sync_batch_norm": "_contrib_SyncBatchNorm",
+    "ops.contrib.sync_batch_norm": "BatchNorm_v1 _contrib_SyncBatchNorm",
     "ops.contrib.zipfian": "_sample_unique_zipfian",
     "ops.creation.arange_like": "_eye _linspace",
     "ops.creation.filling": "_arange _contrib_arange_like _full _ones _zeros _zeros_without_dtype ones_like zeros_like",
@@ -123,10 +124,8 @@ ALIASES = {
     "ops.linalg.matrix": "swapaxes",
     "ops.linalg.products": "linalg_gemm linalg_gemm2 linalg_syrk linalg_trmm",
     "ops.linalg.solve": "linalg_potrf linalg_potri linalg_trsm",
-    "ops.nn.batch_norm": "BatchNorm_v1",
     "ops.nn.convolution": "Convolution_v1",
     "ops.nn.losses": "stop_gradient",
-    "ops.nn.pooling": "Pooling_v1",
     "ops.nn.softmax_output": "Softmax",
     "ops.random.distributions": "random_exponential random_gamma random_generalized_negative_binomial random_negative_binomial random_poisson random_randint sample_exponential sample_gamma sample_generalized_negative_binomial sample_multinomial sample_negative_binomial sample_normal sample_poisson sample_uniform shuffle",
     "ops.random.draws": "normal random_normal random_uniform uniform",
@@ -147,7 +146,7 @@ HOST = {
     "kernels.compiled.pooling.implementation": "Pooling _backward_Pooling",
     "kernels.compiled.shared_gradient": "_backward_FullyConnected_shared",
     "kernels.compiled.softmax": "SoftmaxOutput",
-    "ops.contrib.sync_batch_norm": "_contrib_SyncBatchNorm",
+    "ops.contrib.sync_batch_norm": "BatchNorm_v1 _contrib_SyncBatchNorm",
 }
 """Operators with a compiled implementation for CPUs, by the module that provides it."""
 
@@ -166,6 +165,6 @@ GPU = {
     "kernels.cuda.sequence": "SequenceLast SequenceMask SequenceReverse _backward_SequenceLast _backward_SequenceMask _backward_SequenceReverse",
     "kernels.cuda.softmax": "SoftmaxOutput _backward_MakeLoss _backward_SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax",
     "kernels.cuda.updates": "adam_update multi_sgd_update sgd_mom_update sgd_update",
-    "ops.contrib.sync_batch_norm": "_contrib_SyncBatchNorm",
+    "ops.contrib.sync_batch_norm": "BatchNorm_v1 _contrib_SyncBatchNorm",
 }
 """Operators with an implementation for GPUs, by the module that provides it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
@@ -21,7 +22,7 @@ _OWN_NAMES = {name: module for module, names in OPERATORS.items() for name in na
 _MODULES = _OWN_NAMES | {alias: module for module, names in ALIASES.items() for alias in names.split()}
 """The module of each operator of the package, by its name or alias."""
 _OPS: dict[str, Op] = {}
-_ALIASES: dict[str, str] = {}
+_ALIASES: dict[str, Op] = {}
 _PLANNERS: dict[str, Op] = {}
 
 
@@ -38,7 +39,8 @@ def register(op: Op) -> Op:
             raise ParameterError(f"operator {name!r} is registered already")
     _OPS[op.name] = op
     for alias in op.aliases:
-        _ALIASES[alias] = op.name
+        # Aliases that end in _v1 are operators of their own in MXNet 1.9.1, which symbol files name.
+        _ALIASES[alias] = replace(op, saved_as=alias) if alias.endswith("_v1") else op
     return op
 
 
@@ -56,9 +58,9 @@ def get(name: str) -> Op:
     Raises:
         UnknownOperatorError: there is none; the message suggests similar names.
     """
-    op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
+    op = _OPS.get(name) or _ALIASES.get(name)
     if op is None and _load(name):
-        op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
+        op = _OPS.get(name) or _ALIASES.get(name)
     if op is None:
         # Users never call the gradients' operators by name.
         known = [other for other in names() if not other.startswith("_backward")]
@@ -121,7 +123,8 @@ def names(*, aliases: bool = True) -> Iterator[str]:
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
     """Return all parameters of ``op``, parsed from the texts or Python values in ``attrs``, or their defaults.
 
-    Keys of the form ``__x__`` are skipped. ``node``: name of the node for error messages.
+    Keys of the form ``__x__`` are skipped, and unknown keys of a lenient operator. ``node``: name of the node for error
+    messages.
 
     Raises:
         ParameterError: unknown key, missing required parameter, or value that does not parse.
@@ -133,6 +136,8 @@ def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict
         if key.startswith("__") and key.endswith("__"):
             continue
         param = known.get(key)
+        if param is None and op.lenient:
+            continue
         if param is None:
             hint = did_you_mean(key, known)
             raise ParameterError(f"{where}: unknown parameter {key!r}; {hint}known: {', '.join(known) or 'none'}")

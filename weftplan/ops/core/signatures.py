@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from weftplan.errors import ParameterError
 from weftplan.ops.core.examples import EXAMPLES
 from weftplan.ops.core.input_shapes import INPUT_SHAPES
 from weftplan.ops.core.params import meaning
@@ -42,47 +44,93 @@ def usual_inputs(op: Op) -> tuple[str, ...] | None:
         return None
 
 
-def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
+def call_order(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the inputs and the parameters that a call may give by position, in MXNet's order.
+
+    >>> from weftplan.ops.core import registry
+    >>> call_order(registry.get("LeakyReLU"))
+    (('data', 'gamma'), ('act_type', 'slope', 'lower_bound', 'upper_bound'))
+    """
+    if op.any_number:
+        return (), ()
+    inputs = op.positions if op.positions is not None else usual_inputs(op) or ()
+    return inputs, tuple(param.name for param in op.params if not param.by_name)
+
+
+def by_position(
+    op: Op, args: Sequence[Any], named: Mapping[str, object], extra: Sequence[str]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the inputs among the positional arguments ``args`` of a call, and the others by their names.
+
+    Args:
+        named: the arguments that are given by name.
+        extra: keywords of every operator that may also follow by position.
+
+    Raises:
+        ParameterError: too many arguments, or one that is also given by name.
+    """
+    if op.any_number:
+        return [*args[0], *args[1:]] if args and isinstance(args[0], list | tuple) else args, {}
+    inputs, params = call_order(op)
+    others = args[len(inputs) :]
+    if not others:
+        return args, {}
+    order = (*params, *extra)
+    if len(others) > len(order):
+        raise ParameterError(
+            f"operator {op.name}: {len(args)} arguments by position, it takes {len(inputs) + len(order)} at most: "
+            f"{', '.join((*inputs, *order))}"
+        )
+    for name in order[: len(others)]:
+        if name in named:
+            raise ParameterError(f"operator {op.name}: parameter {name!r} is given twice, by position and by name")
+    return args[: len(inputs)], dict(zip(order, others, strict=False))
+
+
+def order_advice(op: Op) -> str:
+    """Return the advice for an argument at a wrong position: the order of the arguments."""
+    if op.any_number:
+        return "inputs are given by position, parameters by name"
+    inputs, params = call_order(op)
+    return f"the order by position is {', '.join((*inputs, *params))}"
+
+
+def signature(op: Op, array: str, extra: Sequence[str], by_name: Sequence[str] = ()) -> inspect.Signature:
     """Return the signature of an operator's function.
 
     Args:
         array: class of the inputs and of the result, ``Symbol`` or ``NDArray``.
-        extra: further keywords, whose default is None.
+        extra: further arguments after the parameters, whose default is None.
+        by_name: further keywords, whose default is None.
 
     >>> from weftplan.ops.core import registry
     >>> print(signature(registry.get("clip"), "Symbol", ["name"]))
-    (data: Symbol | None, a_min: float, a_max: float, *, name: Any = None) -> Symbol
+    (data: Symbol | None = None, a_min: float = REQUIRED, a_max: float = REQUIRED, name: Any = None) -> Symbol
     """
-    inputs = usual_inputs(op)
+    inputs, ordered = call_order(op)
+    declared = {param.name for param in op.params}
     names: list[inspect.Parameter] = []
-    taken = {param.name for param in op.params}
-    params = [param for param in op.params if param.name != op.variadic and not keyword.iskeyword(param.name)]
-    needs = any(param.default is REQUIRED for param in params)
-    # Parameters may follow the inputs by position. Python has no signature for a required parameter after an optional
-    # input; such parameters are shown as keywords.
-    by_position = inputs is not None and (not needs or len(inputs) == 1)
-    if inputs is None:
-        name = "data" if "data" not in taken else "args"
+    if op.any_number:
+        name = "data" if "data" not in declared else "args"
         names.append(inspect.Parameter(name, _ANY_NUMBER, annotation=Hint(f"{array} | Sequence[{array}] | None")))
-    else:
-        for name in inputs:
-            if name not in taken and not keyword.iskeyword(name):
-                default = inspect.Parameter.empty if needs and by_position else None
-                names.append(inspect.Parameter(name, _EITHER, default=default, annotation=Hint(f"{array} | None")))
-                taken.add(name)
-    for param in params:
+    every = () if op.any_number else (*inputs, *(name for name in usual_inputs(op) or () if name not in inputs))
+    for name in every:
+        kind = _EITHER if name in inputs else _KEYWORD
+        names.append(inspect.Parameter(name, kind, default=None, annotation=Hint(f"{array} | None")))
+    for param in op.params:
         hint = meaning(param.parse)
-        if param.default is None and "None" not in hint and hint != "Any":
+        default = None if param.name == op.variadic else param.default  # the number of inputs is counted
+        if default is None and "None" not in hint and hint != "Any":
             hint += " | None"
-        default = inspect.Parameter.empty if param.default is REQUIRED else param.default
-        by_position = by_position and not (
-            param.default is REQUIRED and names and names[-1].default is not names[-1].empty
-        )
-        kind = _EITHER if by_position else _KEYWORD
+        kind = _EITHER if param.name in ordered else _KEYWORD
         names.append(inspect.Parameter(param.name, kind, default=default, annotation=Hint(hint)))
-    for name in extra:
+    taken = {*every, *declared}
+    for name in (*extra, *by_name):
         if name not in taken:
-            names.append(inspect.Parameter(name, _KEYWORD, default=None, annotation=Hint("Any")))
+            kind = _EITHER if name in extra and not op.any_number else _KEYWORD
+            names.append(inspect.Parameter(name, kind, default=None, annotation=Hint("Any")))
+    names = [one for one in names if not keyword.iskeyword(one.name)]
+    names.sort(key=lambda one: one.kind)  # parameters by name follow the others
     visible = op.visible_outputs
     outputs = op.outputs if visible is None else visible
     one = outputs == 1 or (isinstance(outputs, tuple) and len(outputs) == 1)
@@ -117,12 +165,14 @@ def _open(hint: str) -> str:
     return f"{hint} | str" if hint.startswith("Literal[") else hint
 
 
-def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
+def stub(
+    name: str, op: Op, array: str, extra: Sequence[str], by_name: Sequence[str] = (), *, method: bool = False
+) -> str:
     """Return a line of a stub file: the definition of an operator's function, or with ``method`` of an array's method.
 
-    ``extra``: see :func:`signature`.
+    ``extra``, ``by_name``: see :func:`signature`.
     """
-    parameters = signature(op, array, extra)
+    parameters = signature(op, array, extra, by_name)
     return written(
         name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))
     )

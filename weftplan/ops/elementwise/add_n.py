@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 
-from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_inputs, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import same_dtype, same_shape
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, InplacePair, Op, Param, Params
-from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
@@ -42,17 +42,6 @@ def p_count(value: object) -> int:
 NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when composing)")
 
 
-@kernel
-def _add_n(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
-    *inputs, out = arrays
-    if len(inputs) == 1:
-        xp.copyto(out, inputs[0])
-        return
-    xp.add(inputs[0], inputs[1], out=out)
-    for term in inputs[2:]:
-        xp.add(out, term, out=out)
-
-
 def _add_n_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
     return [
         builder.node(
@@ -65,7 +54,7 @@ def _add_n_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
 register(
     Op(
         name="add_n",
-        forward=_add_n,
+        forward=FormulaKernel(lambda p, *terms: reduce(add, terms), None, overlaps=(0,)),
         infer_shape=same_shape,
         infer_dtype=same_dtype,
         params=(NUM_ARGS,),

@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.expression import BOOL, Kind
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.ops.core.expression import Expr, f, where
 
-ERF_SCRATCH: tuple[Kind, ...] = (*("float",) * 5, BOOL)
-"""Kinds of the scratch arrays of :func:`erf`."""
 _SPLIT = 1.0
 _END = 6.5
 
@@ -48,65 +45,28 @@ _SMALL = fit(_small, 0.0, _SPLIT * _SPLIT, 13)
 _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 
 
-def clenshaw(
-    xp: ArrayModule, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
-) -> RawArray:
-    """Evaluate a Chebyshev series at ``t`` by Clenshaw's recurrence; return the buffer (a, b or c) with the result."""
-    a.fill(0.0)
-    b.fill(0.0)
-    for coefficient in reversed(coefficients[1:]):
-        xp.multiply(t, a, out=c)
-        xp.multiply(c, 2.0, out=c)
-        xp.subtract(c, b, out=c)
-        xp.add(c, coefficient, out=c)
-        a, b, c = c, a, b
-    xp.multiply(t, a, out=c)
-    xp.subtract(c, b, out=c)
-    xp.add(c, coefficients[0], out=c)
-    return c
+def clenshaw(coefficients: tuple[float, ...], t: Expr) -> Expr:
+    """Return the Chebyshev series at ``t`` by Clenshaw's recurrence; there are at least three coefficients."""
+    *others, before, last = coefficients
+    a: Expr = t * last * 2.0 + before
+    b: Expr | float = last
+    first, *between = others
+    for coefficient in reversed(between):
+        a, b = t * a * 2.0 - b + coefficient, a
+    return t * a - b + first
 
 
-def erf(
-    xp: ArrayModule,
-    x: RawArray,
-    out: RawArray,
-    t: RawArray,
-    u: RawArray,
-    a: RawArray,
-    b: RawArray,
-    c: RawArray,
-    near: RawArray,
-) -> None:
-    """Write erf of ``x`` to ``out``, which may be ``x``.
-
-    ``t``, ``u``, ``a``, ``b``, ``c`` (floats) and ``near`` (bool) are scratch of the same size. The error is a few
-    units in the last place of the scratch's dtype.
-    """
-    xp.absolute(x, out=u)
-    xp.less(u, _SPLIT, out=near)
+def erf(x: Expr) -> Expr:
+    """Return the formula of erf, with an error of a few units in the last place of the computing dtype."""
+    u = abs(x)
+    near = f.less(u, _SPLIT)
     # |x| >= split: 1 - exp(-x²)·series, with the sign of x; clamped, so that the series stays in its interval.
-    xp.clip(u, _SPLIT, _END, out=u)
-    xp.add(u, 2.0, out=a)
-    xp.subtract(u, 2.0, out=t)
-    xp.divide(t, a, out=t)
+    u = u.clip(_SPLIT, _END)
     low, high = _map(_SPLIT), _map(_END)
-    xp.subtract(t, 0.5 * (high + low), out=t)
-    xp.multiply(t, 2.0 / (high - low), out=t)
-    series = clenshaw(xp, _LARGE, t, a, b, c)
-    xp.multiply(u, u, out=u)
-    xp.negative(u, out=u)
-    xp.exp(u, out=u)
-    xp.multiply(u, series, out=u)
-    xp.subtract(1.0, u, out=u)
-    xp.copysign(u, x, out=u, casting="same_kind")
+    t = ((u - 2.0) / (u + 2.0) - 0.5 * (high + low)) * (2.0 / (high - low))
+    series = clenshaw(_LARGE, t)
+    far = f.copysign(1.0 - f.exp(-(u * u)) * series, x)
     # |x| < split: x·series(x²)
-    xp.multiply(x, x, out=t, casting="same_kind")
-    xp.clip(t, 0.0, _SPLIT * _SPLIT, out=t)
-    xp.multiply(t, 2.0 / (_SPLIT * _SPLIT), out=t)
-    xp.subtract(t, 1.0, out=t)
-    series = clenshaw(xp, _SMALL, t, a, b, c)
-    xp.multiply(series, x, out=series, casting="same_kind")
-    xp.copyto(u, series, where=near)
-    xp.isnan(x, out=near)
-    xp.copyto(u, x, where=near, casting="same_kind")
-    xp.copyto(out, u, casting="unsafe")
+    series = clenshaw(_SMALL, (x * x).clip(0.0, _SPLIT * _SPLIT) * (2.0 / (_SPLIT * _SPLIT)) - 1.0)
+    result = where(near, series * x, far)
+    return where(f.isnan(x), x, result)

@@ -14,8 +14,7 @@ from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only, grad
 from weftplan.ops.core.schema import Param
-from weftplan.ops.elementwise.erf import ERF_SCRATCH, erf
-from weftplan.ops.elementwise.rows import ONNX as ONNX
+from weftplan.ops.elementwise.erf import erf
 from weftplan.ops.elementwise.rows import row
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -98,8 +97,9 @@ row(
 )
 row(
     "erf",
-    lambda x: apply(erf, x, scratch=ERF_SCRATCH),
+    erf,
     lambda g, x, y: f.exp(-(x * x)) * (2.0 / math.sqrt(math.pi)) * g,
+    compute="float",
     onnx="Erf",
     doc="Gauss error function.",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weftplan.ops.core.expression import Expr, f
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register_planner_op
@@ -55,7 +56,14 @@ def _vectors(params: Params, data: SpecLike, gamma: SpecLike | None, beta: SpecL
     return [(beta.shape, data.dtype)] * 2
 
 
-@kernel(scratch=_vectors)
+def _formula(p: Params, data: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> tuple[Expr]:
+    """Return the operations of :func:`normalized` on one element."""
+    scale = inverse if p["fix_gamma"] else inverse * gamma
+    result = data * scale + (beta - mean * scale)
+    return (f.maximum(result, 0) if p["relu"] else result,)
+
+
+@kernel(scratch=_vectors, formula=_formula)
 def _forward(
     xp: ArrayModule,
     p: Params,

@@ -108,7 +108,7 @@ backward("_linalg_trsm", _backward_trsm, ("ograd", "A", "output"), grad_inputs=(
 # ------------------------------------------------------------------------------------------------------ potrf and potri
 
 
-_LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
+_LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular", by_name=True),)
 
 
 def _square_scratch(x: SpecLike) -> tuple[Shape, DType]:

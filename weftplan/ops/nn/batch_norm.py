@@ -51,8 +51,8 @@ from weftplan.support.array_types import ArrayModule, RawArray
 
 NORM = "norm"
 """Name of the parameter of a convolution fused with a batch norm; its value is the batch norm's parameters."""
-BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
-"""Batch norm operators, which compute the same values outside training; the second has its channels on axis 1."""
+BATCH_NORMS = ("BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm")
+"""Batch norm operators, which compute the same values outside training; all but the first have channels on axis 1."""
 _PARAMS = (
     Param("eps", p_float, 1e-3, "Added to the variance."),
     Param("momentum", p_float, 0.9, "Share of the old value in new moving statistics."),
@@ -366,7 +366,6 @@ register(
         ignored_inputs=lambda params: (1,) if params["fix_gamma"] else (),
         workspace=_workspace,
         input_init={3: '["zero", {}]', 4: '["one", {}]'},
-        aliases=("BatchNorm_v1",),
         doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel, in the shape of data; the other inputs "
         "are (channels,).",
     )

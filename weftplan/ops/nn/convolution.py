@@ -29,15 +29,19 @@ _TUNE = "How to choose the implementation on a CPU, cuDNN's algorithm on a GPU; 
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
-def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
-    """Return the parameters that Convolution and Deconvolution share; the arguments are their different defaults."""
+def convolution_params(
+    workspace: int, *, no_bias: bool, after_pad: tuple[Param, ...] = (), after_group: tuple[Param, ...] = ()
+) -> tuple[Param, ...]:
+    """Return the parameters of the convolutions: different defaults, and further parameters between the common ones."""
     return (
         Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
-        Param("num_filter", p_int, doc="Number of channels of the output."),
         Param("stride", p_shape, (), "Steps between windows (default 1)."),
         Param("dilate", p_shape, (), "Steps between kernel positions (default 1)."),
         Param("pad", p_shape, (), "Zeros on either side of each axis (default 0)."),
+        *after_pad,
+        Param("num_filter", p_int, doc="Number of channels of the output."),
         Param("num_group", p_int, 1, "Number of groups of channels; each group is convolved separately."),
+        *after_group,
         Param("workspace", p_int, workspace, "Limit in MiB of a tile's column matrix, or of an algorithm's scratch."),
         Param("no_bias", p_bool, no_bias, "True: no bias input."),
         Param("cudnn_tune", p_optional(p_enum("fastest", "limited_workspace", "off")), None, _TUNE),

@@ -20,10 +20,13 @@ from weftplan.ops.nn.conv_geometry import Geometry, geometry
 from weftplan.ops.nn.convolution import check_channels, convolution_params, window
 from weftplan.support.array_types import RawArray
 
-_PARAMS = (
-    *convolution_params(512, no_bias=True),
-    Param("adj", p_shape, (), "Elements added at the far end of each axis; smaller than stride."),
-    Param("target_shape", p_shape, (), "Spatial extents of the output; replaces pad and adj."),
+_PARAMS = convolution_params(
+    512,
+    no_bias=True,
+    after_pad=(
+        Param("adj", p_shape, (), "Elements added at the far end of each axis; smaller than stride."),
+        Param("target_shape", p_shape, (), "Spatial extents of the output; replaces pad and adj."),
+    ),
 )
 
 
@@ -135,6 +138,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "weight", "bias"),
         gradient=grad("_backward_Deconvolution", "g0", "x0", "x1"),
         workspace=_workspace,
         doc="Transposed convolution of data (batch, channels, *spatial) with weight (channels, num_filter / num_group, "

@@ -15,10 +15,10 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core import tiling
-from weftplan.ops.core.expression import Expr, apply, cast, f, where
+from weftplan.ops.core.expression import Expr, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel, workspace_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
@@ -34,7 +34,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
-from weftplan.ops.elementwise.erf import ERF_SCRATCH, erf
+from weftplan.ops.elementwise.erf import erf
 from weftplan.ops.nn.prelu import (
     prelu_backward,
     prelu_block,
@@ -90,7 +90,7 @@ def _below(x: Expr) -> Expr:
 
 def _normal_cdf(x: Expr) -> Expr:
     """Return the formula of the standard normal distribution function."""
-    return (apply(erf, x * math.sqrt(0.5), scratch=ERF_SCRATCH) + 1.0) * 0.5
+    return (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
 _FORWARD: dict[str, Callable[[Any, Any], Any]] = {
@@ -163,14 +163,11 @@ def _backward_prelu(ctx: Workspace, p: Params, *arrays: Any) -> None:
     prelu_backward(ctx, *arrays)
 
 
-@workspace_kernel
-def _backward_random(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
-    for g, slope, target in blocks(ctx, arrays):
-        ctx.xp.multiply(g, slope, out=target)
-
-
 _FORWARD_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
-_BACKWARD_KERNELS: dict[str, Kernel] = {"rrelu": _backward_random, "prelu": _backward_prelu}
+_BACKWARD_KERNELS: dict[str, Kernel] = {
+    "rrelu": FormulaKernel(lambda p, g, slope: g * slope, 2),
+    "prelu": _backward_prelu,
+}
 _forward_blocks = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
 _backward_blocks = FormulaKernel(
     lambda p, g, kept: _GRADIENTS[p.act_type](p, g, kept), 2, choices=_CHOICES, compute="float"
@@ -211,11 +208,14 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 register(
     Op(
         name="LeakyReLU",
-        forward=ChosenKernel(lambda params: (_FORWARD_KERNELS.get(params["act_type"], _forward_blocks), params)),
+        forward=ChosenKernel(
+            lambda params: (_FORWARD_KERNELS.get(params["act_type"], _forward_blocks), params), elementwise=True
+        ),
         infer_shape=_infer_shape,
         infer_dtype=floats_only("LeakyReLU"),
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "gamma"),
         outputs=_outputs,
         gradient=_gradient,
         inplace=UNARY_INPLACE,

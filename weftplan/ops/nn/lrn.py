@@ -26,10 +26,10 @@ from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, Spec
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
-    Param("nsize", p_int, doc="Channels in a window, an odd number."),
     Param("alpha", p_float, 1e-4, "Factor of the mean square."),
     Param("beta", p_float, 0.75, "Power of the divisor."),
     Param("knorm", p_float, 2.0, "Constant in the divisor."),
+    Param("nsize", p_int, doc="Channels in a window, an odd number."),
 )
 
 

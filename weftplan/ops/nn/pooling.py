@@ -336,7 +336,6 @@ register(
         params=_PARAMS,
         gradient=_gradient,
         workspace=_workspace,
-        aliases=("Pooling_v1",),
         doc="Maximum, average, sum or p-norm of each window of data (batch, channels, *spatial): "
         "(batch, channels, *windows).",
     )

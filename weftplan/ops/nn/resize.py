@@ -226,6 +226,7 @@ register(
         infer_dtype=floats_only("BilinearResize2D", _resize_dtype),
         params=_RESIZE,
         inputs=_resize_inputs,
+        positions=("data", "like"),
         gradient=_resize_gradient,
         ignored_inputs=lambda params: (1,) if params["mode"] == "like" else (),
         workspace=_forward_workspace,

@@ -377,6 +377,7 @@ register(
         infer_dtype=_infer_dtype,
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "parameters", "state", "state_cell", "sequence_length"),
         outputs=_outputs,
         visible_outputs=_visible,
         gradient=_gradient,

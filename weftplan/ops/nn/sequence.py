@@ -229,6 +229,7 @@ def _sequence(
             infer_dtype=_dtype,
             params=params,
             inputs=_inputs,
+            positions=("data", "sequence_length"),
             gradient=_gradient(name),
             inplace=UNARY_INPLACE if inplace else (),
             workspace=sizes[0],

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weftplan.errors import ParameterError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import KernelWithBare
+from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -89,7 +88,6 @@ def _scale(params: Params, sign: float) -> float:
 def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
     params = _PARAMS
 
-    @workspace_kernel
     def forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         rows = as_rows(inputs[0].shape, p["axis"])
@@ -131,11 +129,12 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=KernelWithBare(forward, bare),
+            forward=WorkspaceKernel(forward, bare),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,
             inputs=lambda params: ("data", "length") if _length(params) else ("data",),
+            positions=("data", "length") if name == "softmax" else None,
             gradient=gradient,
             inplace=UNARY_INPLACE,
             workspace=workspace,
@@ -169,8 +168,9 @@ def _activation_rows(params: Params, shape: Shape) -> Shape:
 
 def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     new = same_shape(params, ins, outs)
-    if params["mode"] == "channel" and new[0][0] is not None:
-        normalize_axis(1, len(new[0][0]), "SoftmaxActivation: mode='channel' needs axis")
+    if new[0][0] is not None:
+        mode = params["mode"]
+        normalize_axis(int(mode == "channel"), len(new[0][0]), f"SoftmaxActivation: {mode=} needs axis")
     return new
 
 

@@ -1,9 +1,9 @@
 """A fused optimizer step: update many weights in a single pass, which is cut into parts for idle cores.
 
 An update rule is an operator of (weight, gradient, states…), or an expression of them. The fused step gives each weight
-the same bits as the rule alone. If the rule's formula can be recorded and compiled, a weight is read once and written
-once; otherwise the array module computes it in blocks. Formulas are cached without the learning rate, because many
-optimizers change it at every step. Any thread may use a cached formula.
+the same bits as the rule alone. If the rule's formula can be compiled, a weight is read once and written once;
+otherwise the array module computes it in blocks. Formulas are cached without the values of parameters, because many
+optimizers change the learning rate at every step. Any thread may use a cached formula.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core import implementations, tiling
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.formulas import Computation
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.registry import get, parse_params
-from weftplan.ops.core.schema import DType, OpContext, Params, TensorSpec, aligned
-from weftplan.ops.elementwise.formulas import DTYPES, Expression, Number, Recorded, expressed, recorded
+from weftplan.ops.core.schema import DType, Kernel, OpContext, Params, TensorSpec, aligned
+from weftplan.support import slots
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
@@ -27,6 +30,9 @@ FEW = 1 << 17
 """Minimum elements of a part."""
 BORDER = 64
 """Parts begin at multiples of this number of elements, so at cache lines."""
+Expression = Callable[..., tuple[Any, ...]]
+"""``expression(weight, gradient, *states, **numbers)`` returns the new weight and the new states, written with ``+``,
+``-``, ``*``, ``/`` of arrays and numbers and the methods ``square``, ``sqrt``, ``clip``. It runs on NDArrays, too."""
 Rule = str | Expression
 """The name of an elementwise operator of (weight, gradient, states…) whose output is the new weight, or an
 expression."""
@@ -37,10 +43,8 @@ Steps = Callable[[Sequence[Any], Any], None]
 _Range = Callable[[Sequence[Any], int, int, Any], None]
 """``compute(arrays, first, last, scratch)`` updates the elements [first, last) of one weight."""
 
-_OPEN = frozenset(("lr",))
-"""Parameters that remain variables in the formula of an operator."""
 _CLOSED = frozenset(("clip_gradient", "clip_weights"))
-"""Parameters that are constants in the formula of an expression, because expressions branch on them."""
+"""Parameters on which expressions branch."""
 
 
 @lru_cache(maxsize=64)
@@ -97,8 +101,8 @@ def work(
     return run, room * len(pieces)
 
 
-def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Recorded | None:
-    """Return the formula of a rule; None if the operator's kernel cannot be recorded as a formula.
+def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Computation | None:
+    """Return the formula of a rule; None if the rule is an operator whose kernel has none that can be compiled.
 
     Args:
         rule: see :data:`Rule`.
@@ -106,21 +110,26 @@ def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Record
         arrays: number of arrays per weight.
         dtype: dtype of all arrays.
     """
-    opened = numbers.keys() & _OPEN if isinstance(rule, str) else numbers.keys() - _CLOSED
-    closed = tuple([(name, value) for name, value in numbers.items() if name not in opened])
-    formula = _formula(rule, closed, tuple(sorted(opened)), arrays, dtype)
-    return None if formula is None else formula.at(numbers)
+    kernel, params = _kernel_of(rule, numbers, arrays)
+    return kernel.computation(params, arrays, dtype) if isinstance(kernel, FormulaKernel) else None
+
+
+def _kernel_of(rule: Rule, numbers: Params, arrays: int) -> tuple[Kernel, Params]:
+    """Return the kernel of a rule and its parameters."""
+    if isinstance(rule, str):
+        op = get(rule)
+        return op.forward, parse_params(op, numbers)
+    return _expression_kernel(rule, tuple(numbers), arrays), numbers
 
 
 @lru_cache(maxsize=256)
-def _formula(rule: Rule, closed: Numbers, opened: tuple[str, ...], arrays: int, dtype: DType) -> Recorded | None:
-    """Return a rule's formula with the parameters ``opened`` as variables, or None; see :func:`formula_of`."""
-    numbers = {name: Number(name) for name in opened}
-    if not isinstance(rule, str):
-        return expressed(rule, arrays, dtype, {**dict(closed), **numbers})
-    op = get(rule)
-    params = {**parse_params(op, {**dict(closed), **dict.fromkeys(opened, 0.0)}), **numbers}
-    return recorded([(op.forward, params, range(arrays), [0])], arrays, dtype, given=range(arrays))
+def _expression_kernel(expression: Expression, names: tuple[str, ...], arrays: int) -> FormulaKernel:
+    """Return the kernel of an expression with parameters ``names``."""
+    return FormulaKernel(
+        lambda p, *operands: expression(*operands, **{name: getattr(p, name) for name in names}),
+        arrays, states=range(2, arrays), overlaps=(0,),
+        choices={name: itemgetter(name) for name in names if name in _CLOSED},
+    )  # fmt: skip
 
 
 def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
@@ -151,68 +160,25 @@ def _range(
     rule: Rule, numbers: Params, arrays: int, dtype: DType, block: int, xp: Any, *, compiled: bool
 ) -> tuple[_Range, int]:
     """Return a function that updates a range of one weight, and the scratch bytes that it needs."""
-    formula = None
-    if not isinstance(rule, str) or (compiled and xp is np):
+    if compiled and xp is np and not isinstance(implementations.compiler(), str):
         formula = formula_of(rule, numbers, arrays, dtype)
-    if (
-        formula is not None
-        and compiled
-        and xp is np
-        and dtype in DTYPES
-        and not isinstance(implementations.compiler(), str)
-    ):
-        call = implementations.FORMULA.get()(formula, dtype)
+        if formula is not None:
+            call = slots.COMPILED_FORMULA.get()(formula, dtype)
 
-        def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
-            call(mine, first, last)
+            def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
+                call(mine, first, last)
 
-        return compute, 0
-    if not isinstance(rule, str):
-        assert formula is not None
-        return _interpreted(formula, dtype, block, xp)
-    op = get(rule)
-    params = parse_params(op, numbers)
+            return compute, 0
+    kernel, params = _kernel_of(rule, numbers, arrays)
     spec = TensorSpec((block,), dtype)
+    workspace = get(rule).workspace_bytes if isinstance(rule, str) else kernel.workspace  # type: ignore[attr-defined]
 
     def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
         some = [array[first:last] for array in mine]
         with np.errstate(all="ignore"):
-            op.forward(OpContext(xp, workspace=scratch), params, some, some[:1])
+            kernel(OpContext(xp, workspace=scratch), params, some, some[:1])
 
-    return compute_blocks, op.workspace_bytes(params, [spec] * arrays, [spec])
-
-
-def _interpreted(recorded: Recorded, dtype: DType, block: int, xp: Any) -> tuple[_Range, int]:
-    """Return a function that computes a formula in blocks with the array module, and the scratch bytes it needs."""
-    formula = recorded.formula
-    with np.errstate(all="ignore"):
-        constants = [dtype.type(value) for value in recorded.constants]
-    room = aligned(block * dtype.itemsize)
-
-    def compute(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
-        for begin in range(first, last, block):
-            end = min(last, begin + block)
-            values: list[Any] = [array[begin:end] for array in mine]
-            place = 0
-            for name, operands in formula.operations:
-                if name == "constant":
-                    values.append(constants[operands[0]])
-                    continue
-                out = scratch[place : place + (end - begin) * dtype.itemsize].view(dtype)
-                place += room
-                some = [values[operand] for operand in operands]
-                if name in _LIMITS:
-                    xp.clip(some[0], *((some[1], None) if name == "at_least" else (None, some[1])), out=out)
-                else:
-                    getattr(xp, name)(*some, out=out)
-                values.append(out)
-            for array, value in formula.results:
-                mine[array][begin:end] = values[value]
-
-    return compute, room * sum(name != "constant" for name, _ in formula.operations)
-
-
-_LIMITS = ("at_least", "at_most")
+    return compute_blocks, workspace(params, [spec] * arrays, [spec])
 
 
 def _widened(compute: _Range, room: int, dtype: DType, block: int) -> tuple[_Range, int]:

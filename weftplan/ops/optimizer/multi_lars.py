@@ -113,6 +113,7 @@ register(
         infer_dtype=floats_only("multi_all_finite", _to_single),
         params=(Param("num_arrays", p_inputs, 1, "number of arrays"), _INIT),
         inputs=lambda params: numbered("array_", params["num_arrays"]),
+        positions=(),
         workspace=_finite_workspace,
         doc="1 if all elements of all arrays are finite, else 0.",
     )
@@ -125,6 +126,7 @@ register(
         infer_dtype=floats_only("multi_sum_sq", _to_single),
         params=(Param("num_arrays", p_inputs, doc="number of arrays"),),
         inputs=lambda params: numbered("array_", params["num_arrays"]),
+        positions=(),
         workspace=_sum_sq_workspace,
         doc="The sum of squares of each array, in float32.",
     )

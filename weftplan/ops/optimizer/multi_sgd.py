@@ -62,6 +62,7 @@ class _Group:
             infer_dtype=self.dtypes,
             params=(*(() if self.preloaded else _RATES), *momentum, *COMMON[1:3], _COUNT),
             inputs=self.input_names,
+            positions=(),
             outputs=lambda params: numbered("output", params["num_weights"]),
             aux=self.states if len(self.inputs) > 2 else (),
             inplace=lambda params: tuple(InplacePair(self.first(k), k) for k in _each(params)),

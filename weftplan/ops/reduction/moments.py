@@ -42,6 +42,8 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
     """Return (collapsed shape of the data, the same with 1 for reduced axes, number of elements of one mean)."""
+    if not source:
+        return (1,), (1,), 1  # a tensor without dimensions, of var or std
     axes = _axes(params, len(source))
     shape, small = collapse(source, kept_shape(source, axes))
     return shape, small, math.prod(source[axis] for axis in axes)

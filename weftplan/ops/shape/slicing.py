@@ -40,7 +40,7 @@ def _register(
     @kernel
     def reverse(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
         out.fill(0)
-        xp.copyto(out[region(p, out.shape, ograd.shape)], ograd)
+        xp.copyto(_part(out, region(p, out.shape, ograd.shape)), ograd)
 
     register(
         Op(
@@ -57,6 +57,13 @@ def _register(
         )
     )
     backward(name, reverse, ("ograd",), params=params)
+
+
+def _part(array: RawArray, region: tuple[slice, ...]) -> RawArray:
+    """Return a view of a region, also of an array without dimensions, of which an empty index copies the number."""
+    index: Any = (*region, ...)
+    part: RawArray = array[index]
+    return part
 
 
 def _region_shape(name: str, region: Region) -> ShapeRule:
@@ -171,7 +178,7 @@ def _assign(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     if out is not inputs[0]:
         xp.copyto(out, inputs[0])
-    region = out[_slice_region(p, out.shape, ())]
+    region = _part(out, _slice_region(p, out.shape, ()))
     if len(inputs) == 2:
         xp.copyto(region, inputs[1])
     else:
@@ -227,12 +234,20 @@ def _reverse(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, data[flipped])
 
 
+def _reverse_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    new = same_shape(params, ins, outs)
+    if new[0][0] is not None:
+        for axis in params["axis"]:
+            normalize_axis(axis, len(new[0][0]), "axis of reverse")
+    return new
+
+
 _REVERSE = (Param("axis", p_shape, doc="axes to turn round"),)
 register(
     Op(
         name="reverse",
         forward=_reverse,
-        infer_shape=same_shape,
+        infer_shape=_reverse_shape,
         infer_dtype=same_dtype,
         params=_REVERSE,
         gradient=grad("_backward_reverse", "g0"),

@@ -16,7 +16,7 @@ from typing import Any
 from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
-from weftplan.ops.core.signatures import document, signature
+from weftplan.ops.core.signatures import by_position, document, order_advice, signature
 from weftplan.support import slots
 from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute, name
@@ -24,6 +24,8 @@ from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Symbol, single
 
+EXTRA = ("name", "attr", "out")
+"""Arguments that every operator on symbols accepts after its parameters; ``out`` must be None."""
 _made: dict[tuple[str, str], tuple[Op, Callable[..., Symbol]]] = {}
 
 
@@ -46,19 +48,21 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
     declared = {param.name for param in op.params}
 
     def call(*args: object, **kwargs: Any) -> Symbol:
+        inputs, ordered = by_position(op, args, kwargs, EXTRA)
+        kwargs.update(ordered)
         node_name = kwargs.pop("name", None)
         attr = kwargs.pop("attr", None)
         if kwargs.pop("out", None) is not None:
             raise ParameterError(f"operator {op.name}: out= is for arrays; the planner places a symbol's outputs")
-        if op.variadic is not None and len(args) == 1 and isinstance(args[0], list | tuple):
-            args = tuple(args[0])
-        split = _count_inputs(op, args)
         what = f"operator {op.name}"
+        for i, value in enumerate(inputs):
+            if value is not None and not isinstance(value, Symbol):
+                raise _no_symbol(op, f"input {i}", value)
         positional: list[Entry | None] = [
-            None if value is None else single(value, f"{what}: input {i}") for i, value in enumerate(args[:split])
+            None if value is None else single(value, f"{what}: input {i}") for i, value in enumerate(inputs)
         ]
         keyword: dict[str, Entry] = {}
-        params: dict[str, Any] = dict(zip(_positional_params(op, args, split, kwargs), args[split:], strict=True))
+        params: dict[str, Any] = {}
         for key, value in kwargs.items():
             if isinstance(value, Symbol):
                 keyword[key] = single(value, f"{what}: {key}")
@@ -77,45 +81,13 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
 
     call.__name__ = call.__qualname__ = spelling
     call.__doc__ = document(op)
-    call.__signature__ = signature(op, "Symbol", ("name", "attr"))  # type: ignore[attr-defined]
+    call.__signature__ = signature(op, "Symbol", EXTRA)  # type: ignore[attr-defined]
     return call
 
 
 def visible(node: Node) -> Symbol:
     """Return a symbol of a node's visible outputs."""
     return Symbol(Entry(node, i) for i in range(node.num_visible_outputs))
-
-
-def _count_inputs(op: Op, args: tuple[object, ...]) -> int:
-    """Count the leading positional arguments that are inputs: symbols, or None for a variable to be created."""
-    limit = len(op.inputs) if isinstance(op.inputs, tuple) and op.variadic is None else len(args)
-    count = 0
-    while count < min(limit, len(args)) and (args[count] is None or isinstance(args[count], Symbol)):
-        count += 1
-    return count
-
-
-def _positional_params(op: Op, args: tuple[object, ...], split: int, kwargs: Mapping[str, object]) -> list[str]:
-    """Return the names of the parameters that the positional arguments from ``split`` on set.
-
-    Raises:
-        DTypeError: the first of them is at the position of an input, and cannot be a parameter.
-        ParameterError: there are too many, or a parameter is also given by name.
-    """
-    names = [param.name for param in op.params if param.name != op.variadic]
-    count = len(args) - split
-    twice = sorted(kwargs.keys() & names[:count])
-    # An array, or a symbol after another argument.
-    misplaced = any(hasattr(value, "wait_to_read") for value in args[split:])
-    if misplaced or twice or count > len(names):
-        inputs = len(args) if misplaced and op.variadic is not None else len(_input_names(op, kwargs))
-        if split < inputs:
-            raise _no_symbol(op, f"input {split}", args[split])
-    if twice:
-        raise ParameterError(f"operator {op.name}: parameter {twice[0]!r} is given twice, by position and by name")
-    if count > len(names):
-        raise ParameterError(f"operator {op.name}: {count} parameters by position, it has {len(names)}: {names}")
-    return names[:count]
 
 
 def _input_names(op: Op, kwargs: Mapping[str, object]) -> tuple[str, ...]:
@@ -131,7 +103,7 @@ def _input_names(op: Op, kwargs: Mapping[str, object]) -> tuple[str, ...]:
 
 def _no_symbol(op: Op, which: str, value: object) -> DTypeError:
     """Return the error for an array or a number passed as an input."""
-    advice = "inputs come first, then parameters"
+    advice = order_advice(op)
     if hasattr(value, "shape"):
         advice = f"use mx.nd.{op.name} for arrays, or give mx.sym.Variable(...) and bind the array to it"
     return DTypeError(f"operator {op.name}: {which} must be a Symbol, got {type(value).__name__}; {advice}")
@@ -237,6 +209,13 @@ def generalized_negative_binomial(
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
 
 
+def randint(
+    low: int, high: int, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
+) -> Symbol:
+    """Return integers drawn uniformly from ``low`` to below ``high``."""
+    return _draw("randint", {"low": low, "high": high}, shape, dtype, kwargs)
+
+
 def multinomial(
     data: Symbol, shape: ShapeLike | None = None, get_prob: bool = True, dtype: DTypeLike = "int32", **kwargs: object
 ) -> Symbol:
@@ -276,10 +255,10 @@ FUNCTIONS: dict[str, Callable[..., Symbol]] = {
     one.__name__: one
     for one in (
         uniform, normal, randn, gamma, exponential, poisson, negative_binomial, generalized_negative_binomial,
-        multinomial, shuffle,
+        randint, multinomial, shuffle,
     )
 }  # fmt: skip
-"""Functions of ``mx.sym.random`` with their own signatures; its ``randint`` and ``*_like`` are operators."""
+"""Functions of ``mx.sym.random`` with their own signatures; its ``*_like`` are operators."""
 
 
 _EAGER = "or run the step on arrays with mx.nd.contrib.{}, which has no gradient"

@@ -62,13 +62,13 @@ class np_shape:
         set_np_shape(self._previous.pop())
 
 
-def use_np_shape(function: F) -> F:
-    """Decorate ``function`` to run inside ``with np_shape():``."""
+def use_np_shape(func: F) -> F:
+    """Decorate ``func`` to run inside ``with np_shape():``."""
 
-    @functools.wraps(function)
+    @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> Any:
         with np_shape():
-            return function(*args, **kwargs)
+            return func(*args, **kwargs)
 
     return run  # type: ignore[return-value]
 
@@ -201,9 +201,9 @@ class Inference:
         solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
         entries: list[Any] = list(solve(nodes, by_node))
         row = infer.entry_rows(nodes)
-        first = {node: row[i] for i, node in enumerate(nodes)}
+        row_of = {node: row[i] for i, node in enumerate(nodes)}
         return (
-            [entries[first[node]] for node in arguments],
-            [entries[first[entry.node] + entry.index] for entry in self.entries],
-            [entries[first[node]] for node in states],
+            [entries[row_of[node]] for node in arguments],
+            [entries[row_of[entry.node] + entry.index] for entry in self.entries],
+            [entries[row_of[node]] for node in states],
         )

@@ -73,17 +73,17 @@ class Speedometer(Constructed):
         """Seconds of the clock at the last line, or at the first batch of the epoch."""
         self.last_count = 0
         """Number of the last batch."""
-        self._first = 0
+        self._counted_from = 0
 
     def __call__(self, param: BatchEndParam) -> None:
-        now, count = time.perf_counter(), param.nbatch
+        now_s, count = time.perf_counter(), param.nbatch
         if not self.init or count <= self.last_count:
-            self.init, self.tic, self.last_count, self._first = True, now, count, count
+            self.init, self.tic, self.last_count, self._counted_from = True, now_s, count, count
             return
         self.last_count = count
         if count % self.frequent:
             return
-        speed = f"{(count - self._first) * self.batch_size / max(now - self.tic, 1e-9):.2f}"
+        speed = f"{(count - self._counted_from) * self.batch_size / max(now_s - self.tic, 1e-9):.2f}"
         metric = param.eval_metric
         if metric is None:
             log.info("Iter[%d] Batch [%d]\tSpeed: %s samples/sec", param.epoch, count, speed)
@@ -91,9 +91,11 @@ class Speedometer(Constructed):
             values = "".join(f"\t{name}={value:f}" for name, value in metric.get_name_value())
             if self.auto_reset:
                 metric.reset_local()
-            first = self._first if self.auto_reset else 0
-            log.info("Epoch[%d] Batch [%d-%d]\tSpeed: %s samples/sec%s", param.epoch, first, count, speed, values)
-        self.tic, self._first = now, count
+            counted_from = self._counted_from if self.auto_reset else 0
+            log.info(
+                "Epoch[%d] Batch [%d-%d]\tSpeed: %s samples/sec%s", param.epoch, counted_from, count, speed, values
+            )
+        self.tic, self._counted_from = now_s, count
 
 
 @known_keywords()
@@ -158,12 +160,12 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 
 @known_keywords()
 def module_checkpoint(
-    module: SavedModule, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
+    mod: SavedModule, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
-    """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs.
+    """Return an epoch-end callback that calls ``mod.save_checkpoint`` every ``period`` epochs.
 
     Args:
-        module: a module.
+        mod: a module.
         prefix: path and start of the files' names.
         period: epochs between two checkpoints.
         save_optimizer_states: whether the optimizer's states are written too.
@@ -172,6 +174,6 @@ def module_checkpoint(
 
     def callback(epoch: int, *_: object) -> None:
         if (epoch + 1) % period == 0:
-            module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
+            mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
 
     return callback

@@ -172,8 +172,16 @@ class FitModule(Protocol):
         """Exchange gradients and update parameters, asynchronously."""
         ...
 
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        """Update a metric with the outputs of the last forward, without the last ``pad`` samples."""
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray]) -> None:
+        """Update a metric with the outputs of the last forward."""
+        ...
+
+    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: object = None) -> None:
+        """Prepare for the next batch."""
+        ...
+
+    def set_params(self, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray] | None) -> None:
+        """Assign parameters and auxiliary states."""
         ...
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:

@@ -8,8 +8,9 @@ from a checkpoint, and ``interruption.py`` has the rule for Ctrl-C.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from weftplan.data.batch import DataBatch
@@ -25,8 +26,9 @@ from weftplan.training.fit.events import Events, StepEnd, Window
 from weftplan.training.fit.fit_module import FitModule
 from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, position_of
 from weftplan.training.fit.interruption import saving_first
-from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
+from weftplan.training.fit.microbatch import BatchPieces, MicroBatchIter
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.precision import LossScale
 from weftplan.training.fit.rejoining import Rejoining
 from weftplan.training.fit.resumable_run import ResumableRun
@@ -58,6 +60,7 @@ class Fitting(ResumableRun):
         stopping: early-stopping rule, or None.
         events: receiver of training events, or None.
         display, monitor, batch_end_callback, epoch_end_callback: as ``fit`` takes them.
+        variables: arguments of ``fit``, which a callback finds in ``param.locals``.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Fitting(ResumableRun):
         monitor: Monitor | None = None,
         batch_end_callback: Callbacks = None,
         epoch_end_callback: Callbacks = None,
+        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         super().__init__(
             module,
@@ -90,7 +94,7 @@ class Fitting(ResumableRun):
         )
         self.end = epochs[1]
         self._validation = validation
-        self._pieces = Pieces(data.provide_data, data.provide_label)
+        self._pieces = BatchPieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
         # Ask for the owner only if needed, because not every kind of module has one.
         store: Any = None if scaling is None and checkpoints is None else module.owner()._kvstore
@@ -111,7 +115,10 @@ class Fitting(ResumableRun):
         self._monitor = monitor
         self._batch_end_callback = batch_end_callback
         self._epoch_end_callback = epoch_end_callback
+        self._variables = variables
         self._events = events
+        # A user's own metric is read only when MXNet reads it, unless its values are shown.
+        self._reads_metric = events is not None or display.stays or not overrides(metric, "get", "get_name_value")
         self._window = Window()
         self._ended: StepEnd | None = None
         self._trained: list[tuple[str, float]] | None = None
@@ -176,24 +183,39 @@ class Fitting(ResumableRun):
         if not self.batches:
             self.metric.reset()
             self.module.begin_epoch(self.epoch, self.data, first=not self.step)
-        since = time.perf_counter()
-        for batch in self.epoch_batches():
+        began = since = time.perf_counter()
+        # As in MXNet the next batch is read before the callbacks of this one. A checkpoint between the two could not
+        # tell the iterator's position, so runs that save read it after them.
+        reads_ahead = self._checkpoints is None and self._rejoining is None
+        batches = self.epoch_batches()
+        batch = next(batches, None)
+        while batch is not None:
             since = self._waited(since)
             if self._monitor is not None:
                 self._monitor.tic()
             since = self._update(batch, since)
+            self._ended = StepEnd(self.module)
+            following = None
+            if reads_ahead:
+                following = next(batches, None)
+                since = self._waited(since)
+                if following is not None:
+                    self.module.prepare(following, sparse_row_id_fn=self._variables.get("sparse_row_id_fn"))
             if self._monitor is not None:
                 self._monitor.toc_print()
-            pairs = self.metric.get_name_value()
+            pairs = self.metric.get_name_value() if self._reads_metric else []
             since = self._window.spent("compute", since)
             number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
             self._watch.batch(self.epoch, number, batch.label, pairs)
             data = getattr(batch, "data", None)  # a custom batch may lack it
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
-            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
             # Read before the callbacks, as in MXNet: Speedometer may reset the metric after the last batch.
-            self._trained = self.metric.get_global_name_value() if self._batch_end_callback is not None else None
+            if following is None:
+                self._trained = self.metric.get_global_name_value()
+            told = {"epoch": self.epoch, "nbatch": number, "data_batch": batch, "next_data_batch": following}
+            told |= {"self": self.module, "tic": began, "end_of_batch": following is None}
+            param = BatchEndParam(self.epoch, number, self.metric, {**self._variables, **told})
             with saving_first(self._save):
                 call(self._batch_end_callback, param)
             if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
@@ -201,7 +223,11 @@ class Fitting(ResumableRun):
                 self._keep()
             since = self._window.spent("other", since)
             self._count(number, samples, pairs)
-            self._ended = StepEnd(self.module)
+            batch = following
+            if not reads_ahead:
+                batch = next(batches, None)
+                if batch is not None:
+                    self.module.prepare(batch, sparse_row_id_fn=self._variables.get("sparse_row_id_fn"))
         if not self.batches:
             raise MXNetError(
                 f"fit: train_data gave no batch in epoch {self.epoch}; its reset() must start over, and with "
@@ -210,18 +236,18 @@ class Fitting(ResumableRun):
 
     def _waited(self, since: float) -> float:
         """Account the wait for a batch: the part during which the devices were idle counts as ``data``."""
-        ended, now = self._ended, time.perf_counter()
-        idle_from = since if ended is None else now if ended.at is None else min(max(since, ended.at), now)
+        ended, now_s = self._ended, time.perf_counter()
+        idle_from = since if ended is None else now_s if ended.at is None else min(max(since, ended.at), now_s)
         self._window.seconds["compute"] += idle_from - since
-        self._window.seconds["data"] += now - idle_from
-        return now
+        self._window.seconds["data"] += now_s - idle_from
+        return now_s
 
     def _count(self, number: int, samples: int, pairs: list[tuple[str, float]]) -> None:
         """Count a step, and write a line of figures if due."""
         window, events = self._window, self._events
         window.steps += 1
         window.samples += samples
-        if events.due() if events is not None else window.steps >= LEAST_STEPS:
+        if events.is_due() if events is not None else window.steps >= LEAST_STEPS:
             self._line(number, pairs)
 
     def _line(self, number: int, pairs: list[tuple[str, float]]) -> None:
@@ -268,8 +294,11 @@ class Fitting(ResumableRun):
         for name, value in trained:
             module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
         module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
-        module.synchronize()
         args, aux = module.get_params()
+        if overrides(module, "get_params", "set_params", "init_params"):
+            module.set_params(args, aux)
+        else:
+            module.synchronize()  # the same, without copies of equal values
         for array in (*(args or {}).values(), *(aux or {}).values()):  # a module of the user's may return None
             array.wait_to_read()  # raises an error of backward or of the update
         if self._epoch_end_callback is not None:
@@ -325,5 +354,5 @@ def _samples(descs: Sequence[tuple[str, Sequence[int]]]) -> int:
     """Return the batch size; 0 if the iterator does not provide it."""
     if not descs:
         return 0
-    first = descs[0]
-    return int(first[1][getattr(first, "batch_axis", 0)])
+    head = descs[0]
+    return int(head[1][getattr(head, "batch_axis", 0)])

@@ -55,7 +55,8 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
         BindError: the module is already bound for other shapes or another grad_req.
     """
     if micro_batches == 1:
-        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
+        descs = {"data_shapes": data.provide_data, "label_shapes": data.provide_label}
+        module.bind(**descs, for_training=True, force_rebind=rebind)
         return
     pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
     if module.binded and not rebind:
@@ -69,7 +70,7 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
     module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
 
 
-class Pieces:
+class BatchPieces:
     """Splitter for the batches of an iterator, given its data and label descriptions."""
 
     def __init__(
@@ -85,11 +86,11 @@ class Pieces:
 
     def cut(self, batch: DataBatch, samples: int) -> list[DataBatch]:
         """Split the batch into pieces of at most ``samples`` samples, in order."""
-        whole = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
-        if whole <= samples:
+        length = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
+        if length <= samples:
             return [batch]
-        real = whole - (getattr(batch, "pad", None) or 0)
-        return [self._piece(batch, at, min(at + samples, whole), real) for at in range(0, whole, samples)]
+        real = length - (getattr(batch, "pad", None) or 0)
+        return [self._piece(batch, at, min(at + samples, length), real) for at in range(0, length, samples)]
 
     def _piece(self, batch: DataBatch, begin: int, end: int, real: int) -> DataBatch:
         index = getattr(batch, "index", None)
@@ -117,7 +118,7 @@ class MicroBatchIter(DataIter):
     def __init__(self, source: DataIter, batch_size: int) -> None:
         super().__init__(batch_size)
         self._source = source
-        self._pieces = Pieces(source.provide_data, source.provide_label)
+        self._pieces = BatchPieces(source.provide_data, source.provide_label)
         self.provide_data = _resized(source.provide_data, batch_size)
         self.provide_label = _resized(source.provide_label, batch_size)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan import engine
-from weftplan.data.iterator_state import place_of
+from weftplan.data.iterator_state import state_or_none
 from weftplan.errors import MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.transport.elastic_job import in_elastic_job
 from weftplan.training.fit.checkpoint_writer import decode_snapshot, encode_snapshot
@@ -39,7 +39,7 @@ class Rejoining:
     """
 
     def __init__(self, run: ResumableRun, store: Any) -> None:
-        if place_of(run.data) is None:
+        if state_or_none(run.data) is None:
             raise MXNetError(
                 f"fit: in a job of weftplan launch --elastic every rank returns to earlier batches after a loss, but "
                 f"{type(run.data).__name__} has no state(): give it state() and set_state(), or launch without "

@@ -181,8 +181,8 @@ class Orthogonal(Initializer):
         matrix = (shape[0], math.prod(shape[1:]))
         draw = generator(arr)
         drawn = draw.uniform(-1.0, 1.0, matrix) if self.rand_type == "uniform" else draw.normal(0.0, 1.0, matrix)
-        left, _, right = np.linalg.svd(drawn, full_matrices=False)
-        basis: Host = left if left.shape == matrix else right
+        lhs_vectors, _, right = np.linalg.svd(drawn, full_matrices=False)
+        basis: Host = lhs_vectors if lhs_vectors.shape == matrix else right
         return self.scale * basis.reshape(shape)
 
 
@@ -231,13 +231,13 @@ class Mixed(Initializer):
             raise ParameterError(f"Mixed needs an initializer a pattern, got {patterns!r} and {initializers!r}")
         self.map = [(re.compile(p), create(rule)) for p, rule in zip(patterns, initializers, strict=True)]
 
-    def __call__(self, desc: str, arr: NDArray) -> None:
+    def __call__(self, name: str, arr: NDArray) -> None:
         for pattern, rule in self.map:
-            if pattern.match(desc):
-                rule(desc if isinstance(desc, InitDesc) else InitDesc(desc), arr)
+            if pattern.match(name):
+                rule(name if isinstance(name, InitDesc) else InitDesc(name), arr)
                 return
         tried = [pattern.pattern for pattern, _ in self.map]
-        raise ParameterError(f"{str(desc)!r} matches none of {tried}; add '.*' with what the others get")
+        raise ParameterError(f"{str(name)!r} matches none of {tried}; add '.*' with what the others get")
 
 
 class Load(Initializer):
@@ -268,15 +268,15 @@ class Load(Initializer):
         self.default_init = None if default_init is None else create(default_init)
         self.verbose = verbose
 
-    def __call__(self, desc: str, arr: NDArray) -> None:
-        value = self.param.get(str(desc))
+    def __call__(self, name: str, arr: NDArray) -> None:
+        value = self.param.get(str(name))
         if value is not None:
             if tuple(value.shape) != tuple(arr.shape):
-                raise ShapeError(f"Load: {str(desc)!r} has shape {arr.shape}, the value given for it {value.shape}")
+                raise ShapeError(f"Load: {str(name)!r} has shape {arr.shape}, the value given for it {value.shape}")
             arr[:] = value
         elif self.default_init is not None:
-            self.default_init(desc if isinstance(desc, InitDesc) else InitDesc(desc), arr)
+            self.default_init(name if isinstance(name, InitDesc) else InitDesc(name), arr)
         else:
-            raise ParameterError(f"Load: no value is given for {str(desc)!r}, and no default_init")
+            raise ParameterError(f"Load: no value is given for {str(name)!r}, and no default_init")
         if self.verbose:
-            log.info("Initialized %s by %s", desc, "loading" if value is not None else "default")
+            log.info("Initialized %s by %s", name, "loading" if value is not None else "default")

@@ -19,11 +19,11 @@ def _classes(label: Host) -> Host:
     return indices
 
 
-def _probabilities(rows: Host, wanted: Host, name: str) -> Host:
-    """Return the probability that each row of ``rows`` gives to its class in ``wanted``, as float64."""
-    if wanted.size and wanted.max() >= rows.shape[1]:
-        raise ShapeError(f"metric {name}: label {wanted.max()} for predictions of {rows.shape[1]} classes")
-    chosen: Host = rows[np.arange(len(rows)), wanted].astype(np.float64)
+def _probabilities(rows: Host, classes: Host, name: str) -> Host:
+    """Return the probability that each row of ``rows`` gives to its class in ``classes``, as float64."""
+    if classes.size and classes.max() >= rows.shape[1]:
+        raise ShapeError(f"metric {name}: label {classes.max()} for predictions of {rows.shape[1]} classes")
+    chosen: Host = rows[np.arange(len(rows)), classes].astype(np.float64)
     return chosen
 
 
@@ -79,7 +79,10 @@ class TopKAccuracy(EvalMetric):
 @alias("ce")
 @register
 class CrossEntropy(EvalMetric):
-    """Mean of ``-log p[label]`` over samples; predictions are probabilities (samples, classes)."""
+    """Mean of ``-log p[label]`` over samples; predictions are probabilities (samples, classes).
+
+    Of predictions (samples, classes, …) the logarithms are summed over the further axes, as in MXNet.
+    """
 
     def __init__(
         self, eps: float = 1e-12, name: str = "cross-entropy", output_names: Names = None, label_names: Names = None
@@ -89,7 +92,7 @@ class CrossEntropy(EvalMetric):
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
         _rows(label, pred, self.name)
-        if pred.ndim != 2:
+        if pred.ndim < 2:
             raise ShapeError(f"metric {self.name}: predictions must be (samples, classes), got {pred.shape}")
         chosen = _probabilities(pred, _classes(label), self.name)
         return float(-np.log(chosen + self.eps).sum()), int(label.size)
@@ -128,6 +131,8 @@ class Perplexity(EvalMetric):
         self.axis = axis
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        if pred.ndim == 1 and pred.shape == (label.size,):
+            pred = pred[:, None]  # one class
         if pred.ndim == 0 or label.size * pred.shape[self.axis] != pred.size:
             raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
         rows = np.moveaxis(pred, self.axis, -1).reshape(label.size, -1)

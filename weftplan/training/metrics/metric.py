@@ -31,7 +31,7 @@ from weftplan.training.metrics.classification import (
     TopKAccuracy,
 )
 from weftplan.training.metrics.confusion import F1, MCC, PCC
-from weftplan.training.metrics.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+from weftplan.training.metrics.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 
 __all__ = [
     "F1",
@@ -41,6 +41,7 @@ __all__ = [
     "PCC",
     "RMSE",
     "Accuracy",
+    "Caffe",
     "CompositeEvalMetric",
     "CrossEntropy",
     "CustomMetric",
@@ -50,6 +51,7 @@ __all__ = [
     "PearsonCorrelation",
     "Perplexity",
     "TopKAccuracy",
+    "Torch",
     "alias",
     "check_label_shapes",
     "create",
@@ -109,7 +111,7 @@ class CompositeEvalMetric(EvalMetric):
         output_names: Names = None,
         label_names: Names = None,
     ) -> None:
-        self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
+        self.metrics = [create(**metric) if isinstance(metric, Mapping) else create(metric) for metric in metrics or ()]
         super().__init__(name, output_names, label_names, has_global_stats=True)
 
     def add(self, metric: MetricLike) -> None:
@@ -142,13 +144,13 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, label: Mapping[str, Array], pred: Mapping[str, Array]) -> None:
+    def update_dict(self, labels: Mapping[str, Array], preds: Mapping[str, Array]) -> None:
         if self.label_names is not None:
-            label = {name: value for name, value in label.items() if name in self.label_names}
+            labels = {name: value for name, value in labels.items() if name in self.label_names}
         if self.output_names is not None:
-            pred = {name: value for name, value in pred.items() if name in self.output_names}
+            preds = {name: value for name, value in preds.items() if name in self.output_names}
         for metric in self.metrics:
-            metric.update_dict(label, pred)
+            metric.update_dict(labels, preds)
 
     def get(self) -> MetricValue:
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
@@ -178,17 +180,17 @@ def create(metric: MetricLike, *args: object, **kwargs: object) -> EvalMetric:
             raise ParameterError(f"metric {metric.name} is made already: it takes no settings any more, got {kwargs}")
         return metric
     if isinstance(metric, (list, tuple)):
-        return CompositeEvalMetric([create(one, *args, **kwargs) for one in metric])
+        return CompositeEvalMetric([create(item, *args, **kwargs) for item in metric])
     if isinstance(metric, type) and issubclass(metric, EvalMetric):
         return construct(metric, args, kwargs, "metric")
     if callable(metric):
         return construct(CustomMetric, (metric, *args), kwargs, "metric")
-    known = EvalMetric.registry
+    names = EvalMetric.registry
     key = str(metric).lower()
-    klass = known.get(key) or known.get(key.replace("-", ""))
+    klass = names.get(key) or names.get(key.replace("-", ""))
     if klass is None:
-        hint = did_you_mean(key, known)
-        raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(known)}")
+        hint = did_you_mean(key, names)
+        raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(names)}")
     return construct(klass, args, kwargs, "metric")
 
 

@@ -18,12 +18,17 @@ Names = Sequence[str] | None
 
 
 class _Error(EvalMetric):
-    """A mean over the elements of a batch; then averaged over batches, as MXNet does."""
+    """A mean over the elements of a batch; then averaged over batches, as MXNet does.
+
+    An array of one axis counts as a column; labels and predictions are broadcast against each other.
+    """
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
-        if label.size != pred.size:
-            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
-        return self.mean(label.reshape(-1).astype(np.float64) - pred.reshape(-1).astype(np.float64)), 1
+        sides = [side[:, None] if side.ndim == 1 else side for side in (label, pred)]
+        try:
+            return self.mean(sides[0].astype(np.float64) - sides[1].astype(np.float64)), 1
+        except ValueError:
+            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}") from None
 
     def mean(self, error: Host) -> float:
         """Return the value of one batch, from its differences."""
@@ -77,6 +82,22 @@ class Loss(EvalMetric):
         return float(pred.astype(np.float64).sum()), int(pred.size)
 
 
+@register
+class Torch(Loss):
+    """:class:`Loss` under another name, for criterions of Torch."""
+
+    def __init__(self, name: str = "torch", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+
+@register
+class Caffe(Loss):
+    """:class:`Loss` under another name, for criterions of Caffe."""
+
+    def __init__(self, name: str = "caffe", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+
 @alias("pearsonr")
 @register
 class PearsonCorrelation(EvalMetric):
@@ -96,7 +117,7 @@ class PearsonCorrelation(EvalMetric):
 
     def reset(self) -> None:
         super().reset()
-        self._local = self._whole = _Moments()
+        self._local = self._overall = _Moments()
 
     def reset_local(self) -> None:
         super().reset_local()
@@ -106,14 +127,14 @@ class PearsonCorrelation(EvalMetric):
         if label.shape != pred.shape:
             raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
         batch = _Moments.of(label.reshape(-1).astype(np.float64), pred.reshape(-1).astype(np.float64))
-        self._local, self._whole = self._local.joined(batch), self._whole.joined(batch)
+        self._local, self._overall = self._local.joined(batch), self._overall.joined(batch)
         return batch.correlation(), 1
 
     def get(self) -> MetricValue:
         return super().get() if self.average == "macro" else (self.name, self._local.correlation())
 
     def get_global(self) -> MetricValue:
-        return super().get_global() if self.average == "macro" else (self.name, self._whole.correlation())
+        return super().get_global() if self.average == "macro" else (self.name, self._overall.correlation())
 
 
 class _Moments:
@@ -125,14 +146,14 @@ class _Moments:
         self.products = np.zeros((2, 2)) if products is None else products
 
     @classmethod
-    def of(cls, left: Host, right: Host) -> _Moments:
+    def of(cls, lhs: Host, right: Host) -> _Moments:
         """Moments of these pairs."""
-        if not left.size:
+        if not lhs.size:
             return cls()
-        both = np.stack([left, right])
-        means = both.mean(axis=1)
-        centred = both - means[:, None]
-        return cls(left.size, means, centred @ centred.T)
+        pairs = np.stack([lhs, right])
+        means = pairs.mean(axis=1)
+        centred = pairs - means[:, None]
+        return cls(lhs.size, means, centred @ centred.T)
 
     def joined(self, other: _Moments) -> _Moments:
         """Merge the moments of two sets of pairs."""

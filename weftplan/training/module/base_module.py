@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
+from weftplan.training.executor_group import without_padding
 from weftplan.training.fit import microbatch, precision
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.fit.checkpoint_writer import make_checkpoints
@@ -40,6 +42,11 @@ from weftplan.training.metrics import metric as metrics
 from weftplan.training.metrics.metric import MetricLike
 
 Params = Mapping[str, NDArray]
+PADDING: ContextVar[int] = ContextVar("padding", default=0)
+"""Samples at the end of the batch that ``update_metric`` leaves out, set by ``score`` around its call.
+
+It is no argument, so that a subclass can override ``update_metric`` with MXNet's arguments.
+"""
 
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -132,13 +139,15 @@ class BaseModule(Constructed):
         if states:
             raise ParameterError(f"set_states: {len(states)} states given, {type(self).__name__} has none")
 
-    def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        """Update ``eval_metric`` with the outputs of the last forward, without the last ``pad`` samples.
+    def update_metric(
+        self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False
+    ) -> None:
+        """Update ``eval_metric`` with the outputs of the last forward; within :meth:`score` padding does not count.
 
         Args:
-            eval_metric: metric that is updated in place.
+            eval_metric: metric that is updated in place, once for each context.
             labels: labels of the batch, one array for each label of the network.
-            pad: number of samples at the end of the batch that do not count.
+            pre_sliced: whether ``labels`` is a list of such lists, one for each context.
         """
         raise NotImplementedError
 
@@ -228,7 +237,12 @@ class BaseModule(Constructed):
         self.set_params(*read_params(fname))
 
     def prepare(self, data_batch: DataBatch, sparse_row_id_fn: object = None) -> None:
-        """Prepare for a batch; a no-op here."""
+        """Do nothing; a subclass may prepare a batch. Loops call this before a forward, ``fit`` not before the first.
+
+        Args:
+            data_batch: the batch of the next forward.
+            sparse_row_id_fn: as the loops take it, for a subclass; rows need not be pulled here.
+        """
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
@@ -260,6 +274,7 @@ class BaseModule(Constructed):
         num_epoch: int | None = None,
         validation_metric: MetricLike | None = None,
         monitor: Monitor | None = None,
+        sparse_row_id_fn: object = None,
         *,
         memory_budget: int | str | None = None,
         progress: bool | Display | None = None,
@@ -284,6 +299,7 @@ class BaseModule(Constructed):
             optimizer, optimizer_params: name and keyword arguments, or an optimizer.
             initializer: for parameters without a value; default ``Uniform(0.01)``.
             monitor: watches every executor and logs its statistics.
+            sparse_row_id_fn: passed on to :meth:`prepare`.
             memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
                 :class:`~weftplan.training.module.module.Module`.
 
@@ -321,6 +337,7 @@ class BaseModule(Constructed):
                 ``resume``.
             FormatError: no checkpoint can be read, or it is of another version.
         """
+        variables = dict(locals())
         if num_epoch is None:
             raise MXNetError("fit needs num_epoch: the epoch to stop before")
         begin_epoch, num_epoch = whole_epochs("begin_epoch", begin_epoch), whole_epochs("num_epoch", num_epoch)
@@ -339,7 +356,7 @@ class BaseModule(Constructed):
         if monitor is not None:
             self.install_monitor(monitor)
         self.init_params(
-            initializer or Uniform(0.01),
+            initializer=initializer or Uniform(0.01),
             arg_params=arg_params,
             aux_params=aux_params,
             allow_missing=allow_missing,
@@ -366,6 +383,7 @@ class BaseModule(Constructed):
             monitor=monitor,
             batch_end_callback=batch_end_callback,
             epoch_end_callback=epoch_end_callback,
+            variables={**variables, "eval_metric": train_metric, "validation_metric": check_metric},
         )
         resumed = joins or (bool(resume) and fitting.resume(changed=resume == "changed"))
         fitting.begin_events(resumed=resumed)
@@ -381,12 +399,14 @@ class BaseModule(Constructed):
         score_end_callback: Callbacks = None,
         reset: bool = True,
         epoch: int = 0,
+        sparse_row_id_fn: object = None,
         *,
         progress: bool | None = None,
     ) -> list[tuple[str, float]]:
         """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted.
 
         Args:
+            sparse_row_id_fn: passed on to :meth:`prepare`.
             progress: show a live line: True, False, or None: as ``fit``.
         """
         self._need("score", binded=True, params=True)
@@ -394,21 +414,34 @@ class BaseModule(Constructed):
         if reset:
             eval_data.reset()
         metric = metrics.create(eval_metric)
+        variables = {**locals(), "eval_metric": metric}
         metric.reset()
-        nbatch = -1
+        count = 0
         for nbatch, batch in enumerate(Progress("score", num_batch, show=progress).each(eval_data)):
             if num_batch is not None and nbatch == num_batch:
-                nbatch -= 1
                 break
+            variables.update(nbatch=nbatch, eval_batch=batch, data_batch=batch, actual_num_batch=count)
+            self.prepare(batch, sparse_row_id_fn=sparse_row_id_fn)
             self.forward(batch, is_train=False)
-            self.update_metric(metric, batch.label, pad=getattr(batch, "pad", None) or 0)
-            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self, "data_batch": batch}))
-        call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
+            padding = PADDING.set(getattr(batch, "pad", None) or 0)
+            try:
+                self.update_metric(metric, batch.label)
+            finally:
+                PADDING.reset(padding)
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {**variables}))
+            count += 1
+        call(score_end_callback, BatchEndParam(epoch, count, metric, {**variables, "actual_num_batch": count}))
         return metric.get_name_value()
 
     @known_keywords()
     def iter_predict(
-        self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True, *, progress: bool | None = None
+        self,
+        eval_data: DataIter,
+        num_batch: int | None = None,
+        reset: bool = True,
+        sparse_row_id_fn: object = None,
+        *,
+        progress: bool | None = None,
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
         """Yield (outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`.
 
@@ -416,8 +449,15 @@ class BaseModule(Constructed):
             eval_data: batches.
             num_batch: stop after this number of batches; None: all.
             reset: reset the iterator first.
+            sparse_row_id_fn: passed on to :meth:`prepare`.
             progress: as for :meth:`score`.
         """
+        yield from self._predictions(eval_data, num_batch, reset, sparse_row_id_fn, progress)
+
+    def _predictions(
+        self, eval_data: DataIter, num_batch: int | None, reset: bool, row_ids: object, progress: bool | None
+    ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
+        """Yield as :meth:`iter_predict`, which a subclass may override without a change of :meth:`predict`."""
         self._need("predict", binded=True, params=True)
         _check_iterator("predict: eval_data", eval_data)
         if reset:
@@ -425,6 +465,7 @@ class BaseModule(Constructed):
         for nbatch, batch in enumerate(Progress("predict", num_batch, show=progress).each(eval_data)):
             if num_batch is not None and nbatch == num_batch:
                 break
+            self.prepare(batch, sparse_row_id_fn=row_ids)
             self.forward(batch, is_train=False)
             samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
             yield [without_padding(out, samples, pad).copy() for out in self.get_outputs()], nbatch, batch
@@ -437,6 +478,7 @@ class BaseModule(Constructed):
         merge_batches: bool = True,
         reset: bool = True,
         always_output_list: bool = False,
+        sparse_row_id_fn: object = None,
         *,
         progress: bool | None = None,
     ) -> Any:
@@ -446,6 +488,7 @@ class BaseModule(Constructed):
 
         Args:
             eval_data: batches, or one array of samples (NDArray or NumPy) for a module with one data input.
+            sparse_row_id_fn: passed on to :meth:`prepare`.
             progress: as for :meth:`score`.
         """
         if isinstance(eval_data, (NDArray, np.ndarray)):
@@ -458,7 +501,8 @@ class BaseModule(Constructed):
                 )
             batch = min(bound[0].shape[0], eval_data.shape[0])
             eval_data = NDArrayIter(eval_data, batch_size=batch, data_name=bound[0].name)
-        collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, progress=progress)]
+        runs = self._predictions(eval_data, num_batch, reset, sparse_row_id_fn, progress)
+        collected = [outputs for outputs, _, _ in runs]
         if not merge_batches:
             return collected
         if not collected:
@@ -482,17 +526,6 @@ class BaseModule(Constructed):
             raise MXNetError(f"{verb}: parameters have no values; call init_params or set_params first")
         if optimizer and not self.optimizer_initialized:
             raise MXNetError(f"{verb}: there is no optimizer; call init_optimizer first")
-
-
-def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
-    """Return a batch's ``array`` without the rows of its last ``pad`` samples.
-
-    An output may have several consecutive rows per sample, for instance a row per word of a sentence. If the number of
-    rows is not a multiple of the samples (a loss of the whole batch), the output is returned unchanged.
-    """
-    if not pad or not array.shape or array.shape[0] % samples:
-        return array
-    return array[: array.shape[0] // samples * (samples - pad)]
 
 
 def whole_epochs(name: str, value: object) -> int:

@@ -12,7 +12,7 @@ from weftplan.support.rollback import all_or_nothing
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.precision import SCALE
 from weftplan.training.metrics.metric import EvalMetric
-from weftplan.training.module.base_module import BaseModule, without_padding
+from weftplan.training.module.base_module import PADDING, BaseModule
 from weftplan.training.mxnet_names import ModuleNames
 
 
@@ -89,17 +89,8 @@ class BoundModule(ModuleNames, BaseModule):
             raise ParameterError(f"set_states: {len(states)} states given, there are {self.state_names}")
         self.group.set_states(states, value)
 
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        samples = self.group.batch_size
-        outputs = [without_padding(out, samples, pad) for out in self.group.merged_outputs()]
-        labels = [without_padding(label, samples, pad) for label in labels]
-        names = [desc.name for desc in self.group.label_shapes]
-        if len(names) == len(labels) and len(set(self.output_names)) == len(self.output_names):
-            eval_metric.update_dict(
-                dict(zip(names, labels, strict=True)), dict(zip(self.output_names, outputs, strict=True))
-            )
-        else:
-            eval_metric.update(labels, outputs)
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False) -> None:
+        self.group.update_metric(eval_metric, labels, pre_sliced, PADDING.get())
 
     @property
     def precision(self) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.data.batch import DataBatch, DataDesc
+from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
@@ -25,6 +26,7 @@ from weftplan.symbol.name import NameManager
 from weftplan.training.executor_group import GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.parameter_files import load_params, params_path, write_params
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
@@ -42,18 +44,38 @@ class BucketingModule(BaseModule):
             bucket.
         default_bucket_key: key of the network that has all parameters. Choose the largest network, because all buckets
             share its memory.
-        settings: those of :class:`~weftplan.training.module.module.Module` that all buckets have: ``context``,
-            ``logger``, ``fixed_param_names``, …
+        logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params, memory_budget:
+            settings of :class:`~weftplan.training.module.module.Module` that all buckets have.
     """
 
     def __init__(
-        self, sym_gen: SymbolGenerator, default_bucket_key: Hashable, logger: Logs | None = None, **settings: Any
+        self,
+        sym_gen: SymbolGenerator,
+        default_bucket_key: Hashable | None = None,
+        logger: Logs | None = None,
+        context: Context | Sequence[Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
+        compression_params: Mapping[str, object] | None = None,
+        *,
+        memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
             raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
         self._sym_gen = sym_gen
-        self._settings = {"logger": logger, **settings}
+        self._settings: dict[str, Any] = {
+            "logger": logger,
+            "context": context,
+            "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names,
+            "state_names": state_names,
+            "group2ctxs": group2ctxs,
+            "compression_params": compression_params,
+            "memory_budget": memory_budget,
+        }
         self.default_bucket_key = default_bucket_key
         self._buckets: dict[Any, Module] = {}
         self._symbols: Mapping[Any, Symbol] = {}
@@ -254,12 +276,12 @@ class BucketingModule(BaseModule):
         self.params_initialized = self._default.params_initialized
 
     @all_or_nothing
-    def switch_bucket(self, bucket_key: Hashable, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
+    def switch_bucket(self, bucket_key: Hashable, data_shapes: Descs | None, label_shapes: Descs | None = None) -> None:
         """Switch to the network of this key, binding it for these shapes on first use.
 
         Args:
             bucket_key: key of the network.
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            data_shapes: (name, shape) or ``DataDesc`` of each input; may be None if the bucket is bound.
             label_shapes: the same of each label; None: no labels.
 
         Raises:
@@ -277,7 +299,7 @@ class BucketingModule(BaseModule):
                 )
             module.set_precision(self._default.precision)
             module.loss_scale = self._default.loss_scale
-            module.bind(data_shapes, label_shapes, shared_module=self._default, **self._bind_options)
+            module.bind(data_shapes or (), label_shapes, shared_module=self._default, **self._bind_options)
             if self._monitor is not None:
                 module.install_monitor(self._monitor)
         if self.optimizer_initialized and module is not self._default:
@@ -314,16 +336,33 @@ class BucketingModule(BaseModule):
         self._current.params_initialized = True
 
     @all_or_nothing
-    def set_params(self, arg_params: Params, aux_params: Params | None, *args: Any, **kwargs: Any) -> None:
+    def set_params(
+        self,
+        arg_params: Params,
+        aux_params: Params | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
         """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`.
 
         Args:
             arg_params: values by name.
             aux_params: values of auxiliary states by name; None: none.
-            *args: ``allow_missing``, ``force_init`` and ``allow_extra``, in this order.
-            **kwargs: the same by name.
+            allow_missing: whether parameters without a value are allowed.
+            force_init: whether parameters that have a value are changed.
+            allow_extra: whether names that the network does not have are ignored.
         """
-        self._default.set_params(arg_params, aux_params, *args, **kwargs)
+        if not allow_missing and not allow_extra and aux_params is not None and overrides(self, "init_params"):
+            self.init_params(
+                initializer=None,
+                arg_params=arg_params,
+                aux_params=aux_params,
+                allow_missing=allow_missing,
+                force_init=force_init,
+            )
+            return
+        self._default.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         self.params_initialized = True
         self._current.params_initialized = True
 
@@ -403,16 +442,27 @@ class BucketingModule(BaseModule):
     def _switch_to(self, data_batch: DataBatch) -> None:
         key = getattr(data_batch, "bucket_key", None)
         key = self.default_bucket_key if key is None else key
-        shapes: Mapping[str, Any] = {
-            "data_shapes": getattr(data_batch, "provide_data", None),
-            "label_shapes": getattr(data_batch, "provide_label", None),
-        }
-        if key not in self._buckets and not shapes["data_shapes"]:
+        shapes = getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None)
+        if key not in self._buckets and not shapes[0]:
             raise MXNetError(
                 f"forward: the first batch of bucket {key!r} must say its shapes: "
                 f"mx.io.DataBatch(…, bucket_key={key!r}, provide_data=[(name, shape)], provide_label=[…])"
             )
-        self.switch_bucket(key, **shapes)
+        self.switch_bucket(key, *shapes)
+
+    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: object = None) -> None:
+        """Bind the network of the batch, if it is not, and let its module prepare the batch.
+
+        Args:
+            data_batch: the batch of the next forward.
+            sparse_row_id_fn: passed on.
+        """
+        key = self.bucket_key
+        if getattr(data_batch, "bucket_key", None) is not None:
+            self._switch_to(data_batch)
+        self._current.prepare(data_batch, sparse_row_id_fn=sparse_row_id_fn)
+        if getattr(data_batch, "bucket_key", None) is not None:
+            self.switch_bucket(key, None, None)
 
     def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
         """Run backward in the current bucket, asynchronously."""
@@ -439,5 +489,5 @@ class BucketingModule(BaseModule):
         """Give the current bucket's states values."""
         self._current.set_states(states, value)
 
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        self._current.update_metric(eval_metric, labels, pad)
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False) -> None:
+        self._current.update_metric(eval_metric, labels, pre_sliced)

@@ -26,11 +26,12 @@ from weftplan.symbol import Symbol
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
-from weftplan.training.fit.parameter_files import load_checkpoint, params_path, save_checkpoint
+from weftplan.training.fit.overrides import overrides
+from weftplan.training.fit.parameter_files import load_checkpoint, params_path
 from weftplan.training.fit.precision import lowered
 from weftplan.training.initializers import initializer as initializers
 from weftplan.training.initializers.initializer import Initializer, Uniform
-from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress
+from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress, first_values
 from weftplan.training.memory import check_share, module_share
 from weftplan.training.module.base_module import as_descs
 from weftplan.training.module.bound_module import BoundModule
@@ -175,7 +176,7 @@ class Module(BoundModule):
         if self.binded and not force_rebind:
             return
         if self.binded and self.params_initialized:
-            self._arg_params, self._aux_params = self.get_params()
+            self._arg_params, self._aux_params = self.group.get_params(apart=self.apart)
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         if self._arg_params is not None and self._aux_params is not None:
@@ -314,6 +315,16 @@ class Module(BoundModule):
         Raises:
             MXNetError, ShapeError: as :meth:`init_params`.
         """
+        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
+            self.init_params(
+                initializer=None,
+                arg_params=arg_params,
+                aux_params=aux_params,
+                allow_missing=allow_missing,
+                force_init=force_init,
+                allow_extra=allow_extra,
+            )
+            return
         if self.params_initialized and not force_init:
             return
         self._need("set_params", binded=True)
@@ -365,7 +376,7 @@ class Module(BoundModule):
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         # A caller's store or optimizer is changed below: names, keys, settings.
-        with rollback(*(one for one in (store, optimizer) if hasattr(one, "__dict__"))):
+        with rollback(*(target for target in (store, optimizer) if hasattr(target, "__dict__"))):
             if store is not None and self._compression_params:
                 compress(store, self._compression_params)
             workers = store.num_workers if store is not None and "dist" in store.type else 1
@@ -385,10 +396,8 @@ class Module(BoundModule):
             if store is not None:
                 if on_store:
                     store.set_optimizer(chosen)
-                for index, name in enumerate(self.param_names):
-                    if self.group.grad_arrays[index] is not None:
-                        arrays = self.group.param_arrays[index]
-                        store.broadcast(name, arrays[0], arrays, -index)
+                trained = [grads is not None for grads in self.group.grad_arrays]
+                first_values(store, self.param_names, self.group.param_arrays, trained, on_store=on_store)
             self.optimizer_initialized = True
             if self._pending_states is not None:
                 self._set_states(self._pending_states)
@@ -489,8 +498,10 @@ class Module(BoundModule):
             save_optimizer_states: whether the optimizer's states are written too.
             remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
         """
-        args, aux = self.get_params()
-        path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
+        path = params_path(prefix, epoch)
+        self.symbol.save(f"{os.fsdecode(prefix)}-symbol.json", remove_amp_cast)
+        self.save_params(path)
+        log.info('Saved checkpoint to "%s"', path)
         if save_optimizer_states:
             states = params_path(prefix, epoch).with_suffix(".states")
             self.save_optimizer_states(states)

@@ -125,7 +125,7 @@ class PythonModule(BaseModule):
     def update(self) -> None:
         """There is nothing to update."""
 
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False) -> None:
         if self._label_shapes:
             eval_metric.update(list(labels), self.get_outputs())
 

@@ -18,9 +18,11 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.overrides import overrides
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
+from weftplan.training.module.module import Module
 
 
 class SequentialModule(BaseModule):
@@ -60,7 +62,10 @@ class SequentialModule(BaseModule):
     @contextmanager
     def _old_values(self) -> Iterator[None]:
         """Give the modules back the values of their parameters if the body raises."""
-        old = [(module, module.get_params()) for module in self._modules if module.params_initialized]
+        # A user's get_params is not called for this.
+        kinds = [Module if isinstance(module, Module) else type(module) for module in self._modules]
+        pairs = [pair for pair in zip(self._modules, kinds, strict=True) if pair[0].params_initialized]
+        old = [(module, kind.get_params(module)) for module, kind in pairs]
         try:
             yield
         except BaseException:
@@ -157,6 +162,7 @@ class SequentialModule(BaseModule):
                 for_training=for_training,
                 inputs_need_grad=inputs_need_grad or (for_training and k > 0),
                 force_rebind=force_rebind,
+                shared_module=None,
                 grad_req=grad_req,
             )
             shapes = module.output_shapes
@@ -198,7 +204,7 @@ class SequentialModule(BaseModule):
         with self._old_values():
             for module in self._modules:
                 module.init_params(
-                    initializer,
+                    initializer=initializer,
                     arg_params=arg_params,
                     aux_params=aux_params,
                     allow_missing=allow_missing,
@@ -218,6 +224,16 @@ class SequentialModule(BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
+        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
+            self.init_params(
+                initializer=None,
+                arg_params=arg_params,
+                aux_params=aux_params,
+                allow_missing=allow_missing,
+                force_init=force_init,
+                allow_extra=allow_extra,
+            )
+            return
         if self.params_initialized and not force_init:
             return
         self._need("set_params", binded=True)
@@ -248,7 +264,10 @@ class SequentialModule(BaseModule):
 
     def _refuse_twins(self) -> None:
         seen: dict[str, int] = {}
-        for k, name in self._names():
+        names = [
+            (k, name) for k, module in enumerate(self._modules) for part in module.get_params() for name in part or ()
+        ]
+        for k, name in names:
             if seen.setdefault(name, k) != k:
                 raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
 
@@ -291,7 +310,7 @@ class SequentialModule(BaseModule):
     def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
         self._need("backward", binded=True, params=True)
         for k, module in reversed(list(enumerate(self._modules))):
-            module.backward(out_grads)
+            module.backward(out_grads=out_grads)
             if k:
                 out_grads = module.get_input_grads()
 
@@ -314,10 +333,10 @@ class SequentialModule(BaseModule):
             raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
         return self._ends()[0].get_input_grads()
 
-    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False) -> None:
         self._need("update_metric", binded=True, params=True)
         for module in self._takes_labels():
-            module.update_metric(eval_metric, labels, pad)
+            module.update_metric(eval_metric, labels, pre_sliced)
 
     @all_or_nothing
     def install_monitor(self, mon: Monitor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from weftplan.kvstore import KVStoreBase, Updater
 from weftplan.ndarray import NDArray
@@ -31,21 +32,35 @@ class UpdateStep:
         if store is not None and names:
             grads, weights = [trained[name][0] for name in names], [trained[name][1] for name in names]
             ready_order = [name for name in group.executors[0].gradient_order() if name in trained]
-            self._exchange = store.prepare(names, grads, weights if on_store else grads, ready_order)
-            buckets = store.buckets(names, ready_order)
-        self._buckets = [] if on_store else [self._bucket(bucket, trained) for bucket in buckets if bucket]
+            if store.is_plug_in():
+                outs = [{"out": arrays} if on_store else {} for arrays in weights]
+                self._exchange = partial(self._exchange_each, names, grads, outs)
+            else:
+                self._exchange = store.prepare(names, grads, weights if on_store else grads, ready_order)
+                buckets = store.buckets(names, ready_order)
+        self._buckets = [
+            self._bucket(bucket, context, trained)
+            for bucket in buckets
+            for context in range(len(group.contexts))
+            if bucket and not on_store
+        ]
 
     def _bucket(
-        self, names: Sequence[str], trained: Mapping[str, tuple[list[NDArray], list[NDArray]]]
+        self, names: Sequence[str], context: int, trained: Mapping[str, tuple[list[NDArray], list[NDArray]]]
     ) -> tuple[list[int], list[NDArray], list[NDArray]]:
-        """Return the (indices, gradients, weights) of parameters that one updater call updates."""
+        """Return the (indices, gradients, weights) of a context's parameters that one updater call updates."""
         count = len(self.group.contexts)
-        firsts = [self._numbers[name] * count for name in names]
-        return (
-            [index for first in firsts for index in range(first, first + count)],
-            [grad for name in names for grad in trained[name][0]],
-            [weight for name in names for weight in trained[name][1]],
-        )
+        indices = [self._numbers[name] * count + context for name in names]
+        grads, weights = ([trained[name][kind][context] for name in names] for kind in (0, 1))
+        return indices, grads, weights
+
+    def _exchange_each(
+        self, names: Sequence[str], grads: Sequence[list[NDArray]], outs: Sequence[Mapping[str, list[NDArray]]]
+    ) -> None:
+        """Exchange the gradients of one parameter after another."""
+        assert self.store is not None
+        for name, values, out in zip(names, grads, outs, strict=True):
+            self.store.pushpull(name, values, **out, priority=-self._numbers[name])
 
     def run(self, updater: Updater | None) -> None:
         """Exchange all gradients in the order in which backward completes them, and update each bucket here when its

@@ -24,9 +24,9 @@ from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
+from weftplan.training.optimizers.fused_step import OptimizerStep, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
-from weftplan.training.optimizers.operator_chain import Call
+from weftplan.training.optimizers.operator_chain import OperatorCall
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
@@ -39,13 +39,13 @@ def _undone_if_it_fails(update: Update) -> Update:
     def call(self: Optimizer, index: object, *args: object, **kwargs: object) -> None:
         fields, counts = vars(self).copy(), self._index_update_count
         indices = index if isinstance(index, (list, tuple)) else (index,)
-        known = {i: counts[i] for i in indices if i in counts}
+        counts_before = {i: counts[i] for i in indices if i in counts}
         try:
             update(self, index, *args, **kwargs)
         except BaseException:
             for i in indices:
                 counts.pop(i, None)
-            counts.update(known)
+            counts.update(counts_before)
             vars(self).update(fields)
             raise
 
@@ -73,6 +73,7 @@ class Optimizer(Constructed):
         sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
         begin_num_update: number of updates already done.
         multi_precision: keep a float32 copy of each float16 weight, and update that.
+        param_dict: index -> an object whose ``lr_mult`` and ``wd_mult`` come before all other multipliers.
     """
 
     default_rate: ClassVar[float] = 0.01
@@ -81,7 +82,7 @@ class Optimizer(Constructed):
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
     create_optimizer: ClassVar[Callable[..., Optimizer]]
     """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
-    _gathered: list[Step] | None = None
+    _gathered: list[OptimizerStep] | None = None
     """Steps queued to be fused into a single operation."""
 
     def __init__(
@@ -95,6 +96,7 @@ class Optimizer(Constructed):
         sym: Symbol | None = None,
         begin_num_update: int = 0,
         multi_precision: bool = False,
+        param_dict: Mapping[int, Any] | None = None,
     ) -> None:
         me = type(self).__name__
         if learning_rate is not None:
@@ -116,6 +118,7 @@ class Optimizer(Constructed):
         self.multi_precision = multi_precision
         self.num_update = begin_num_update
         self.idx2name = dict(param_idx2name or {})
+        self.param_dict = param_dict or {}
         self._index_update_count: dict[Any, int] = {}
         attrs = {} if sym is None else sym.attr_dict()
         self._attrs = {} if sym is None else {name: attrs[name] for name in sym.list_arguments() if name in attrs}
@@ -166,6 +169,9 @@ class Optimizer(Constructed):
         self.wd_mult.update(args_wd_mult)
 
     def _multiplier(self, table: Mapping[Any, float], index: Any) -> float:
+        if index in self.param_dict:
+            multiplier: float = getattr(self.param_dict[index], "lr_mult" if table is self.lr_mult else "wd_mult")
+            return multiplier
         if index in table:
             return table[index]
         return table.get(self.idx2name.get(index, index), 1.0)
@@ -230,8 +236,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             return self.create_state(index, weight)
         master = weight.astype(np.float32)
-        own = self.create_state(index, master)
-        return (own, master) if self.weight_last else (master, own)
+        inner_state = self.create_state(index, master)
+        return (inner_state, master) if self.weight_last else (master, inner_state)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         """Update ``weight`` as :meth:`update` does.
@@ -252,8 +258,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
             return
-        own, master = state if self.weight_last else reversed(state)
-        self.update(index, master, grad.astype(np.float32), own)
+        inner_state, master = state if self.weight_last else reversed(state)
+        self.update(index, master, grad.astype(np.float32), inner_state)
         weight[:] = master
 
     def update_together(
@@ -294,24 +300,24 @@ class Optimizer(Constructed):
 
     def _gather(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
-    ) -> list[Step]:
+    ) -> list[OptimizerStep]:
         """Count an update of each weight and return the steps, without pushing any."""
-        steps: list[Step] = []
+        steps: list[OptimizerStep] = []
         self._gathered = steps
         try:
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
                 if not self._in_float32(weight):
                     self.update(index, weight, grad, state)
                     continue
-                own, master = state if self.weight_last else reversed(state)
-                self.update(index, master, grad, own)
+                inner_state, master = state if self.weight_last else reversed(state)
+                self.update(index, master, grad, inner_state)
                 steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
             del self._gathered
         return steps
 
     def apply(
-        self, rule: Rule | tuple[Call, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
+        self, rule: Rule | tuple[OperatorCall, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
     ) -> None:
         """Push the step of a weight now, or queue it for a fused operation.
 
@@ -324,7 +330,7 @@ class Optimizer(Constructed):
 
         :meta private:
         """
-        step = Step(rule, (weight, grad, *states), params)
+        step = OptimizerStep(rule, (weight, grad, *states), params)
         if self._gathered is None:
             push_together([step])
         else:

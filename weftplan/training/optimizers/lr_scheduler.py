@@ -76,9 +76,16 @@ class FactorScheduler(LRScheduler):
     """
 
     def __init__(
-        self, step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: object
+        self,
+        step: int,
+        factor: float = 1.0,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
     ) -> None:
-        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if step < 1:
             raise ParameterError(f"step must be >= 1, got {step}")
         if factor > 1.0:
@@ -94,17 +101,25 @@ class FactorScheduler(LRScheduler):
         if not drops:
             return self.base_lr  # also if it starts below the least rate
         rate = self.base_lr * self.factor**drops
-        last = rate < self.stop_factor_lr
-        if not last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:
-            self._log_drop(num_update, drops, max(rate, self.stop_factor_lr), last=last)
+        is_last = rate < self.stop_factor_lr
+        if not is_last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:
+            self._log_drop(num_update, drops, max(rate, self.stop_factor_lr), last=is_last)
         return max(rate, self.stop_factor_lr)
 
 
 class MultiFactorScheduler(LRScheduler):
     """Multiply the rate by ``factor`` after each of the given update numbers."""
 
-    def __init__(self, step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01, **warmup: object) -> None:
-        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        step: Sequence[int],
+        factor: float = 1.0,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not step or any(b <= a for a, b in pairwise(step)) or step[0] < 1:
             raise ParameterError(f"step must be a rising list of numbers >= 1, got {list(step)}")
         if factor > 1.0:
@@ -121,17 +136,22 @@ class MultiFactorScheduler(LRScheduler):
         return rate
 
 
-class PolyScheduler(LRScheduler):
-    """Fall from ``base_lr`` to ``final_lr`` by a power of the remaining share of ``max_update``."""
+class CosineScheduler(LRScheduler):
+    """Fall from ``base_lr`` to ``final_lr`` along half a cosine."""
 
     def __init__(
-        self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0.0, **warmup: object
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
     ) -> None:
-        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if max_update < 1:
             raise ParameterError(f"max_update must be >= 1, got {max_update}")
         self.max_update = max_update
-        self.power = pwr
         self.final_lr = final_lr
 
     @property
@@ -142,18 +162,31 @@ class PolyScheduler(LRScheduler):
     def _share(self, num_update: int) -> float:
         return min(1.0, (num_update - self.warmup_steps) / self.max_steps) if self.max_steps > 0 else 0.0
 
-    def __call__(self, num_update: int) -> float:
-        if num_update < self.warmup_steps:
-            return self.get_warmup_lr(num_update)
-        fall = float((1 - self._share(num_update)) ** self.power)
-        return self.final_lr + (self.base_lr - self.final_lr) * fall
-
-
-class CosineScheduler(PolyScheduler):
-    """Fall from ``base_lr`` to ``final_lr`` along half a cosine."""
+    def _fall(self, share: float) -> float:
+        """Return the part of the way from ``final_lr`` to ``base_lr`` that is left after ``share`` of the updates."""
+        return (1 + math.cos(math.pi * share)) / 2
 
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
-        fall = (1 + math.cos(math.pi * self._share(num_update))) / 2
-        return self.final_lr + (self.base_lr - self.final_lr) * fall
+        return self.final_lr + (self.base_lr - self.final_lr) * self._fall(self._share(num_update))
+
+
+class PolyScheduler(CosineScheduler):
+    """Fall from ``base_lr`` to ``final_lr`` by a power of the remaining share of ``max_update``."""
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.power = pwr
+
+    def _fall(self, share: float) -> float:
+        return float((1 - share) ** self.power)

@@ -22,7 +22,7 @@ from weftplan.ops.core.schema import Op, aligned
 from weftplan.support.core_sharing import split_in_rooms
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """A call of an operator with one output.
 
     Attributes:
@@ -46,16 +46,16 @@ class _Spec(NamedTuple):
     dtype: Any
 
 
-def push_chain(chain: Sequence[Call], arrays: Sequence[NDArray]) -> None:
+def push_chain(chain: Sequence[OperatorCall], arrays: Sequence[NDArray]) -> None:
     """Push the calls as single operations."""
     values = [*arrays]
     for call in chain:
         out = {"out": values[0]} if call.in_place else {}
-        values.append(getattr(nd, call.op)(*[values[place] for place in call.inputs], **call.params, **out))
+        values.append(getattr(nd, call.op)(*[values[index] for index in call.inputs], **call.params, **out))
 
 
 def chain_work(
-    chains: Sequence[Sequence[Call]], rows: Sequence[Sequence[NDArray]], *, narrow: bool
+    chains: Sequence[Sequence[OperatorCall]], rows: Sequence[Sequence[NDArray]], *, narrow: bool
 ) -> tuple[Callable[[Sequence[Any], Any], None], int]:
     """Return a function that runs the chains on the raw arrays of all rows, and its scratch bytes.
 
@@ -64,39 +64,52 @@ def chain_work(
         narrow: gradients are in half precision; each row of raw arrays ends with a weight in half precision, which gets
             the new weight, rounded.
     """
-    place = device.get(rows[0][0].context)
-    on_gpu = place.context.device_type == "gpu"
+    target_device = device.get(rows[0][0].context)
+    on_gpu = target_device.context.device_type == "gpu"
     plans = [_plans(chain, row, on_gpu=on_gpu) for chain, row in zip(chains, rows, strict=True)]
     count = len(rows[0])
-    room = max(_room(plan, row, narrow=narrow) for plan, row in zip(plans, rows, strict=True))
-    parts = min(MOST, len(chains)) if place.context.device_type in HOST else 1
+    nbytes = max(_scratch_bytes(plan, row, narrow=narrow) for plan, row in zip(plans, rows, strict=True))
+    parts = min(MOST, len(chains)) if target_device.context.device_type in HOST else 1
 
     def run(raws: Sequence[Any], scratch: Any) -> None:
-        def part(number: int, own: int) -> None:
-            mine = scratch[own * room : (own + 1) * room]
+        def part(number: int, offset: int) -> None:
+            mine = scratch[offset * nbytes : (offset + 1) * nbytes]
             for which in range(number, len(chains), parts):
                 begin = which * (count + narrow)
-                _run(chains[which], plans[which], raws[begin : begin + count + narrow], mine, place, narrow=narrow)
+                _run(
+                    chains[which],
+                    plans[which],
+                    raws[begin : begin + count + narrow],
+                    mine,
+                    target_device,
+                    narrow=narrow,
+                )
 
         split_in_rooms(part, parts)
 
-    return run, room * parts
+    return run, nbytes * parts
 
 
 def _run(
-    chain: Sequence[Call], plans: Sequence[_Plan], raws: Sequence[Any], scratch: Any, place: Any, *, narrow: bool
+    chain: Sequence[OperatorCall],
+    plans: Sequence[_Plan],
+    raws: Sequence[Any],
+    scratch: Any,
+    target_device: Any,
+    *,
+    narrow: bool,
 ) -> None:
     """Run one chain on raw arrays."""
     values = [*raws]
     if narrow:
         rounded = values.pop()
-    taken = 0
+    offset = 0
 
     def new(shape: tuple[int, ...], dtype: Any) -> Any:
-        nonlocal taken
+        nonlocal offset
         nbytes = prod(shape) * dtype.itemsize
-        array = scratch[taken : taken + nbytes].view(dtype).reshape(shape)
-        taken += aligned(nbytes)
+        array = scratch[offset : offset + nbytes].view(dtype).reshape(shape)
+        offset += aligned(nbytes)
         return array
 
     if narrow:
@@ -105,28 +118,28 @@ def _run(
     for call, (op, plan) in zip(chain, plans, strict=True):
         _, shape, dtype = plan.outputs[0]
         out = values[0] if call.in_place else new(shape, dtype)
-        workspace = scratch[taken : taken + plan.workspace] if plan.workspace else None
-        inputs = [values[one] for one in call.inputs]
-        node = NodeCall(op, plan.kernel, plan.params, place.xp, inputs, [out], workspace=workspace)
-        tiling.bound(tiling.of(place.context.device_type), node.bound(is_train=False, random_key=(0, 0)))()
+        workspace = scratch[offset : offset + plan.workspace] if plan.workspace else None
+        inputs = [values[index] for index in call.inputs]
+        node = NodeCall(op, plan.kernel, plan.params, target_device.xp, inputs, [out], workspace=workspace)
+        tiling.bound(tiling.of(target_device.context.device_type), node.bound(is_train=False, random_key=(0, 0)))()
         values.append(out)
     if narrow:
         rounded[...] = values[0]
 
 
-def _plans(chain: Sequence[Call], row: Sequence[NDArray], *, on_gpu: bool) -> list[_Plan]:
+def _plans(chain: Sequence[OperatorCall], row: Sequence[NDArray], *, on_gpu: bool) -> list[_Plan]:
     values: list[Any] = [*row]
     values[1] = _Spec(values[1].shape, values[0].dtype)
     plans = []
     for call in chain:
         op = registry.get(call.op)
-        plan = settled(op, [values[one] for one in call.inputs], call.params, (), on_gpu)
+        plan = settled(op, [values[index] for index in call.inputs], call.params, (), on_gpu)
         plans.append((op, plan))
         values.append(_Spec(*plan.outputs[0][1:]))
     return plans
 
 
-def _room(plans: Sequence[_Plan], row: Sequence[NDArray], *, narrow: bool) -> int:
+def _scratch_bytes(plans: Sequence[_Plan], row: Sequence[NDArray], *, narrow: bool) -> int:
     """Return the bytes of all results of a chain and of the largest workspace."""
     results = sum(aligned(plan.outputs[0][0]) for _, plan in plans)
     return results + narrow * aligned(row[0].nbytes) + max(plan.workspace for _, plan in plans)

@@ -65,10 +65,8 @@ class SGD(Optimizer):
 
     weight_last = True
 
-    def __init__(
-        self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.momentum = number(momentum, "SGD: momentum", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
@@ -176,9 +174,9 @@ def create(name: str | Optimizer, **kwargs: object) -> Optimizer:
         raise ParameterError(f"an optimizer is a name such as 'sgd', or an Optimizer, got {name!r}")
     klass = Optimizer.opt_registry.get(name.lower())
     if klass is None:
-        known = sorted({*Optimizer.opt_registry} - {"test"})
-        hint = did_you_mean(name.lower(), known)
-        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(known)}")
+        names = sorted({*Optimizer.opt_registry} - {"test"})
+        hint = did_you_mean(name.lower(), names)
+        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(names)}")
     return construct(klass, (), kwargs, "optimizer")
 
 

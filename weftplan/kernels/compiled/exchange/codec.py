@@ -16,10 +16,11 @@ from weftplan.kernels.compiled.exchange.sums import LINE, MOST
 from weftplan.kernels.compiled.ir import Function
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.target import Target, host
-from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import PACK_STEP as STEP
-from weftplan.ops.core.implementations import PAST, Array, Work
+from weftplan.ops.core.implementations import PAST, Array
+from weftplan.support import slots
 from weftplan.support.addresses import address
+from weftplan.support.slots import Work
 
 
 def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, threshold: float) -> Work | None:
@@ -207,5 +208,5 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
     return f
 
 
-implementations.PACK.fill(compiled_pack)
-implementations.UNPACK.fill(compiled_unpack)
+slots.COMPILED_PACK.fill(compiled_pack)
+slots.COMPILED_UNPACK.fill(compiled_unpack)

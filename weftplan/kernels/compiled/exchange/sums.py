@@ -15,10 +15,11 @@ import numpy as np
 from weftplan.kernels.compiled.ir import Function, Value
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.target import host
-from weftplan.ops.core import implementations
-from weftplan.ops.core.implementations import PAST, Array, Work
+from weftplan.ops.core.implementations import PAST, Array
+from weftplan.support import slots
 from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
+from weftplan.support.slots import Work
 
 MOST = 32
 """Maximum arrays of a loop; each array needs a register for its address and a stream of the hardware prefetcher."""
@@ -256,7 +257,7 @@ def _masked(
             f.store_masked(line, f.at(out, offset), mask)
 
 
-implementations.SUM.fill(compiled_sum)
-implementations.SPREAD.fill(compiled_spread)
-implementations.COPY_PAST.fill(copy_past)
-implementations.PIECES.fill(compiled_pieces)
+slots.COMPILED_SUM.fill(compiled_sum)
+slots.COMPILED_SPREAD.fill(compiled_spread)
+slots.COPY_PAST.fill(copy_past)
+slots.COMPILED_PIECES.fill(compiled_pieces)

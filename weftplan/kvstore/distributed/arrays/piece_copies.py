@@ -12,29 +12,29 @@ from typing import NamedTuple
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
 from weftplan.kvstore.fixed_order_sums import Array, filler, reduce_each, sum_sequential_block
-from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import PAST
+from weftplan.support import slots
 from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
 
-ONE_CALL = 2 * PAST
+SINGLE_CALL = 2 * PAST
 """Minimum bytes of a bucket whose pieces are copied one by one with stores that bypass the caches.
 
 For a smaller bucket one compiled call is faster.
 """
 
 
-class Row(NamedTuple):
+class OffsetRow(NamedTuple):
     """A flat array with the elements of a concatenation of arrays from index ``origin`` on."""
 
     array: Array
     origin: int = 0
 
 
-Operand = Row | Sequence[Array]
+Operand = OffsetRow | Sequence[Array]
 """A concatenation of arrays: the flat arrays themselves, or a contiguous copy of a part."""
 
-_Place = int | tuple[int, ...]
+_Addresses = int | tuple[int, ...]
 """The addresses of an operand: of element 0 of a row (as if it began at index 0), or of each array."""
 
 
@@ -45,7 +45,7 @@ class Span(NamedTuple):
     them.
     """
 
-    first: int
+    begin: int
     end: int
     terms: Sequence[Operand]
     targets: Sequence[Operand]
@@ -74,16 +74,16 @@ class Mover:
         All spans have the same number of terms and the same number of targets; a sum has one target.
         """
         size, item = sum(sizes), dtype.itemsize
-        if self._compiled and size * item < ONE_CALL and (self._threads == 1 or size < self._bound):
-            work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
+        if self._compiled and size * item < SINGLE_CALL and (self._threads == 1 or size < self._bound):
+            work = _pieces(sizes, dtype, tuple([_with_addresses(span, item) for span in spans]))
             if work is not None:
                 work()
                 return
         fill, sums = filler(sum(sizes) * dtype.itemsize, compiled=self._compiled), []
         for span in spans:
-            for which, low, high, place in cuts(sizes, span.first, span.end):
-                terms = [_piece(operand, which, low, high, place) for operand in span.terms]
-                targets = [_piece(operand, which, low, high, place) for operand in span.targets]
+            for which, low, high, position in cuts(sizes, span.begin, span.end):
+                terms = [_piece(operand, which, low, high, position) for operand in span.terms]
+                targets = [_piece(operand, which, low, high, position) for operand in span.targets]
                 if len(terms) > 1:
                     sums.append((terms, targets[0]))
                     assert len(targets) == 1, "a sum has one target"
@@ -94,20 +94,25 @@ class Mover:
             self.add(sums)
 
 
-def _piece(operand: Operand, which: int, low: int, high: int, place: int) -> Array:
-    if isinstance(operand, Row):
-        start = place - operand.origin
+def _piece(operand: Operand, which: int, low: int, high: int, position: int) -> Array:
+    if isinstance(operand, OffsetRow):
+        start = position - operand.origin
         return operand.array[start : start + high - low]
     return operand[which][low:high]
 
 
-def _placed(span: Span, item: int) -> tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]]:
-    first, end, terms, targets = span
-    return first, end, tuple([_place(one, item) for one in terms]), tuple([_place(one, item) for one in targets])
+def _with_addresses(span: Span, item: int) -> tuple[int, int, tuple[_Addresses, ...], tuple[_Addresses, ...]]:
+    begin, end, terms, targets = span
+    return (
+        begin,
+        end,
+        tuple([_addresses(operand, item) for operand in terms]),
+        tuple([_addresses(operand, item) for operand in targets]),
+    )
 
 
-def _place(operand: Operand, item: int) -> _Place:
-    if isinstance(operand, Row):
+def _addresses(operand: Operand, item: int) -> _Addresses:
+    if isinstance(operand, OffsetRow):
         return address(operand.array) - operand.origin * item
     return tuple([address(array) for array in operand])
 
@@ -116,14 +121,14 @@ def _place(operand: Operand, item: int) -> _Place:
 def _pieces(
     sizes: tuple[int, ...],
     dtype: DType,
-    spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
+    spans: tuple[tuple[int, int, tuple[_Addresses, ...], tuple[_Addresses, ...]], ...],
 ) -> Callable[[], None] | None:
     """Return a cached compiled call that executes spans at these addresses; None if there is no compiled loop."""
     item, pieces = dtype.itemsize, []
-    for first, end, terms, targets in spans:
-        for which, low, high, place in cuts(sizes, first, end):
+    for begin, end, terms, targets in spans:
+        for which, low, high, position in cuts(sizes, begin, end):
             piece = [(high - low) * item]
             for operand in (*terms, *targets):
-                piece.append(operand + place * item if isinstance(operand, int) else operand[which] + low * item)
+                piece.append(operand + position * item if isinstance(operand, int) else operand[which] + low * item)
             pieces.append(piece)
-    return implementations.PIECES.get()(pieces, len(spans[0][2]), dtype)
+    return slots.COMPILED_PIECES.get()(pieces, len(spans[0][2]), dtype)

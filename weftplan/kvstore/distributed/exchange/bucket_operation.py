@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.errors import OutOfMemoryError
-from weftplan.kvstore.distributed.exchange.tickets import OnComplete, Part
+from weftplan.kvstore.distributed.exchange.tickets import OnComplete, TicketPart
 from weftplan.ndarray import NDArray, pushing
 from weftplan.support.slots import MAKE_ROOM
 
@@ -17,7 +17,7 @@ _INNER = 3
 """Minimum number of package frames between the user's call and :meth:`BucketPart._begin`'s call of the engine."""
 
 
-class BucketPart(Part):
+class BucketPart(TicketPart):
     """An asynchronous engine operation that ends when the arrays of a bucket, all on the host, have been exchanged.
 
     If one of the sources has failed, all results fail.
@@ -82,7 +82,7 @@ class BucketPart(Part):
         shares = [source.raw() for source in self._sources]
         totals = [total.raw() for total in self._totals]
         failures = [total.var.failure for total in self._totals if total.var.failure is not None]
-        failed = next((one for one in failures if one.observed_seq is None), None)
+        failed = next((failure for failure in failures if failure.observed_seq is None), None)
         # Exchange all the same, so that the other ranks get this process's shares. A result whose failure the user has
         # not seen yet stays failed.
         if failed is not None:

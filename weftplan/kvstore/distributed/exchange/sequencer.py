@@ -32,8 +32,8 @@ from typing import TypeVar
 from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.exchange.tickets import Call, Ticket, give_up
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.exchange.tickets import SequencedCall, Ticket, give_up
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.locks import Lock, members
 
@@ -62,9 +62,9 @@ T = TypeVar("T")
 class Sequencer:
     """The queue of a store's exchanges, with the store's thread that runs them."""
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: RankGroup, name: str) -> None:
         self._group = group
-        self._items: deque[Ticket | Call] = deque()
+        self._items: deque[Ticket | SequencedCall] = deque()
         # Held by the thread that drives the first item. Any thread may append; only the holder removes items, except
         # for _refuse after the end.
         self._driving = Lock()
@@ -76,11 +76,11 @@ class Sequencer:
         """Whether helpers run the exchanges, so that ready exchanges do not wake the store's thread."""
         self._helped = False
         """Whether a helper is running an exchange now."""
-        self._left: Ticket | Call | None = None
+        self._handed_over: Ticket | SequencedCall | None = None
         """Exchange that a helper has started and handed to the store's thread."""
         self._broken: KVStoreError | None = None
         """The loss after which no exchange runs until a call with ``repairs`` succeeds."""
-        self._last: Call | None = None
+        self._final_call: SequencedCall | None = None
         """Last call of the queue, after which the store's thread ends."""
         self.closed = False
         """True after a call of :meth:`close`, after the end of the store's thread, and in a forked child."""
@@ -111,7 +111,7 @@ class Sequencer:
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
-    def call(self, work: Callable[[Group], Steps[T]], *, repairs: bool = False) -> T:
+    def call(self, work: Callable[[RankGroup], Steps[T]], *, repairs: bool = False) -> T:
         """Run ``work`` after all queued exchanges, wait for it, and return its result or raise its error.
 
         Args:
@@ -122,23 +122,23 @@ class Sequencer:
             KVStoreError: the store was closed, or an earlier exchange waits too long for this process's own arrays.
         """
         self.check()
-        call = Call(work, repairs=repairs)
+        call = SequencedCall(work, repairs=repairs)
         self._items.append(call)
         if self.closed:
             self._refuse()
         self._ring()
         # Give up if the same unready item stays first for `timeout_s`: no operation of this process readies its arrays.
-        first, since = None, time.monotonic()
-        while not wait_driving(call.done, 1.0):
-            if not self._thread.is_alive() and not call.done.is_set():
+        head, since = None, time.monotonic()
+        while not wait_driving(call.completed, 1.0):
+            if not self._thread.is_alive() and not call.completed.is_set():
                 raise KVStoreError("the thread of this store has ended")
-            before, first = first, next(iter(tuple(self._items)), None)
-            if first is None or first is not before or first.ready() or len(self._group.members) == 1:
+            previous, head = head, next(iter(tuple(self._items)), None)
+            if head is None or head is not previous or head.ready() or len(self._group.members) == 1:
                 since = time.monotonic()
             elif time.monotonic() - since > self._group.timeout_s:
                 raise KVStoreError(
                     f"rank {self._group.rank} has waited {self._group.timeout_s:.0f} s for arrays of its own to "
-                    f"{first.description}: no operation has made them ready; gave up. WEFTPLAN_KVSTORE_TIMEOUT is the "
+                    f"{head.description}: no operation has made them ready; gave up. WEFTPLAN_KVSTORE_TIMEOUT is the "
                     f"time that other processes wait for them, too"
                 )
         if call.error is not None:
@@ -156,7 +156,7 @@ class Sequencer:
         if self.closed:
             return
 
-        def leave(group: Group) -> Steps[None]:
+        def leave(group: RankGroup) -> Steps[None]:
             lost = self._broken is not None
             with contextlib.suppress(Exception):
                 if not lost and why is None:
@@ -168,11 +168,12 @@ class Sequencer:
                     yield from group.depart(why or "")
             group.stop_listening()
 
-        self._last = Call(leave, repairs=True)
-        self._items.append(self._last)
+        self._final_call = SequencedCall(leave, repairs=True)
+        self._items.append(self._final_call)
         self.closed = True
         self._ring()
-        if not wait_driving(self._last.done, timeout):  # some array never became ready: fail its exchange on all ranks
+        if not wait_driving(self._final_call.completed, timeout):
+            # Some array never became ready: fail its exchange on all ranks.
             self._ended.set()
             self._ring()
         self._thread.join(1.0)
@@ -183,7 +184,7 @@ class Sequencer:
         Large exchanges are included only if the ranks share memory, so that no transfer of messages delays the thread.
         """
         if self._items:
-            self._take_on(_HELPING, large=self._group.shares_memory)
+            self._drive_ready(_HELPING, large=self._group.shares_memory)
 
     def hurry(self) -> None:
         """Run small ready exchanges on the calling thread, which is about to read results; give up after a few µs."""
@@ -192,10 +193,10 @@ class Sequencer:
         except IndexError:
             return
         if item.ready() and item.small:
-            self._take_on(_POLITE, large=False)
+            self._drive_ready(_POLITE, large=False)
 
-    def _take_on(self, most: int, *, large: bool) -> None:
-        """Run ready items from the head of the queue, as a helper, with at most ``most`` polls for each.
+    def _drive_ready(self, max_polls: int, *, large: bool) -> None:
+        """Run ready items from the head of the queue, as a helper, with at most ``max_polls`` polls for each.
 
         If ``large``, also run exchanges that do not fit into messages.
         """
@@ -214,14 +215,14 @@ class Sequencer:
                             self._ring()
                         return
                     self._helped = True
-                    over, error = self._drive(item, most)
+                    over, error = self._drive(item, max_polls)
                 finally:
                     self._helped = False
                     self._driving.release()
-                if not over and self._lazy and most < _HELPING:
+                if not over and self._lazy and max_polls < _HELPING:
                     return  # this thread's next wait, or a poll of the store's thread, resumes the started exchange
                 if not over:
-                    self._left = item
+                    self._handed_over = item
                     self._ring()
                     return
                 if not self._lazy:
@@ -265,20 +266,20 @@ class Sequencer:
             elif lazy:
                 idle += 1
                 lazy = self._lazy = idle < _LAZY_LOOKS
-            left, self._left = self._left, None
-            only: Ticket | Call | None = None
+            handed_over, self._handed_over = self._handed_over, None
+            only: Ticket | SequencedCall | None = None
             # Do not wait on `_driving` for the end of a helper's exchange. This thread would get the lock before the
             # program could read the result, queue the next exchange and run it. Both threads would then alternate, each
             # waiting for the other to wake it.
-            if left is None and self._helped:
+            if handed_over is None and self._helped:
                 self._lazy = lazy = True
                 seen = None
                 continue
-            if left is None and (began or (lazy and not rung)):
+            if handed_over is None and (began or (lazy and not rung)):
                 # The program that queued the first exchange is about to run it as a helper. Take the exchange only if
                 # the second poll finds it again, so that no helper has taken it; taking it earlier delays the program.
-                before, seen = seen, next(iter(tuple(self._items)), None)  # `tuple` is atomic; other threads append
-                if began or seen is not before:
+                previous, seen = seen, next(iter(tuple(self._items)), None)  # `tuple` is atomic; other threads append
+                if began or seen is not previous:
                     continue
                 only = seen
             seen = None  # keep no reference to a completed exchange
@@ -292,18 +293,18 @@ class Sequencer:
                             break
                         give_up(item)
                     only = None  # no helper runs exchanges, so take the following exchanges, too
-                    if item is not left:
+                    if item is not handed_over:
                         self._lazy = lazy = False
                     _, error = self._drive(item, None)
                 item.tell(error)
-                if item is self._last:
+                if item is self._final_call:
                     return
 
-    def _drive(self, item: Ticket | Call, most: int | None) -> tuple[bool, BaseException | None]:
+    def _drive(self, item: Ticket | SequencedCall, max_polls: int | None) -> tuple[bool, BaseException | None]:
         """Start or resume the first item; return whether it has ended, and its error.
 
-        An ended item is removed from the queue. ``most`` is the number of polls after which an unfinished item is left
-        as it is; None: no limit. The caller holds ``_driving``.
+        An ended item is removed from the queue. ``max_polls`` is the number of polls after which an unfinished item is
+        left as it is; None: no limit. The caller holds ``_driving``.
         """
         looks = 0
         try:
@@ -313,13 +314,13 @@ class Sequencer:
                 self._steps = item.steps(self._group)
             for _ in self._steps:
                 looks += 1
-                if most is not None:
-                    if looks == most:
+                if max_polls is not None:
+                    if looks == max_polls:
                         return False, None
                     if looks > _POLITE:
                         os.sched_yield()
                 else:
-                    rest(looks)
+                    pause(looks)
             error: BaseException | None = None
             if item.repairs:
                 self._broken = None
@@ -348,7 +349,7 @@ def wait_driving(event: threading.Event, seconds: float) -> bool:
     return event.wait(max(0.0, until - time.monotonic()))
 
 
-def rest(looks: int) -> None:
+def pause(looks: int) -> None:
     """Yield the core, or sleep after many polls, between two polls; ``looks`` is the number of polls so far."""
     if looks < _SPINS:
         os.sched_yield()

@@ -1,8 +1,8 @@
-"""Items of the sequencer's queue: exchanges (:class:`Ticket`) and blocking calls (:class:`Call`).
+"""Items of the sequencer's queue: exchanges (:class:`Ticket`) and blocking calls (:class:`SequencedCall`).
 
-A ticket has a :class:`Part` for each engine operation that waits for the exchange. The engine calls ``Part.arrive``, on
-any thread, as soon as the operation's arrays are ready. After the exchange, the driving thread calls the operation's
-``on_complete``. The sequencer decides the order of items and the thread that runs them.
+A ticket has a :class:`TicketPart` for each engine operation that waits for the exchange. The engine calls
+``TicketPart.arrive``, on any thread, as soon as the operation's arrays are ready. After the exchange, the driving
+thread calls the operation's ``on_complete``. The sequencer decides the order of items and the thread that runs them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from operator import attrgetter
 from typing import Any
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.group import RankGroup
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.fixed_order_sums import Array
 
 OnComplete = Callable[..., None]
-Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
+Exchange = Callable[[RankGroup, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
 """Function of (group, contiguous shares, contiguous arrays for results, description, failure or None). It returns the
 steps of the exchange: an iterator that yields whenever it has to wait, which the driving thread runs to its end."""
 
 _nbytes = attrgetter("nbytes")
 
 
-class Part:
+class TicketPart:
     """The arrays of an engine operation, and the operation itself, which waits for their exchange.
 
     Attributes:
@@ -82,7 +82,7 @@ class Ticket:
 
     repairs = False
 
-    def __init__(self, description: str, parts: Sequence[Part], exchange: Exchange) -> None:
+    def __init__(self, description: str, parts: Sequence[TicketPart], exchange: Exchange) -> None:
         self.description = description
         self.parts = tuple(parts)
         self.exchange = exchange
@@ -106,7 +106,7 @@ class Ticket:
             self._nbytes = nbytes
         return self._nbytes <= INLINE
 
-    def steps(self, group: Group) -> Iterable[None]:
+    def steps(self, group: RankGroup) -> Iterable[None]:
         """Return steps that exchange the arrays of all parts, or report the first failure of a part to all ranks."""
         part = self.parts[0]
         if len(self.parts) == 1 and part.failure is None:
@@ -123,31 +123,31 @@ class Ticket:
             part.complete(error)
 
 
-class Call:
+class SequencedCall:
     """Work that runs after all exchanges queued so far, while the calling thread waits for ``done``."""
 
     small = False
     description = "the work of a call"
 
-    def __init__(self, work: Callable[[Group], object], *, repairs: bool) -> None:
+    def __init__(self, work: Callable[[RankGroup], object], *, repairs: bool) -> None:
         self._work, self.repairs = work, repairs
-        self.done = threading.Event()
+        self.completed = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
 
     def ready(self) -> bool:
         return True
 
-    def steps(self, group: Group) -> Steps[None]:
+    def steps(self, group: RankGroup) -> Steps[None]:
         result = self._work(group)
         self.result = (yield from result) if inspect.isgenerator(result) else result
 
     def tell(self, error: BaseException | None) -> None:
         self.error = error
-        self.done.set()
+        self.completed.set()
 
 
-def give_up(item: Ticket | Call) -> None:
+def give_up(item: Ticket | SequencedCall) -> None:
     """Mark missing parts of a ticket as failed, so that its exchange can run and notify the other ranks."""
     for part in item.parts if isinstance(item, Ticket) else ():
         if not part.arrived:

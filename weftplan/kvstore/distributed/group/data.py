@@ -10,7 +10,7 @@ from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike
 from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
-from weftplan.kvstore.distributed.transport.wire import Kind, Message, decode
+from weftplan.kvstore.distributed.transport.wire import Message, MessageKind, decode
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.support.array_types import DType
 
@@ -41,15 +41,15 @@ class DataMembers(Meeting):
         """Bytes of the buffers for other processes' data, and of shared memory for this process's shares and sums."""
         return self._scratch.nbytes + self.shown + self.summed
 
-    def tell_summed(self, told: Message, description: str) -> Steps[None]:
-        """Send ``told``, a report that this process has summed its range or failed, and wait for all members' reports.
+    def tell_summed(self, report: Message, description: str) -> Steps[None]:
+        """Send ``report``, that this process has summed its range or failed, and wait for all members' reports.
 
         Raises:
             KVStoreError: this process or another member has failed.
         """
-        own = told.encode()
-        every = yield from self.swap(own, description)
-        if told.kind is Kind.FAILED or not alike(own, every):
+        message = report.encode()
+        every = yield from self.swap(message, description)
+        if report.kind is MessageKind.FAILED or not alike(message, every):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
 
@@ -65,7 +65,7 @@ class DataMembers(Meeting):
             sends = [comm.Issend([data, byte], rank, tag) for rank, data in outgoing.items()]
             yield from self.wait(receives, sends, [*incoming, *outgoing], what)
 
-    def room(self, shape: tuple[int, int], dtype: DType) -> Array:
+    def scratch(self, shape: tuple[int, int], dtype: DType) -> Array:
         """Return a buffer of this shape and dtype, whose memory later calls reuse."""
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if self._scratch.nbytes < nbytes:

@@ -19,17 +19,17 @@ import numpy as np
 from weftplan.errors import WorkerLostError
 from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.group.ways import Alone, as_bytes, choose
+from weftplan.kvstore.distributed.group.ways import WithoutPeers, as_bytes, choose
 from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.fixed_order_sums import Array
 
 
-class Group(DataMembers):
+class RankGroup(DataMembers):
     """The group of processes that share a store, with the exchanges between its members."""
 
     @property
-    def whole(self) -> bool:
+    def is_atomic(self) -> bool:
         """True if a sum changes its totals only when it can no longer fail: in shared memory, or with one member."""
         return self._shared is not None or len(self.members) == 1
 
@@ -50,7 +50,7 @@ class Group(DataMembers):
         Args:
             shares: this process's summands, contiguous and of one dtype.
             totals: arrays that receive the sums; may be the shares. Their values are undefined after an error, unless
-                the group is :attr:`whole`.
+                the group is :attr:`is_atomic`.
             description: names the exchange; must be the same on all members.
             failure: why this process has no shares, or None; with a failure the calls of all members raise.
 
@@ -58,11 +58,11 @@ class Group(DataMembers):
             KVStoreError: a member failed, or makes another exchange.
             WorkerLostError: a member was lost, or is too late.
         """
-        way = choose(self, shares, totals, description, shared=self._shared, failed=failure is not None)
-        payloads = yield from self.agreed(description, failure, way.nbytes, way.begin())
+        method = choose(self, shares, totals, description, shared=self._shared, failed=failure is not None)
+        payloads = yield from self.agreed(description, failure, method.nbytes, method.begin())
         if len(self.members) == 1:
-            way = Alone(self, shares, totals, description)
-        yield from way.end(payloads)
+            method = WithoutPeers(self, shares, totals, description)
+        yield from method.end(payloads)
         self.sequence += 1
 
     def broadcast(
@@ -83,7 +83,7 @@ class Group(DataMembers):
             raise WorkerLostError(f"{description}: rank {source} has left; {self.advice}")
         if self.rank == source:
             if not inline:
-                yield from self.move(dict.fromkeys(self.others(), data), {}, description)
+                yield from self.move(dict.fromkeys(self.peers(), data), {}, description)
         elif not inline:
             yield from self.move({}, {source: data}, description)
         else:
@@ -111,7 +111,7 @@ class Group(DataMembers):
         self.sequence += 1
         if inline:
             return [np.frombuffer(payload, array.dtype) for payload in payloads]
-        rows = dict(zip(self.members, self.room((len(self.members), array.size), array.dtype), strict=True))
-        others = self.others()
-        yield from self.move(dict.fromkeys(others, data), {rank: as_bytes(rows[rank]) for rank in others}, description)
+        rows = dict(zip(self.members, self.scratch((len(self.members), array.size), array.dtype), strict=True))
+        peers = self.peers()
+        yield from self.move(dict.fromkeys(peers, data), {rank: as_bytes(rows[rank]) for rank in peers}, description)
         return [array if rank == self.rank else rows[rank] for rank in self.members]

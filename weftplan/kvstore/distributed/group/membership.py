@@ -91,7 +91,7 @@ class Members:
         self.members = [self.rank] if connection.is_alone else self._ranks_of_job()
         self.sequence = 0
         self._epoch = 0
-        self._gone: frozenset[JobRank] = frozenset()
+        self._departed: frozenset[JobRank] = frozenset()
         self._views: dict[JobRank, View] = {}
         """Last view received from each other process."""
         self._inboxes: dict[JobRank, tuple[Request, bytearray]] = {}
@@ -145,20 +145,20 @@ class Members:
         """
         requests = [*receives, *sends]
         try:
-            left, watch = list(range(len(requests))), Watch(self, what)
+            pending, watch = list(range(len(requests))), LossWatch(self, what)
             while True:
                 still = []
-                for index in left:
-                    if not self._is_done(requests[index]):
+                for index in pending:
+                    if not self._is_over(requests[index]):
                         still.append(index)
                     elif arrived is not None and index < len(receives):
                         arrived(ranks[index], self._status)
                 if not still:
                     break
-                if len(still) == len(left):
-                    watch.in_vain(ranks[index] for index in left)
+                if len(still) == len(pending):
+                    watch.in_vain(ranks[index] for index in pending)
                     yield
-                left = still
+                pending = still
             self._mpi.Request.Waitall(requests)  # all are complete; this lets MPI free them
         except BaseException:
             # MPI may still access the buffers of unfinished requests: keep them alive.
@@ -166,7 +166,7 @@ class Members:
             self._sending += sends
             raise
 
-    def _is_done(self, request: Request) -> bool:
+    def _is_over(self, request: Request) -> bool:
         """Return whether a request is complete; raise MPI's exception if it has failed. The request is not freed."""
         # `Test` would free a failed request. If the transport then fails for the same message, Open MPI (5.0.11) finds
         # no request for the error and ends this process with "Send error after request freed".
@@ -197,9 +197,9 @@ class Members:
         Raises:
             MPI's exception: a member has died, or another member has reported a loss or its own failure.
         """
-        now = time.monotonic()
-        if now - self._looked > _LOSSES_S:
-            self._looked = now
+        now_s = time.monotonic()
+        if now_s - self._looked > _LOSSES_S:
+            self._looked = now_s
             self._look_for_losses()
 
     def _look_for_losses(self) -> None:
@@ -216,7 +216,7 @@ class Members:
         news = False
         for rank, (request, inbox) in list(self._inboxes.items()):
             try:
-                if not self._is_done(request):
+                if not self._is_over(request):
                     continue
             except self._mpi.Exception:  # the sender is dead; lost() reports it
                 del self._inboxes[rank]
@@ -225,7 +225,7 @@ class Members:
             view = View.decode(inbox, rank, self._comm.size)
             self._views[rank] = view
             self._listen(rank)
-            news = news or view.epoch > self._epoch or not view.gone <= self._gone
+            news = news or view.epoch > self._epoch or not view.departed <= self._departed
         return news
 
     # -- agreement ------------------------------------------------------------------------------------------------
@@ -245,22 +245,22 @@ class Members:
         yield from self._settle()
         self._epoch += 1
         # Adopt everything that others report, send each changed view, and stop when all members' views are equal.
-        begun, told = time.monotonic(), None
+        begun, previous_report = time.monotonic(), None
         while True:
             self._hear()
-            gone = set(self._gone).union(self.lost())
+            departed = set(self._departed).union(self.lost())
             for rank, view in self._views.items():
-                if rank not in gone:
-                    gone |= view.gone
+                if rank not in departed:
+                    departed |= view.departed
                     self._epoch = max(self._epoch, view.epoch)
-            self._gone = frozenset(gone)
-            self.members = [rank for rank in self._ranks_of_job() if rank not in gone]
-            if self.rank in gone:
+            self._departed = frozenset(departed)
+            self.members = [rank for rank in self._ranks_of_job() if rank not in departed]
+            if self.rank in departed:
                 raise KVStoreError("the other processes have gone on without this one")
-            mine = View(self._epoch, self.sequence, self._gone)
-            if mine != told:
+            mine = View(self._epoch, self.sequence, self._departed)
+            if mine != previous_report:
                 self._tell(mine)
-                told = mine
+                previous_report = mine
             missing = {rank for rank in self.members if rank != self.rank and not mine.agrees(self._views.get(rank))}
             if not missing:
                 break
@@ -285,9 +285,9 @@ class Members:
         with contextlib.suppress(self._mpi.Exception):
             yield from self._settle()
             self._hear()
-            gone = self._gone.union(self.lost(), *(view.gone for view in self._views.values()))
-            self._gone = gone | {self.rank}
-            self._tell(View(self._epoch + 1, self.sequence, self._gone, why))
+            departed = self._departed.union(self.lost(), *(view.departed for view in self._views.values()))
+            self._departed = departed | {self.rank}
+            self._tell(View(self._epoch + 1, self.sequence, self._departed, why))
             begun = time.monotonic()
             while time.monotonic() - begun < _SETTLE_S:
                 self._sending = [request for request in self._sending if not self._ended(request)]
@@ -299,7 +299,7 @@ class Members:
         """Remove ranks that have announced in an exchange that they leave; all remaining ranks call this then."""
         if not ranks:
             return
-        self._gone |= ranks
+        self._departed |= ranks
         self.members = [rank for rank in self.members if rank not in ranks]
 
     def stop_listening(self) -> None:
@@ -342,7 +342,7 @@ class Members:
             return not request
 
 
-class Watch:
+class LossWatch:
     """Supervisor of one wait: it warns about late members, and raises if a member is lost or too late."""
 
     __slots__ = ("_begun", "_members", "_warned", "_what")
@@ -358,15 +358,15 @@ class Watch:
             WorkerLostError: a member is too late.
             MPI's exception: a member is lost.
         """
-        now, members = time.monotonic(), self._members
+        now_s, members = time.monotonic(), self._members
         if not self._begun:
-            self._begun = now
+            self._begun = now_s
             return
-        waited = now - self._begun
-        if waited <= _PATIENCE_S or now - members._looked <= _LOOK_S:
+        waited = now_s - self._begun
+        if waited <= _PATIENCE_S or now_s - members._looked <= _LOOK_S:
             return
         members._look_for_losses()
-        members._looked = now
+        members._looked = now_s
         if waited > members._stall_s and not self._warned:
             self._warned = True
             log.warning("%s", members._stalled(self._what, set(missing), waited))
@@ -394,18 +394,18 @@ class _Losses:
         while True:
             dead = set(group.lost())
             group._hear()
-            heard = {rank for teller, view in group._views.items() for rank in view.gone - {teller}}
+            heard = {rank for teller, view in group._views.items() for rank in view.departed - {teller}}
             heard &= set(group.members)
             failed = {rank: view.why for rank, view in group._views.items() if view.why and rank in group.members}
             if dead or heard or failed or time.monotonic() - begun > _NEWS_S:
                 break
             time.sleep(0.01)
         note_loss()
-        told = [f"rank {rank} ended by {why}" for rank, why in sorted(failed.items())]
+        reports = [f"rank {rank} ended by {why}" for rank, why in sorted(failed.items())]
         silent = (dead | heard) - set(failed)
         if silent:
-            told.append(f"{_ranks(silent)} died")
-        who = "; ".join(told) or f"a rank was lost ({error})"
+            reports.append(f"{_ranks(silent)} died")
+        who = "; ".join(reports) or f"a rank was lost ({error})"
         raise WorkerLostError(f"{self._what}: {who}; {group.advice}") from error
 
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
+from weftplan.kvstore.distributed.group.membership import LossWatch, Members, Steps
 from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank, Status
 from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
 from weftplan.kvstore.distributed.transport.wire import (
     HEADER,
     INLINE,
     SIZE,
-    Kind,
     Message,
+    MessageKind,
     clip,
     decode,
     digest,
@@ -45,7 +45,7 @@ class Meeting(Members):
 
     def _join(self, connection: Connection) -> None:
         super()._join(connection)
-        self._rooms: dict[JobRank, bytearray] = {}
+        self._receive_buffers: dict[JobRank, bytearray] = {}
         """Receive buffers by rank, without those of lost exchanges, which MPI may still write to."""
         self._shared = None
 
@@ -57,24 +57,24 @@ class Meeting(Members):
     def share_memory(self) -> Steps[None]:
         """Use shared memory from now on if all members can map each other's memory; every member calls this."""
         areas = Areas.new() if len(self.members) > 1 else None
-        offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
+        offer = Message(MessageKind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
         offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
-        others: dict[JobRank, Areas] = {}
+        peers: dict[JobRank, Areas] = {}
         reason = b"" if areas else b"no"
         try:
             for rank, words in zip(self.members, offers, strict=True):
                 if rank != self.rank:
-                    others[rank] = Areas.accept(words)
+                    peers[rank] = Areas.accept(words)
         except (OSError, ValueError):
             reason = b"no"
-        answer = Message(Kind.TEXT, self.sequence, bytes(8), 0, reason)
+        answer = Message(MessageKind.TEXT, self.sequence, bytes(8), 0, reason)
         # A second round: unless all members accepted all offers, none may use shared memory.
         answers = [decode(raw, rank).payload for rank, raw in (yield from self._named(answer, "share memory"))]
         if areas is not None and not any(answers):
-            self._shared = SharedMemory(areas, others)
+            self._shared = SharedMemory(areas, peers)
             return
-        for one in (*others.values(), *([areas] if areas else [])):
-            one.close()
+        for area in (*peers.values(), *([areas] if areas else [])):
+            area.close()
 
     def stop_listening(self) -> None:
         """Cancel the receives for views, and close the connection and shared memory; no exchange may follow."""
@@ -92,12 +92,12 @@ class Meeting(Members):
     def leave(self) -> Steps[None]:
         """Announce that this process leaves; the others go on without it at their next exchange."""
         text = clip(program_end.unfinished[0]) if program_end.unfinished else b""
-        own, what = Message(Kind.LEAVE, self.sequence, bytes(8), 0, text).encode(), "the end of its work"
+        message, what = Message(MessageKind.LEAVE, self.sequence, bytes(8), 0, text).encode(), "the end of its work"
         if self._shared is None or len(self.members) == 1:
-            yield from self.swap(own, what)
+            yield from self.swap(message, what)
             return
         # The others do not wait for this process's next message, so they may be ahead: wait for their numbers only.
-        self._shared.send(own)
+        self._shared.send(message)
         yield from self._until_none(self._shared.behind, what)
 
     def regroup(self) -> Steps[JobRank]:
@@ -127,30 +127,32 @@ class Meeting(Members):
         # All members see the same messages, so in each branch below all members take the same decision.
         mark = mark_of(description)
         if failure is None:
-            own = encoded(int(Kind.READY), self.sequence, mark, nbytes, payload)
+            message = encoded(int(MessageKind.READY), self.sequence, mark, nbytes, payload)
         else:
-            own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
+            message = Message(MessageKind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
         while True:
-            every = yield from self.swap(own, description)
-            if failure is None and alike(own, every):
+            every = yield from self.swap(message, description)
+            if failure is None and alike(message, every):
                 return [raw[HEADER:] for raw in every]
             messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
             for other in messages:
-                if other.kind is not Kind.READY or other.digest != mark or other.nbytes != nbytes:
+                if other.kind is not MessageKind.READY or other.digest != mark or other.nbytes != nbytes:
                     break
             else:
                 return [raw[HEADER:] for raw in every]
             leaving = {
-                rank: other.text for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE
+                rank: other.text
+                for rank, other in zip(self.members, messages, strict=True)
+                if other.kind is MessageKind.LEAVE
             }
             self.without({*leaving})
-            for rank, place in leaving.items():
+            for rank, text in leaving.items():
                 # Not an error, but later sums have fewer terms.
-                whence = f"rank {rank} has left {place}".rstrip()
+                whence = f"rank {rank} has left {text}".rstrip()
                 log.warning("%s; the other ranks, %d of them, go on", whence, len(self.members))
             if not leaving:
                 break  # if members leave, the remaining members swap messages again
-        sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
+        sizes = {message.nbytes for message in messages if message.kind is MessageKind.READY}
         self.sequence += 1
         if len({message.digest for message in messages}) > 1 or len(sizes) > 1:
             raise (yield from self._difference(description))
@@ -159,65 +161,65 @@ class Meeting(Members):
     def failure(self, description: str, messages: Sequence[Message]) -> KVStoreError:
         """Return the error to raise: the failure of the first failed member, or an error for differing programs."""
         for rank, message in zip(self.members, messages, strict=True):
-            if message.kind is Kind.FAILED:
+            if message.kind is MessageKind.FAILED:
                 return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
         return KVStoreError(f"{description}: the processes are not at the same place of their programs")
 
-    def _named(self, own: Message, what: str) -> Steps[list[tuple[JobRank, memoryview]]]:
+    def _named(self, message: Message, what: str) -> Steps[list[tuple[JobRank, memoryview]]]:
         """Do :meth:`swap`, and return (rank, message) of each member."""
-        every = yield from self.swap(own.encode(), what)
+        every = yield from self.swap(message.encode(), what)
         return list(zip(self.members, every, strict=True))
 
-    def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
+    def swap(self, message: bytes, what: str) -> Steps[list[memoryview]]:
         """Send a message to every member and return the message of each member, by position.
 
         The messages are valid until the next call, and in shared memory until the second next call. ``what`` describes
         the exchange in errors.
         """
         if len(self.members) == 1:
-            return [memoryview(own)]
+            return [memoryview(message)]
         shared = self._shared
         if shared is None:
-            received = yield from self._swap_by_mpi(own, what)
+            received = yield from self._swap_by_mpi(message, what)
             return [received[rank] for rank in self.members]
-        shared.send(own)
-        others = self.others()
+        shared.send(message)
+        peers = self.peers()
         for _ in range(_LOOKS):
-            if not shared.missing(others):
+            if not shared.missing(peers):
                 break
         else:
             yield from self._until_none(shared.missing, what)
-        return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
+        return [memoryview(message) if rank == self.rank else shared.received(rank) for rank in self.members]
 
     def _until_none(self, missing: Callable[[list[JobRank]], list[JobRank]], what: str) -> Steps[None]:
         """Wait until no member is missing; ``missing`` returns those of a list of ranks that are still awaited."""
-        left, watch = missing(self.others()), Watch(self, what)
+        pending, watch = missing(self.peers()), LossWatch(self, what)
         with self.losses(what):
-            while left:
-                watch.in_vain(left)
+            while pending:
+                watch.in_vain(pending)
                 yield
-                left = missing(left)
+                pending = missing(pending)
 
-    def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[JobRank, memoryview]]:
+    def _swap_by_mpi(self, message: bytes, what: str) -> Steps[dict[JobRank, memoryview]]:
         """Do :meth:`swap` with MPI; return the messages by rank, valid until the next call."""
-        byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
-        received = {self.rank: memoryview(own)}
+        byte, comm, peers, tag = self._mpi.BYTE, self._comm, self.peers(), 2 + 2 * self._epoch
+        received = {self.rank: memoryview(message)}
         # If this exchange is lost, its buffers must not be used again: MPI may still write to them.
-        rooms, self._rooms = self._rooms, {}
+        buffers, self._receive_buffers = self._receive_buffers, {}
 
         def arrived(rank: JobRank, status: Status) -> None:
-            received[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
+            received[rank] = memoryview(buffers[rank])[: status.Get_count(byte)]
 
-        for rank in others:
-            if rank not in rooms:
-                rooms[rank] = bytearray(SIZE)
+        for rank in peers:
+            if rank not in buffers:
+                buffers[rank] = bytearray(SIZE)
         with self.losses(what):
-            receives = [comm.Irecv([rooms[rank], byte], rank, tag) for rank in others]
+            receives = [comm.Irecv([buffers[rank], byte], rank, tag) for rank in peers]
             # Synchronous sends: a small normal send completes before the message has left this process, and a later
             # failure of the transport would end this process, as _is_done explains.
-            sends = [comm.Issend([own, byte], rank, tag) for rank in others]
-            yield from self.wait(receives, sends, [*others, *others], what, arrived)
-        self._rooms = rooms
+            sends = [comm.Issend([message, byte], rank, tag) for rank in peers]
+            yield from self.wait(receives, sends, [*peers, *peers], what, arrived)
+        self._receive_buffers = buffers
         return received
 
     def _difference(self, description: str) -> Steps[KVStoreError]:
@@ -229,34 +231,34 @@ class Meeting(Members):
         every = yield from self._texts(marks[:INLINE], description)
         text = description
         if max(map(len, every)) // 8 * _PIECE > INLINE // 4:  # a character has up to 4 bytes
-            pieces = zip(*[[found[at : at + 8] for at in range(0, len(found), 8)] for found in every], strict=False)
-            same = next((place for place, found in enumerate(pieces) if len(set(found)) > 1), min(map(len, every)) // 8)
+            pieces = zip(*[[text[at : at + 8] for at in range(0, len(text), 8)] for text in every], strict=False)
+            same = next((index for index, text in enumerate(pieces) if len(set(text)) > 1), min(map(len, every)) // 8)
             text = f"... {description[max(0, same - 1) * _PIECE :]}"
-        own = clip(text)
-        every = yield from self._texts(own, description)
+        message = clip(text)
+        every = yield from self._texts(message, description)
         rank, other = next(
-            ((self.members[p], found.decode(errors="replace")) for p, found in enumerate(every) if found != own),
+            ((self.members[p], text.decode(errors="replace")) for p, text in enumerate(every) if text != message),
             (self.members[0], "arrays of other sizes"),
         )
         return KVStoreError(
-            f"the processes do not do the same: rank {self.rank} wants to {own.decode(errors='replace')}, rank {rank} "
-            f"to {other}. Make the same calls of the store, in the same order, on every rank"
+            f"the processes do not do the same: rank {self.rank} wants to {message.decode(errors='replace')}, "
+            f"rank {rank} to {other}. Make the same calls of the store, in the same order, on every rank"
         )
 
-    def _texts(self, own: bytes, what: str) -> Steps[list[bytes]]:
-        message = Message(Kind.TEXT, self.sequence, bytes(8), payload=own)
+    def _texts(self, text: bytes, what: str) -> Steps[list[bytes]]:
+        message = Message(MessageKind.TEXT, self.sequence, bytes(8), payload=text)
         return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
-    def others(self) -> list[JobRank]:
+    def peers(self) -> list[JobRank]:
         """Return all other members, in cyclic order, beginning after this process."""
         # The order differs between members, so that their first messages go to different targets.
-        members, place = self.members, self.position
-        return members[place + 1 :] + members[:place]
+        members, position = self.members, self.position
+        return members[position + 1 :] + members[:position]
 
 
-def alike(own: bytes, every: Sequence[memoryview]) -> bool:
-    """Return whether all messages have the same header as the message ``own``."""
-    head = own[:HEADER]
+def alike(message: bytes, every: Sequence[memoryview]) -> bool:
+    """Return whether all messages have the same header as ``message``."""
+    head = message[:HEADER]
     for raw in every:  # noqa: SIM110  # a generator costs more than the rest
         if raw[:HEADER] != head:
             return False

@@ -2,7 +2,7 @@
 
 A process's *shares* are its summands; *totals* receive the sums. :class:`InMessages` sends small arrays in the messages
 at the start of each exchange. With :class:`InSharedMemory`, each process sums one range of all shares in shared memory;
-with :class:`OverMPI`, it receives and sends ranges by MPI. :class:`Alone` is for a single process.
+with :class:`OverMPI`, it receives and sends ranges by MPI. :class:`WithoutPeers` is for a single process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.arrays.contiguous import flat, pieces, side_by_side
-from weftplan.kvstore.distributed.arrays.piece_copies import Operand, Row, Span
+from weftplan.kvstore.distributed.arrays.piece_copies import OffsetRow, Operand, Span
 from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import mark_of
 from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
-from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
-from weftplan.kvstore.fixed_order_sums import Array, sum_as_one_block, sum_sequential_block
+from weftplan.kvstore.distributed.transport.wire import INLINE, Message, MessageKind, clip
+from weftplan.kvstore.fixed_order_sums import Array, sum_sequential_block, sum_single_block
 from weftplan.support.array_types import DType
 
 
@@ -50,10 +50,10 @@ class Sum:
     def _ranges(self) -> dict[JobRank, tuple[int, int]]:
         """Return the range of elements (first, end) that each member sums, by rank."""
         members, size = self.group.members, self.nbytes // self.shares[0].itemsize
-        return {rank: even_range(size, len(members), place) for place, rank in enumerate(members)}
+        return {rank: even_range(size, len(members), position) for position, rank in enumerate(members)}
 
 
-class Alone(Sum):
+class WithoutPeers(Sum):
     """The sum of a group with a single member."""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
@@ -78,12 +78,12 @@ class InMessages(Sum):
         """Sum the shares in the payloads into the totals, in rank order."""
         rows = [np.frombuffer(payload, self.shares[0].dtype) for payload in payloads]
         if len(self.totals) == 1:
-            sum_as_one_block(rows, self.totals[0].reshape(-1), sum_sequential_block)
+            sum_single_block(rows, self.totals[0].reshape(-1), sum_sequential_block)
         else:
             total = np.empty(rows[0].size, rows[0].dtype)
-            sum_as_one_block(rows, total, sum_sequential_block)
-            for place, piece in pieces(self.totals, 0, total.size):
-                piece[...] = total[place : place + piece.size]
+            sum_single_block(rows, total, sum_sequential_block)
+            for offset, piece in pieces(self.totals, 0, total.size):
+                piece[...] = total[offset : offset + piece.size]
         yield from ()
 
 
@@ -98,8 +98,8 @@ class OverMPI(Sum):
             joined = np.concatenate([share.reshape(-1) for share in self.shares])
             group.joined += joined.nbytes
             yield from self._sum_ranges(joined, joined)
-            for place, piece in pieces(self.totals, 0, joined.size):
-                piece[...] = joined[place : place + piece.size]
+            for offset, piece in pieces(self.totals, 0, joined.size):
+                piece[...] = joined[offset : offset + piece.size]
             return
         share = side_by_side(self.shares)
         if share is None:
@@ -112,22 +112,22 @@ class OverMPI(Sum):
 
     def _sum_ranges(self, share: Array, total: Array) -> Steps[None]:
         group = self.group
-        members, others, me, ranges = group.members, group.others(), group.rank, self._ranges()
+        members, peers, me, ranges = group.members, group.peers(), group.rank, self._ranges()
 
         def part(array: Array, rank: JobRank) -> Array:
-            first, end = ranges[rank]
-            return array[first:end]
+            begin, end = ranges[rank]
+            return array[begin:end]
 
-        room = group.room((len(members), part(share, me).size), share.dtype)
-        rows = dict(zip(members, room, strict=True))
-        outgoing = {rank: as_bytes(part(share, rank)) for rank in others}
-        yield from group.move(outgoing, {rank: as_bytes(rows[rank]) for rank in others}, self.description)
+        scratch = group.scratch((len(members), part(share, me).size), share.dtype)
+        rows = dict(zip(members, scratch, strict=True))
+        outgoing = {rank: as_bytes(part(share, rank)) for rank in peers}
+        yield from group.move(outgoing, {rank: as_bytes(rows[rank]) for rank in peers}, self.description)
         # Add in rank order. If the total shares memory with this process's share, sum into the row that no rank sends,
         # and copy from there at the end: the share must stay unchanged until it has been added and sent.
         mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
         group.mover.add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
-        incoming: Mapping[JobRank, memoryview] = {rank: as_bytes(part(total, rank)) for rank in others}
-        yield from group.move(dict.fromkeys(others, as_bytes(mine)), incoming, self.description)
+        incoming: Mapping[JobRank, memoryview] = {rank: as_bytes(part(total, rank)) for rank in peers}
+        yield from group.move(dict.fromkeys(peers, as_bytes(mine)), incoming, self.description)
         if mine is rows[me]:
             part(total, me)[...] = mine
 
@@ -156,70 +156,70 @@ class InSharedMemory(Sum):
 
     def begin(self) -> bytes:
         """Publish the shares, except the range that this process sums itself; return no payload."""
-        self._show(whole=False)
+        self._show(complete=False)
         return b""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
         """Sum one range, report it to all members, and copy the sums of all ranges to the totals."""
         del payloads
-        group, whole = self.group, len(self.group.members) < self._count
-        if whole:  # members have left since `begin`, so the ranges differ: publish whole shares, and meet again
-            self._show(whole=True)
+        group, is_smaller = self.group, len(self.group.members) < self._count
+        if is_smaller:  # members have left since `begin`, so the ranges differ: publish whole shares, and meet again
+            self._show(complete=True)
             yield from group.agreed(self.description, None, self.nbytes)
         mark, turn = mark_of(self.description), group.sequence % 2
-        told = Message(Kind.SUMMED, group.sequence, mark, self.nbytes)
+        report = Message(MessageKind.SUMMED, group.sequence, mark, self.nbytes)
         sizes, dtype = tuple([share.size for share in self.shares]), self.shares[0].dtype
         try:
-            group.mover.move(sizes, dtype, [self._added(turn, whole=whole)])
+            group.mover.move(sizes, dtype, [self._sum_span(turn, complete=is_smaller)])
         except Exception as error:  # the others wait for this range: notify them of the failure
-            told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
-        yield from group.tell_summed(told, self.description)
-        group.mover.move(sizes, dtype, self._taken(turn))
+            report = report._replace(kind=MessageKind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
+        yield from group.tell_summed(report, self.description)
+        group.mover.move(sizes, dtype, self._result_spans(turn))
 
-    def _show(self, *, whole: bool) -> None:
-        """Publish the concatenated shares; unless ``whole``, leave out the range that this process sums itself."""
-        area, sources, dtype = self._shared.own.shares, flat(self.shares), self.shares[0].dtype
-        first, end = (0, 0) if whole else self._ranges()[self.group.rank]
-        used = self.nbytes - (end - first) * dtype.itemsize
+    def _show(self, *, complete: bool) -> None:
+        """Publish the concatenated shares; unless ``complete``, leave out the range that this process sums itself."""
+        area, sources, dtype = self._shared.mine.shares, flat(self.shares), self.shares[0].dtype
+        begin, end = (0, 0) if complete else self._ranges()[self.group.rank]
+        used = self.nbytes - (end - begin) * dtype.itemsize
         area.reach(used)
-        row: Array = area.room[:used].view(dtype)
+        row: Array = area.payload[:used].view(dtype)
         spans = [
-            Span(*edges, (sources,), (Row(row, edges[0] and end - first),))
-            for edges in ((0, first), (end, self.nbytes // dtype.itemsize))
+            Span(*edges, (sources,), (OffsetRow(row, edges[0] and end - begin),))
+            for edges in ((0, begin), (end, self.nbytes // dtype.itemsize))
         ]
         self.group.shown = max(self.group.shown, used)
         self.group.mover.move(tuple([source.size for source in sources]), dtype, spans)
 
-    def _added(self, turn: int, *, whole: bool) -> Span:
+    def _sum_span(self, turn: int, *, complete: bool) -> Span:
         """Return the span that sums this process's range of all members' shares; its own shares are read in place.
 
         Args:
             turn: index of the place of the sum, 0 or 1.
-            whole: whether the other members have published whole shares, including the range that each sums itself.
+            complete: whether the other members have published whole shares, including the range that each sums itself.
         """
         dtype, ranges, terms = self.shares[0].dtype, self._ranges(), list[Operand]()
-        first, end = ranges[self.group.rank]
+        begin, end = ranges[self.group.rank]
         for rank, (low, high) in ranges.items():
             if rank == self.group.rank:
                 terms.append(flat(self.shares))
                 continue
-            left = 0 if whole else high - low
-            nbytes = self.nbytes - left * dtype.itemsize
+            omitted = 0 if complete else high - low
+            nbytes = self.nbytes - omitted * dtype.itemsize
             row = self._shared.shares(rank, nbytes)[:nbytes].view(dtype)
-            terms.append(Row(row, left if first >= high else 0))
-        area, length = self._shared.own.sums, (end - first) * dtype.itemsize
+            terms.append(OffsetRow(row, omitted if begin >= high else 0))
+        area, length = self._shared.mine.sums, (end - begin) * dtype.itemsize
         area.reach(2 * length)
         self.group.summed = max(self.group.summed, 2 * length)
-        return Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first),))
+        return Span(begin, end, terms, (OffsetRow(_sum_area(area.payload, turn, length, dtype), begin),))
 
-    def _taken(self, turn: int) -> list[Span]:
+    def _result_spans(self, turn: int) -> list[Span]:
         """Return the spans that copy the sums of all ranges, from place ``turn``, to the totals."""
         dtype, results, spans = self.totals[0].dtype, flat(self.totals), []
-        for rank, (first, end) in self._ranges().items():
-            length = (end - first) * dtype.itemsize
+        for rank, (begin, end) in self._ranges().items():
+            length = (end - begin) * dtype.itemsize
             mine = rank == self.group.rank
-            room = self._shared.own.sums.room if mine else self._shared.sums(rank, 2 * length)
-            spans.append(Span(first, end, (Row(_place(room, turn, length, dtype), first),), (results,)))
+            buffer = self._shared.mine.sums.payload if mine else self._shared.sums(rank, 2 * length)
+            spans.append(Span(begin, end, (OffsetRow(_sum_area(buffer, turn, length, dtype), begin),), (results,)))
         return spans
 
 
@@ -248,7 +248,7 @@ def choose(
         return Sum(group, (), (), description)
     nbytes = sum([share.nbytes for share in shares])
     if len(group.members) == 1 or not nbytes:
-        return Alone(group, shares, totals, description)
+        return WithoutPeers(group, shares, totals, description)
     if nbytes <= INLINE:
         return InMessages(group, shares, totals, description)
     if shared is not None:
@@ -262,6 +262,6 @@ def as_bytes(array: Array) -> memoryview:
     return memoryview(flat)
 
 
-def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
-    """Return the first (``turn`` 0) or second (1) range of ``length`` bytes of ``room``, as an array of ``dtype``."""
-    return room[turn * length : (turn + 1) * length].view(dtype)
+def _sum_area(buffer: Array, turn: int, length: int, dtype: DType) -> Array:
+    """Return the first (``turn`` 0) or second (1) range of ``length`` bytes of ``buffer``, as an array of ``dtype``."""
+    return buffer[turn * length : (turn + 1) * length].view(dtype)

@@ -45,7 +45,7 @@ class Formation:
         """Last generation whose mesh this process had, -1 before the first mesh. A replacement starts with 0, because
         it can only join a later generation."""
 
-    def first(self) -> Connection:
+    def connect(self) -> Connection:
         """Connect to all other processes and return the connection; a replacement gets one without other processes.
 
         Raises:
@@ -53,7 +53,7 @@ class Formation:
         """
         if self.job.replaces:
             return _connection(Mesh(self.job.rank, self.job.size, {}), is_alone=True)
-        steps = self.again()
+        steps = self.reconnect()
         while True:
             try:
                 next(steps)
@@ -61,7 +61,7 @@ class Formation:
                 connection: Connection = end.value
                 return connection
 
-    def again(self) -> Generator[None, None, Connection]:
+    def reconnect(self) -> Generator[None, None, Connection]:
         """Connect to all processes of the next generation; a generator, which yields while it waits.
 
         Raises:
@@ -76,8 +76,8 @@ def _connection(mesh: Mesh, *, is_alone: bool = False) -> Connection:
     return Connection(LIBRARY, mesh, mesh.dead, mesh.close, is_alone)
 
 
-def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tuple[int, Mesh]]:
-    """Form the mesh of the newest generation later than ``after``; return (generation, mesh).
+def _form(job: ElasticJob, store: int, previous: int) -> Generator[None, None, tuple[int, Mesh]]:
+    """Form the mesh of the newest generation later than ``previous``; return (generation, mesh).
 
     If the generation changes meanwhile, because a process was lost, start over with the new generation.
     """
@@ -87,14 +87,14 @@ def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tupl
     try:
         while True:
             generation = job.generation
-            if generation > after and (entrance is None or entrance.generation != generation):
+            if generation > previous and (entrance is None or entrance.generation != generation):
                 if entrance is not None:
                     entrance.close()
                 entrance = _Entrance(job, store, generation)
             if entrance is not None and entrance.is_complete():
                 return generation, entrance.mesh()
             # Another rank that has ended its training will not come to this mesh.
-            if after >= 0 and not job.joinable:
+            if previous >= 0 and not job.joinable:
                 raise WorkerLostError(f"rank {job.rank} cannot join: another rank has come to the end of its training")
             waited = time.monotonic() - begun
             if waited > stall_s and not warned:

@@ -26,7 +26,7 @@ from weftplan.locks import members
 _HEADER = struct.Struct("<qQ")
 """Header of a message: its tag, and the number of bytes after the header."""
 
-_MOST = 1 << 22
+_MAX_READ = 1 << 22
 """Approximate maximum number of bytes that a poll reads from a socket, so that the caller can check for time-outs."""
 
 SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
@@ -36,7 +36,7 @@ class MeshError(RuntimeError):
     """Failure of a request: the other process is lost, or the message is longer than the receive buffer."""
 
 
-class Status:
+class MeshStatus:
     """The outcome of a request: an error code, and the number of received bytes."""
 
     def __init__(self) -> None:
@@ -53,40 +53,40 @@ class Status:
         return self._nbytes
 
 
-class Request:
+class MeshRequest:
     """A send or receive.
 
     Args:
         mesh: the mesh that moves the data.
-        room: buffer for the received message; None for a send.
+        buffer: buffer for the received message; None for a send.
     """
 
-    def __init__(self, mesh: Mesh, room: memoryview | None = None) -> None:
+    def __init__(self, mesh: Mesh, buffer: memoryview | None = None) -> None:
         self._mesh = mesh
-        self.room = room
-        self.done = False
+        self.buffer = buffer
+        self.completed = False
         self.error = SUCCESS
         self.nbytes = 0
 
     def finish(self, nbytes: int = 0, error: int = SUCCESS) -> None:
         """Set the outcome of the request."""
-        self.done, self.nbytes, self.error, self.room = True, nbytes, error, None
+        self.completed, self.nbytes, self.error, self.buffer = True, nbytes, error, None
 
     def Get_status(self, status: object) -> bool:
         """Return whether the request has ended, and store its outcome in ``status``; do not raise if it has failed."""
-        if not self.done:
+        if not self.completed:
             self._mesh.move()
-        if self.done and isinstance(status, Status):
+        if self.completed and isinstance(status, MeshStatus):
             status.set(self.error, self.nbytes)
-        return self.done
+        return self.completed
 
     def Test(self) -> bool:
         """Return whether the request has ended; raise MeshError if it has failed."""
-        if not self.done:
+        if not self.completed:
             self._mesh.move()
         if self.error:
             raise MeshError(self.error)
-        return self.done
+        return self.completed
 
     def Wait(self) -> None:
         """Raise MeshError if the request has failed. This does not wait: callers have polled the request to its end."""
@@ -98,10 +98,10 @@ class Request:
         self._mesh.withdraw(self)
 
     def __bool__(self) -> bool:
-        return not self.done
+        return not self.completed
 
     @staticmethod
-    def Waitall(requests: Sequence[Request]) -> None:
+    def Waitall(requests: Sequence[MeshRequest]) -> None:
         """Do nothing: all requests have ended, and none has resources to free."""
 
 
@@ -111,9 +111,9 @@ class _Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.is_closed = False
-        self.unsent: deque[tuple[memoryview, Request | None]] = deque()
+        self.unsent: deque[tuple[memoryview, MeshRequest | None]] = deque()
         """(bytes to send, request that ends when they are sent, or None for a header), in order."""
-        self.posted: defaultdict[int, deque[Request]] = defaultdict(deque)
+        self.posted: defaultdict[int, deque[MeshRequest]] = defaultdict(deque)
         """Receives that wait for a message, by tag."""
         self.early: defaultdict[int, deque[bytearray]] = defaultdict(deque)
         """Received messages that wait for a receive, by tag."""
@@ -122,7 +122,7 @@ class _Peer:
         self._tag = 0
         self._body: memoryview | None = None
         """Buffer for the data of the message that is being received; None while its header is being received."""
-        self._taker: Request | bytearray = bytearray()
+        self._taker: MeshRequest | bytearray = bytearray()
         """The posted receive that takes the message being received, or a new buffer without such a receive."""
 
     def send(self) -> None:
@@ -144,9 +144,9 @@ class _Peer:
                 request.finish()
 
     def receive(self) -> None:
-        """Read what has arrived, up to about :data:`_MOST` bytes; close the connection at its end."""
-        taken = 0
-        while taken < _MOST and not self.is_closed:
+        """Read what has arrived, up to about :data:`_MAX_READ` bytes; close the connection at its end."""
+        received = 0
+        while received < _MAX_READ and not self.is_closed:
             target = self._head if self._body is None else self._body
             if self._have < len(target):
                 try:
@@ -159,7 +159,7 @@ class _Peer:
                     self.close()
                     return
                 self._have += count
-                taken += count
+                received += count
             if self._have == len(target):
                 self._have = 0
                 if self._body is None:
@@ -172,16 +172,16 @@ class _Peer:
         self._tag = tag
         posted = self.posted[tag]
         # Not if earlier messages of the tag wait: they come first. A message too long for its receive fails in match().
-        if posted and not self.early[tag] and (room := posted[0].room) is not None and len(room) >= nbytes:
+        if posted and not self.early[tag] and (buffer := posted[0].buffer) is not None and len(buffer) >= nbytes:
             self._taker = posted.popleft()
-            self._body = room[:nbytes]
+            self._body = buffer[:nbytes]
         else:
             self._taker = bytearray(nbytes)
             self._body = memoryview(self._taker)
 
     def _end(self, body: memoryview) -> None:
         self._body = None
-        if isinstance(self._taker, Request):
+        if isinstance(self._taker, MeshRequest):
             self._taker.finish(len(body))
         else:
             self.early[self._tag].append(self._taker)
@@ -193,11 +193,11 @@ class _Peer:
         early, posted = self.early[tag], self.posted[tag]
         while early and posted:
             data, request = early.popleft(), posted.popleft()
-            room = request.room
-            if room is None or len(room) < len(data):
+            buffer = request.buffer
+            if buffer is None or len(buffer) < len(data):
                 request.finish(error=ERR_OTHER)
                 continue
-            room[: len(data)] = data
+            buffer[: len(data)] = data
             request.finish(len(data))
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class _Peer:
         self.connection.close()
         waiting = [request for _, request in self.unsent if request is not None]
         waiting += [request for posted in self.posted.values() for request in posted]
-        waiting += [self._taker] if isinstance(self._taker, Request) else []
+        waiting += [self._taker] if isinstance(self._taker, MeshRequest) else []
         for request in waiting:
             request.finish(error=ERR_PROC_FAILED)
         self.unsent.clear()
@@ -237,13 +237,13 @@ class Mesh:
             self._poll.register(peer.connection, select.POLLIN)
         _all.add(self)
 
-    def Issend(self, buf: Sequence[object], dest: JobRank, tag: int) -> Request:
+    def Issend(self, buf: Sequence[object], dest: JobRank, tag: int) -> MeshRequest:
         """Start to send ``buf[0]`` to rank ``dest``; the buffer must not change before the request has ended.
 
         Raises:
             MeshError: the other process is lost.
         """
-        peer, request = self._peers[dest], Request(self)
+        peer, request = self._peers[dest], MeshRequest(self)
         if peer.is_closed:
             raise MeshError(ERR_PROC_FAILED)
         data = _bytes_of(buf[0])
@@ -252,20 +252,20 @@ class Mesh:
         peer.send()
         return request
 
-    def Irecv(self, buf: Sequence[object], source: JobRank, tag: int) -> Request:
+    def Irecv(self, buf: Sequence[object], source: JobRank, tag: int) -> MeshRequest:
         """Start to receive the next message of a tag from rank ``source`` into ``buf[0]``.
 
         The request fails if the buffer is too small, or if the other process is lost before the message.
         """
-        peer, request = self._peers[source], Request(self, _bytes_of(buf[0]))
+        peer, request = self._peers[source], MeshRequest(self, _bytes_of(buf[0]))
         peer.posted[tag].append(request)
         peer.match(tag)  # the message may have arrived before this receive, or before its sender's end
-        if peer.is_closed and not request.done:
+        if peer.is_closed and not request.completed:
             peer.posted[tag].remove(request)
             request.finish(error=ERR_PROC_FAILED)
         return request
 
-    def withdraw(self, request: Request) -> None:
+    def withdraw(self, request: MeshRequest) -> None:
         """Remove a receive from the posted receives and end it; do nothing if a message was matched to it."""
         for peer in self._peers.values():
             for posted in peer.posted.values():
@@ -327,6 +327,6 @@ vars(LIBRARY).update(
     ERR_PROC_FAILED=ERR_PROC_FAILED,
     BYTE=None,
     Exception=MeshError,
-    Status=Status,
-    Request=Request,
+    Status=MeshStatus,
+    Request=MeshRequest,
 )

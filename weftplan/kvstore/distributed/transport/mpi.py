@@ -33,30 +33,30 @@ COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
 
 TCP = "OMPI_MCA_btl_tcp_flags"
 """Environment variable that sets Open MPI's TCP protocol."""
-BOTH_WAYS = "send,inplace"
+SEND_AND_INPLACE = "send,inplace"
 """TCP protocol that sends large messages in pieces. The default, ``put``, sends a message as a whole before the answer
 to a message in the opposite direction. The two directions then alternate, and an exchange takes up to twice as long."""
 
 
 def environment() -> dict[str, str]:
     """Return Open MPI's settings for a job as environment variables; a :data:`TCP` that the user has set is kept."""
-    return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, BOTH_WAYS)}
+    return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, SEND_AND_INPLACE)}
 
 
 def cores_of_this_process() -> int:
     """Return the number of usable cores divided by the number of the job's processes on this host, at least 1."""
-    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
-    return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
+    local_size = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    return max(1, usable_cpus() // int(local_size)) if local_size.isdecimal() and int(local_size) else usable_cpus()
 
 
 _stores = count(1)
 
 
-def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Callable[[], int]) -> None:
-    """Wait until a collective function of MPI, which all processes of the job call, is ``done``.
+def _wait(is_complete: Callable[[], bool], gathering: Gathering, what: str, failed: Callable[[], int]) -> None:
+    """Wait until a collective function of MPI, which all processes of the job call, is complete.
 
     Args:
-        done: function that returns whether it is done.
+        is_complete: function that returns whether it is done.
         gathering: the processes that have reached the call.
         what: description of the call for errors.
         failed: function that returns the number of processes that MPI reports as dead.
@@ -64,29 +64,32 @@ def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Cal
     Raises:
         WorkerLostError: a process has ended, or is too late.
     """
-    since, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
+    since, warned, pause_s, looked = time.monotonic(), False, 1e-4, 0.0
     stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
-    while not done():
+    while not is_complete():
         waited = time.monotonic() - since
         if waited - looked > 0.02:
             looked = waited
-            missing, gone, dead = gathering.missing(), ended(), failed()
-            if gone or dead:
+            missing, ended_ranks, dead = gathering.missing(), ended(), failed()
+            if ended_ranks or dead:
                 note_loss()
-                raise WorkerLostError(f"{what}: {_named(sorted(gone)) if gone else 'a rank'} died meanwhile")
+                raise WorkerLostError(
+                    f"{what}: {_named(sorted(ended_ranks)) if ended_ranks else 'a rank'} died meanwhile"
+                )
             late = waited > timeout_s
             if late or (waited > stall_s and not warned):
                 warned = True
                 who = _named(missing) if missing else "the others"
-                if missing and gathering.here < gathering.size:
-                    who += f" (those of other hosts may have come; {gathering.here} processes are to run on this one)"
+                if missing and gathering.local_size < gathering.size:
+                    count = gathering.local_size
+                    who += f" (those of other hosts may have come; {count} processes are to run on this one)"
                 text = f"rank {gathering.rank} has waited {waited:.0f} s for {who} to {what}"
                 if late:
                     note_loss(missing)
                     raise WorkerLostError(f"{text}; gave up")
                 log.warning("%s", text)
-        time.sleep(rest_s)
-        rest_s = min(2 * rest_s, 0.005)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.005)
 
 
 def _named(ranks: list[JobRank]) -> str:
@@ -130,7 +133,7 @@ def _started() -> ModuleType:
     If this module starts MPI, it also finalizes MPI at exit.
     """
     settings = importlib.import_module("mpi4py").rc
-    starts, before = settings.initialize is not False, (settings.initialize, settings.finalize)
+    starts, previous = settings.initialize is not False, (settings.initialize, settings.finalize)
     ends = starts and settings.finalize is None
     settings.initialize = False
     if ends:
@@ -138,7 +141,7 @@ def _started() -> ModuleType:
     try:
         mpi = importlib.import_module("mpi4py.MPI")
     except BaseException:
-        settings.initialize, settings.finalize = before
+        settings.initialize, settings.finalize = previous
         raise
     if ends:
         end_too(mpi)

@@ -28,10 +28,10 @@ class Gathering:
     Other processes are detected only on Linux, in jobs of Open MPI's launcher, such as those of ``weftplan launch``.
     """
 
-    def __init__(self, place: str) -> None:
-        self.size, self.rank, self.here = map(_number, ("SIZE", "RANK", "LOCAL_SIZE"))
+    def __init__(self, point: str) -> None:
+        self.size, self.rank, self.local_size = map(_number, ("SIZE", "RANK", "LOCAL_SIZE"))
         job = os.environ.get("PMIX_NAMESPACE", "")
-        self._name = f"\0weftplan {job} {place} "
+        self._name = f"\0weftplan {job} {point} "
         self._doors: dict[JobRank, socket.socket] = {}
         self._poll = select.poll() if hasattr(select, "poll") else None
         self._seen: set[JobRank] = set()
@@ -46,11 +46,11 @@ class Gathering:
 
     def missing(self) -> list[JobRank]:
         """Return the ranks of the job that have not reached the place; ranks on other hosts are always included."""
-        others = [JobRank(rank) for rank in range(self.size) if rank != self.rank]
-        for rank in others:
+        peers = [JobRank(rank) for rank in range(self.size) if rank != self.rank]
+        for rank in peers:
             if rank not in self._doors:
                 self._reach(rank)
-        return [rank for rank in others if rank not in self._doors]
+        return [rank for rank in peers if rank not in self._doors]
 
     def _reach(self, rank: JobRank) -> None:
         door = socket.socket(socket.AF_UNIX)
@@ -80,8 +80,8 @@ class Gathering:
 
     def close(self) -> None:
         """Close all sockets; this process then detects no other processes."""
-        for one in (*self._doors.values(), *([self._listening] if self._listening is not None else [])):
-            one.close()
+        for door in (*self._doors.values(), *([self._listening] if self._listening is not None else [])):
+            door.close()
         self._doors.clear()
         self.size = 0
 
@@ -93,31 +93,31 @@ def _number(name: str) -> int:
 
 START = "start"
 """The place of processes that have begun to create their first store; their exits are detected from then on."""
-_places: dict[str, Gathering] = {}
+_gatherings: dict[str, Gathering] = {}
 
 
-def gather(place: str) -> Gathering:
+def gather(point: str) -> Gathering:
     """Record that this process has reached a place, and return the gathering there."""
-    gathering = _places.get(place)
+    gathering = _gatherings.get(point)
     if gathering is None:
-        gathering = _places[place] = Gathering(place)
+        gathering = _gatherings[point] = Gathering(point)
     return gathering
 
 
 def begun() -> bool:
     """Return whether this process, or its parent before a fork, has reached any place."""
-    return bool(_places)
+    return bool(_gatherings)
 
 
 def ended() -> set[JobRank]:
     """Return the ranks of processes on this host that have exited since they reached :data:`START`."""
-    return _places[START].ended() if START in _places else set()
+    return _gatherings[START].ended() if START in _gatherings else set()
 
 
 def _forked() -> None:
     """Close the sockets in a forked child; open copies would hide the parent's exit from other processes."""
-    for place in _places.values():
-        place.close()
+    for gathering in _gatherings.values():
+        gathering.close()
 
 
 if hasattr(os, "register_at_fork"):

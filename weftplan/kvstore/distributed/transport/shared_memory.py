@@ -51,31 +51,31 @@ class Area:
     Attributes:
         words: the whole area, as 8-byte integers.
         data: the whole area, as bytes.
-        room: the bytes after the slots, for arrays.
+        payload: the bytes after the slots, for arrays.
     """
 
-    def __init__(self, file: int, *, own: bool) -> None:
-        self._file, self._own = file, own
+    def __init__(self, file: int, *, is_owner: bool) -> None:
+        self._file, self._is_owner = file, is_owner
         self._map(2 * _SLOT)
 
     @classmethod
     def new(cls) -> Area:
         """Return a new area of this process; raise OSError if the system cannot create it."""
-        area = cls(os.memfd_create("weftplan"), own=True)
+        area = cls(os.memfd_create("weftplan"), is_owner=True)
         area.data[slice(*_MARK)] = os.urandom(_MARK[1] - _MARK[0])
         return area
 
     def _map(self, nbytes: int) -> None:
-        if self._own:
+        if self._is_owner:
             os.ftruncate(self._file, nbytes)
-        rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._own else 0)
+        rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._is_owner else 0)
         self.data = memoryview(mmap.mmap(self._file, nbytes, mmap.MAP_SHARED, rights))
         self.words = self.data.cast("Q")
-        self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
+        self.payload: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
 
     def reach(self, nbytes: int) -> None:
-        """Enlarge the room for arrays to at least ``nbytes``; the owner must do this before other processes do."""
-        if self.room.nbytes < nbytes:
+        """Enlarge the memory for arrays to at least ``nbytes``; the owner must do this before other processes do."""
+        if self.payload.nbytes < nbytes:
             self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
 
     def offer(self) -> bytes:
@@ -96,7 +96,7 @@ class Area:
             raise ValueError(f"an area of the host {host}")
         descriptor = os.open(f"/proc/{int(process)}/fd/{int(file)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            area = cls(descriptor, own=False)
+            area = cls(descriptor, is_owner=False)
             if area.data[slice(*_MARK)].hex() != mark:
                 raise ValueError("another file than the one that was offered")
         except BaseException:
@@ -112,8 +112,8 @@ class Area:
 
 def can_share() -> bool:
     """Return whether setting, system and processor allow exchanges in shared memory."""
-    here = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
-    return here and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
+    supported = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    return supported and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
 
 
 class Areas:
@@ -161,13 +161,13 @@ class SharedMemory:
     """The areas of all processes of a store on this host, with the messages between the processes.
 
     Args:
-        own: areas of this process.
-        others: areas of the other processes, by rank.
+        mine: areas of this process.
+        peers: areas of the other processes, by rank.
     """
 
-    def __init__(self, own: Areas, others: dict[JobRank, Areas]) -> None:
-        self.own = own
-        self._areas = others
+    def __init__(self, mine: Areas, peers: dict[JobRank, Areas]) -> None:
+        self.mine = mine
+        self._areas = peers
         self._number = 0
 
     def begin(self, epoch: int) -> None:
@@ -180,18 +180,18 @@ class SharedMemory:
         It stays readable until the second next message, which this process sends only when all others have sent one
         more message.
         """
-        own = self.own.shares
+        area = self.mine.shares
         self._number += 1
         start = self._number % 2 * _SLOT
-        own.data[start + _TEXT : start + _TEXT + len(message)] = message
-        own.words[start // 8 + 1] = len(message)
-        own.words[start // 8] = self._number  # last: it makes the message, and all earlier writes, visible
+        area.data[start + _TEXT : start + _TEXT + len(message)] = message
+        area.words[start // 8 + 1] = len(message)
+        area.words[start // 8] = self._number  # last: it makes the message, and all earlier writes, visible
 
     def missing(self, ranks: Iterable[JobRank]) -> list[JobRank]:
         """Return those of ``ranks`` that have not sent the message with this process's current number."""
         number = self._number
-        place, areas = number % 2 * (_SLOT // 8), self._areas
-        return [rank for rank in ranks if areas[rank].shares.words[place] != number]
+        word, areas = number % 2 * (_SLOT // 8), self._areas
+        return [rank for rank in ranks if areas[rank].shares.words[word] != number]
 
     def behind(self, ranks: Iterable[JobRank]) -> list[JobRank]:
         """Return those of ``ranks`` that have sent neither the message with the current number nor a later message.
@@ -199,8 +199,8 @@ class SharedMemory:
         A process that leaves uses this: other processes do not wait for its messages, so they may already be ahead.
         """
         number = self._number
-        place, areas = number % 2 * (_SLOT // 8), self._areas
-        return [rank for rank in ranks if areas[rank].shares.words[place] < number]
+        word, areas = number % 2 * (_SLOT // 8), self._areas
+        return [rank for rank in ranks if areas[rank].shares.words[word] < number]
 
     def received(self, rank: JobRank) -> memoryview:
         """Return the current message of a rank, which must not be :meth:`missing`."""
@@ -212,20 +212,20 @@ class SharedMemory:
 
     def shares(self, rank: JobRank, nbytes: int) -> Array:
         """Return the memory with another process's shares; its owner must have enlarged it to ``nbytes`` before."""
-        return self._room(self._areas[rank].shares, rank, nbytes)
+        return self._payload(self._areas[rank].shares, rank, nbytes)
 
     def sums(self, rank: JobRank, nbytes: int) -> Array:
         """Return the memory with another process's sums; its owner must have enlarged it to ``nbytes`` before."""
-        return self._room(self._areas[rank].sums, rank, nbytes)
+        return self._payload(self._areas[rank].sums, rank, nbytes)
 
-    def _room(self, area: Area, rank: JobRank, nbytes: int) -> Array:
+    def _payload(self, area: Area, rank: JobRank, nbytes: int) -> Array:
         try:
             area.reach(nbytes)
         except ValueError:
             raise KVStoreError(f"rank {rank} shares less memory than the {nbytes} bytes it was to have") from None
-        return area.room
+        return area.payload
 
     def close(self) -> None:
         """Close the files of all areas."""
-        for areas in (self.own, *self._areas.values()):
+        for areas in (self.mine, *self._areas.values()):
             areas.close()

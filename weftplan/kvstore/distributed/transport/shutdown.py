@@ -15,7 +15,7 @@ from weftplan.kvstore.distributed.transport.rendezvous import ended
 from weftplan.support import program_end
 
 _lost: list[bool] = []
-_own: list[tuple[ModuleType, int]] = []
+_started_mpi: list[tuple[ModuleType, int]] = []
 """(mpi4py.MPI, id of the process that started it), if this package has started MPI and therefore must finalize it."""
 _registered: list[Callable[[], None]] = []
 """The registered exit function; empty before registration."""
@@ -52,16 +52,16 @@ def prepare() -> None:
 
 def end_too(mpi: ModuleType) -> None:
     """Record that this package starts MPI in this process, so that MPI is finalized at exit."""
-    _own.append((mpi, os.getpid()))
+    _started_mpi.append((mpi, os.getpid()))
 
 
 def _end() -> None:
     """Finalize MPI if this package started it and no process was lost; after a loss exit without finalizing."""
-    for mpi, process in _own:
-        here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
-        if not _lost and here and _all_end(mpi):
+    for mpi, process in _started_mpi:
+        is_owner = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
+        if not _lost and is_owner and _all_end(mpi):
             mpi.Finalize()
-        elif here and program_end.failure() and program_end.status_is_told:
+        elif is_owner and program_end.failure() and program_end.status_is_told:
             # Exit with status 0: Open MPI (5.0.11) counts a process that exits with another status without finalizing
             # MPI as two losses, and then kills processes that go on. The launcher reads the status elsewhere.
             _leave(0)
@@ -85,7 +85,7 @@ def _all_end(mpi: ModuleType) -> bool:
 
     A process that has closed its stores detects a later loss only in this call.
     """
-    world, rest_s, since = mpi.COMM_WORLD, 1e-4, 0.0
+    world, pause_s, since = mpi.COMM_WORLD, 1e-4, 0.0
     if not hasattr(world, "Get_failed"):
         return True
     try:
@@ -97,8 +97,8 @@ def _all_end(mpi: ModuleType) -> bool:
                 since = since or time.monotonic()
                 if time.monotonic() - since > _LATE_S:
                     return False
-            time.sleep(rest_s)
-            rest_s = min(2 * rest_s, 0.01)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.01)
     except mpi.Exception:
         return False
     return True

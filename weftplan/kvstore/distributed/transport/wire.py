@@ -29,7 +29,7 @@ SIZE = HEADER + INLINE
 """Bytes of the longest message."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kinds of messages."""
 
     READY = 1
@@ -55,7 +55,7 @@ class Message(NamedTuple):
         payload: the bytes of the array if they fit, or UTF-8 text.
     """
 
-    kind: Kind
+    kind: MessageKind
     sequence: int
     digest: bytes
     nbytes: int = 0
@@ -98,11 +98,11 @@ def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
     magic, kind, length, sequence, nbytes, mark = _LAYOUT.unpack_from(data)
     if magic != _MAGIC:
         raise KVStoreError(f"rank {sender} sent bytes that begin with {magic!r}, not a message of this version")
-    if kind not in Kind._value2member_map_:
+    if kind not in MessageKind._value2member_map_:
         raise KVStoreError(f"rank {sender} sent a message of the unknown kind {kind}")
     if len(data) != _LAYOUT.size + length:
         raise KVStoreError(f"rank {sender} sent {len(data)} bytes, its header says {_LAYOUT.size + length}")
-    return Message(Kind(kind), sequence, mark, nbytes, bytes(data[_LAYOUT.size :]))
+    return Message(MessageKind(kind), sequence, mark, nbytes, bytes(data[_LAYOUT.size :]))
 
 
 _VIEW_MAGIC = b"WFV2"
@@ -125,16 +125,16 @@ class View:
 
     epoch: int
     sequence: int
-    gone: frozenset[JobRank]
+    departed: frozenset[JobRank]
     why: str = ""
 
     def agrees(self, other: View | None) -> bool:
         """Return whether another process's view has the same epoch and the same ranks in ``gone``; False for None."""
-        return other is not None and other.epoch == self.epoch and other.gone == self.gone
+        return other is not None and other.epoch == self.epoch and other.departed == self.departed
 
     def encode(self, size: int) -> bytes:
         """Return the bytes of the view in a job of ``size`` processes."""
-        bits = sum(1 << rank for rank in self.gone)
+        bits = sum(1 << rank for rank in self.departed)
         why = self.why.encode()[:WHY].rstrip(b"\0")
         return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence, why) + bits.to_bytes((size + 7) // 8, "little")
 
@@ -151,8 +151,8 @@ class View:
         bits = int.from_bytes(data[_VIEW_LAYOUT.size :], "little")
         if magic != _VIEW_MAGIC or bits >> size:
             raise KVStoreError(f"rank {sender} sent bytes that begin with {bytes(data[:8])!r}, not a view of this job")
-        gone = frozenset(JobRank(rank) for rank in range(size) if bits >> rank & 1)
-        return cls(epoch, sequence, gone, why.rstrip(b"\0").decode(errors="ignore"))
+        departed = frozenset(JobRank(rank) for rank in range(size) if bits >> rank & 1)
+        return cls(epoch, sequence, departed, why.rstrip(b"\0").decode(errors="ignore"))
 
 
 def view_bytes(size: int) -> int:

@@ -8,24 +8,21 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from weftplan.ops.core import implementations, registry
+from weftplan.ops.core import registry
+from weftplan.ops.core.formulas import DTYPES
 from weftplan.ops.core.implementations import choose, provided
 from weftplan.ops.core.schema import Op, Params, Shape, TensorSpec
-from weftplan.ops.elementwise.formulas import DTYPES
 from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.ops.fusion.pointwise import GROUP, POINTWISE, Group, Member
 from weftplan.planner.symbolic.network import Edit, Network, dict_of, shared
 from weftplan.planner.symbolic.passes.graph_pass import Settings
+from weftplan.support import slots
 from weftplan.symbol.node import Entry, Node
 
 PLAIN, BIAS, NORM = "plain", "bias", "norm"
 """Kinds of members: a whole node; the bias of a layer; the last step of a batch norm."""
 _BIASED = ("FullyConnected", "Convolution", "Deconvolution")
 """Layers whose GPU kernels all add the bias to the complete product in a separate launch."""
-_FORMULAS = frozenset(
-    ("add_n", "_copy", "LeakyReLU", "_backward_elemwise_sub", "_backward_elemwise_mul", "_backward_elemwise_div")
-)
-"""Operators that are elementwise for equal shapes although their kernels do not declare it."""
 _FORWARD_BROADCASTS = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div"))
 
 
@@ -109,10 +106,10 @@ class ElementwiseNodes:
         if any(network.shapes[e] != shape for e in self.outputs(nid)):
             return ""
         equal = all(network.shapes[e] == shape for e in reads)
-        elementwise = op.name in _FORMULAS or getattr(op.forward, "elementwise", False)
+        elementwise = op.name == "_copy" or getattr(op.forward, "elementwise", False)
         if op.name in _FORWARD_BROADCASTS:
             padded = [(1,) * (len(shape) - len(network.shapes[e])) + network.shapes[e] for e in reads]
-            if any(implementations.BROADCAST_INDEX.get()(shape, own) is None for own in padded):
+            if any(slots.CUDA_BROADCAST_INDEX.get()(shape, own) is None for own in padded):
                 return ""
         elif not (equal and elementwise):
             return ""
@@ -132,7 +129,7 @@ class ElementwiseNodes:
             shapes = (self.network.shapes[self.main(nid)],) * len(reads)
             results = tuple(one for one in writes if one is not None)
             alone = Group((Member(node.op, node.params, reads, writes),), shapes, results, shapes[0], key[-1])
-            self._costs[key] = implementations.OPERATIONS.get()(alone) if results else 0
+            self._costs[key] = slots.CUDA_OPERATIONS.get()(alone) if results else 0
         return self._costs[key]
 
     def _splits_norm(self, nid: int) -> bool:
