@@ -88,7 +88,7 @@ class Waiting(Execution):
     def _block(self, var: Var, timeout: float | None) -> bool:
         """Wait as a reader of ``var`` whose grant wakes this thread. Return False after ``timeout`` seconds."""
         self._region.refuse_inside()
-        wakeup = threading.Lock()
+        wakeup = threading.Lock()  # a binary semaphore: a lock can be released by another thread
         wakeup.acquire()
         # A read is granted after all earlier writes, and its grant releases the lock.
         self._region.ask(self, Waiter(wakeup.release, (var,), ()))
@@ -166,7 +166,7 @@ class Waiting(Execution):
             if len(self._region.requests) + self._region.pending <= few:  # read in this order, as in wait_for_var
                 return True
             self._region.refuse_inside()
-            wakeup = threading.Lock()
+            wakeup = threading.Lock()  # released inside the region when few operations are pending
             wakeup.acquire()
             self._region.idle_waiters.append(wakeup)
             # Completions before the append have not notified this waiter: check again.

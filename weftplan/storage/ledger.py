@@ -44,6 +44,7 @@ class Ledger(Resource):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
+        # Guards the pool's blocks and counters. Reentrant, because a finalizer may allocate or free under it.
         self._lock = consistent_in_children(ReentrantLock())
         self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
