@@ -7,7 +7,9 @@ per machine, on made-up tensors of the traced shapes. Results are stored in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +62,25 @@ class Probes:
         able = self.run and not profiler_enabled() and _is_safe(target)
         if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
             try:
-                with without_modes(), torch.random.fork_rng(enabled=True):
+                with _shown(str(target)), without_modes(), torch.random.fork_rng(enabled=True):
                     facts[what] = measure(target, *_real_arguments(target, args, kwargs))
             except Exception:
                 return None  # the operator cannot run on made-up values; its scratch is reported as unseen
             user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
         return facts.get(what)
+
+
+@contextmanager
+def _shown(name: str) -> Iterator[None]:
+    """Show on a terminal which operator is measured; all operators of a model can take a minute."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"\r\x1b[Kmeasuring scratch or time of {name}", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
