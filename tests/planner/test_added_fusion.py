@@ -16,8 +16,8 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic.passes import pass_manager as passes
 from weftplan.planner.symbolic.network import Edit, Network, translated
+from weftplan.planner.symbolic.passes import pass_manager as passes
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"

@@ -123,9 +123,9 @@ def test_wrong_names_and_mixtures() -> None:
 def test_dtypes() -> None:
     """Dtypes are inferred in both directions, also from attributes; a conflict raises an error with both."""
     x = sym.Variable("a") + sym.Variable("b")
-    assert x.infer_type(b="float16") == ([np.dtype("float16")] * 2, [np.dtype("float16")], [])
-    assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.dtype("float64")]
-    assert sym.cast(sym.Variable("a"), dtype="int8").infer_type_partial()[1] == [np.dtype("int8")]
+    assert x.infer_type(b="float16") == ([np.float16] * 2, [np.float16], [])
+    assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.float64]
+    assert sym.cast(sym.Variable("a"), dtype="int8").infer_type_partial()[1] == [np.int8]
     with pytest.raises(DTypeError, match=r"elemwise_add.*'_plus0'.*float16.*float32"):
         x.infer_type(a=np.float16, b=np.float32)
 

@@ -31,9 +31,9 @@ class Waiting(Execution):
         """Raise if this thread runs an operation of this engine (inline engine: only if the wait would never end)."""
         if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
-                f"{what} was called inside an engine operation: the worker would wait for work that may need this "
-                f"worker. Name what it waits for among its arguments or in reads (of a task) or in const_vars (of a "
-                f"push) instead, or push the rest as its own operation."
+                f"a task or operation waited for others ({what}, which result() and wait() call): the worker would "
+                f"wait for work that may need this worker. Name what it waits for among its arguments or in reads (of "
+                f"a task) or in const_vars (of a push) instead, or push the rest as its own operation."
             )
 
     def wait_for_var(self, var: Var) -> None:

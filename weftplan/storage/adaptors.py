@@ -15,7 +15,7 @@ from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Statistics, StorageSegment, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
 from weftplan.support.array_types import RawArray
 
@@ -48,7 +48,7 @@ class Adaptor(Resource):
     def relocate(self, allocation: Allocation) -> int:
         return self.upstream.relocate(allocation)
 
-    def segments(self) -> list[StorageSegment]:
+    def segments(self) -> list[Segment]:
         return self.upstream.segments()
 
     def holders(self) -> list[Allocation]:

@@ -171,8 +171,7 @@ def _finish(node: Node, version: int, source: str) -> None:
     hidden = hidden_keys(node, source)
     if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         del node.attrs["axis"]  # which meant no axis
-    # An operator without parameters may carry any attribute, as in MXNet.
-    texts = {k: v for k, v in node.attrs.items() if k not in hidden} if node.op.params else {}
+    texts = {k: v for k, v in node.attrs.items() if k not in hidden}
     node.params = stored_params(node, texts, source)
     names = node.op.input_names(node.params)
     if version < 900:  # files without auxiliary states

@@ -40,21 +40,29 @@ class Repeated:
     Attributes:
         plan: the resolved call.
         order: positions of the operator's inputs among the arrays of the call; None: in the same order.
+        is_complete: whether ``small`` is set. It is set when the call is repeated, because many calls, such as those of
+            an optimizer whose rate changes, never are.
         small: the inline operation if the arrays are small, else None.
     """
 
-    __slots__ = ("op", "order", "plan", "small")
+    __slots__ = ("is_complete", "op", "order", "plan", "small")
 
-    def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
+    def __init__(self, op: Op, plan: SettledCall, order: tuple[int, ...] | None) -> None:
         self.op = op
         self.plan = plan
         self.order = order
+        self.is_complete = False
         self.small: SmallWork | None = None
+
+    def complete(self, arrays: Sequence[NDArray]) -> None:
+        """Set ``small`` for the operator's inputs."""
+        plan, op = self.plan, self.op
         nbytes, shape, dtype = plan.outputs[0]
         if nbytes + sum(array.nbytes for array in arrays) <= MAX_BYTES and not plan.ignored:
-            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            specs = [TensorSpec(array.shape, array.np_dtype) for array in arrays]
             kernel_call = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
             self.small = SmallWork(kernel_call, op.name, shape, dtype, nbytes, plan.workspace)
+        self.is_complete = True
 
 
 Calls: TypeAlias = "dict[tuple[object, ...], Repeated | None]"
@@ -77,8 +85,8 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         kind = value.__class__
         if kind is NDArray:
             arrays.append(value)
-            parts.append(value.shape)
-            parts.append(value.dtype)
+            parts.append(value.dims)
+            parts.append(value.np_dtype)
             chunk = value.chunk
             reads.append(chunk.var)
             if chunk.context is not context:
@@ -97,7 +105,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             if kind in _PLAIN:
                 parts += (key, kind, value)
             elif kind is NDArray:
-                parts += (key, value.shape, value.dtype)
+                parts += (key, value.dims, value.np_dtype)
                 chunk = value.chunk
                 if chunk.context is not context:
                     same_context = context is None or (same_context and context == chunk.context)
@@ -121,6 +129,8 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         return call_settled(name, args, kwargs)
     if cached.order is not None:
         arrays = [arrays[i] for i in cached.order]
+    if not cached.is_complete:
+        cached.complete(arrays)
     if target is not None:
         if all(may_share(cached.plan, i, 0, array, target) for i, array in enumerate(arrays)):
             push_into(cached.op, cached.plan, arrays, target, context, cached.small)
@@ -153,7 +163,7 @@ def _first_call(
     if usual and not op.random and not op.single and arrays[0].context.device_type == "cpu":
         plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
-            repeated = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
+            repeated = Repeated(op, plan, None if order == tuple(range(len(inputs))) else order)
     if len(cache) >= _MAX_CACHED:
         cache.clear()
     cache[form] = repeated

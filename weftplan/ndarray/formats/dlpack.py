@@ -113,8 +113,12 @@ _lent: dict[int, weakref.ref[Any]] = {}
 def from_numpy(ndarray: RawArray, zero_copy: bool = True, array_cls: type[NDArray] = NDArray) -> NDArray:
     """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
-    ``array_cls`` must be NDArray, since arrays with NumPy's semantics do not exist. If memory is shared, the NumPy
-    array becomes read-only, as in MXNet, because the engine would not notice its writes.
+    If memory is shared, the NumPy array becomes read-only, as in MXNet, because the engine would not notice its writes.
+
+    Args:
+        ndarray: the NumPy array.
+        zero_copy: whether the memory is shared.
+        array_cls: NDArray, since arrays with NumPy's semantics do not exist.
 
     Raises:
         DTypeError: not a NumPy array, or a dtype that is not supported.

@@ -21,12 +21,12 @@ from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
+from weftplan.support.package_log import log
 from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import OptimizerStep, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
-from weftplan.training.optimizers.operator_chain import OperatorCall
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
@@ -111,6 +111,8 @@ class Optimizer(Constructed):
         self.lr_scheduler = lr_scheduler
         self.lr = self.default_rate if learning_rate is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None:
+            if getattr(lr_scheduler, "base_lr", learning_rate) != learning_rate:
+                log.warning("learning_rate=%g replaces base_lr=%g of lr_scheduler", learning_rate, lr_scheduler.base_lr)
             lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -316,16 +318,13 @@ class Optimizer(Constructed):
             del self._gathered
         return steps
 
-    def apply(
-        self, rule: Rule | tuple[OperatorCall, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
-    ) -> None:
+    def apply(self, rule: Rule, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
         """Push the step of a weight now, or queue it for a fused operation.
 
         Args:
-            rule: the name of an elementwise operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
+            rule: the name of an operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
                 function ``rule(weight, grad, *states, **params)`` that returns the new weight and the new states, of
-                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers; or calls of
-                operators, without params.
+                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers.
             weight, grad, states: the arrays.
 
         :meta private:
@@ -337,7 +336,7 @@ class Optimizer(Constructed):
             self._gathered.append(step)
 
     def _in_float32(self, weight: NDArray) -> bool:
-        return self.multi_precision and is_half(weight.dtype)
+        return self.multi_precision and is_half(weight.np_dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
         """Return the bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and
