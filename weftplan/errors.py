@@ -170,6 +170,10 @@ class IndexRangeError(MXNetError, IndexError):
     """An index is out of range."""
 
 
+class FixedAttributeError(MXNetError, AttributeError):
+    """An attribute was assigned that describes an object and cannot change, such as the shape of an array."""
+
+
 class UnknownOperatorError(MXNetError, AttributeError):
     """No operator has this name; the message lists similar names."""
 

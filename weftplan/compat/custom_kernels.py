@@ -68,7 +68,7 @@ class Declared:
 
     def object(self, ctx: Context, arrays: Sequence[NDArray]) -> Any:
         """Return the operator object for these inputs; forward and backward share it."""
-        shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
+        shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.np_dtype for a in arrays)
         key = (ctx, shapes, dtypes)
         operator = self._objects.get(key)
         if operator is None:

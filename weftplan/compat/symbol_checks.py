@@ -293,7 +293,7 @@ def check_consistency(
         if train:
             executor.backward([out.copy() for out in outputs])
             actual.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
-        kind = min((out.dtype for out in outputs), key=lambda dtype: np.dtype(dtype).itemsize)
+        kind = min((out.np_dtype for out in outputs), key=lambda dtype: np.dtype(dtype).itemsize)
         runs.append((np.dtype(kind), actual))
     truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
     for number, (kind, actual) in enumerate(runs):

@@ -118,8 +118,8 @@ def collect_gradients(
             )
         if tuple(grad.shape) != tuple(array.shape):
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
-        if grad.dtype != array.dtype and grad_reqs[name] != "null":
-            dtypes[name] = grad.dtype
+        if grad.np_dtype != array.np_dtype and grad_reqs[name] != "null":
+            dtypes[name] = grad.np_dtype
         grads.append(grad)
     return grads, grad_reqs, dtypes
 

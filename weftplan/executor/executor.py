@@ -38,7 +38,7 @@ from weftplan.executor.segments import Segment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes import unfused
+from weftplan.planner.symbolic.passes import hidden_members, unfused
 from weftplan.support.array_types import ShapeLike
 from weftplan.symbol import Symbol
 
@@ -85,6 +85,7 @@ class Executor:
         *,
         pool: SlabPool | None = None,
         rebind: Callable[..., Executor] | None = None,
+        unfuse: Callable[[Executor], Executor] | None = None,
     ) -> None:
         self.symbol = symbol
         self.context = context
@@ -95,7 +96,7 @@ class Executor:
         self.grad_arrays = list(grads)
         self.aux_arrays = list(aux)
         self.grad_req = dict(grad_req)
-        self._rebind = rebind
+        self._rebind, self._unfuse = rebind, unfuse
         self._inferred: frozenset[str] = frozenset()
         """Names of zero-filled arrays of simple_bind whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
@@ -123,6 +124,8 @@ class Executor:
         self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
         self._monitor: Monitored | None = None
+        self.monitor_callback: tuple[Callback, bool] | None = None
+        """The arguments of :meth:`set_monitor_callback`; None without a callback."""
         if config.get("FLAGS_check_nan_inf"):
             self.set_monitor_callback(None)
         self._progress = RunProgress()
@@ -463,12 +466,27 @@ class Executor:
             callback: the function; None removes it.
             monitor_all: call it for every input, too, before the node is pushed.
 
-        Of fused nodes (MXNET_USE_FUSION) only the last node's output is shown; a ConfigWarning names the other nodes.
+        An executor that has not run yet is planned again without fusion (MXNET_USE_FUSION), to show every node; arrays
+        in :attr:`outputs` are new then. After a run only the last output of fused nodes is shown; a ConfigWarning names
+        the others.
         """
-        if callback is not None:
+        if callback is not None and self.hidden_outputs:
+            if self._prepared is None and self._progress.is_train is None and self._unfuse is not None:
+                vars(self).update(vars(self._unfuse(self)))
             warn_of_joined(self.planned.graph.nodes)
+        self.monitor_callback = None if callback is None else (callback, monitor_all)
         callback = checked(callback)
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
+
+    @property
+    def hidden_outputs(self) -> list[str]:
+        """Names of nodes whose outputs a monitor cannot show, because they are fused with the next node."""
+        return hidden_members(self.planned.graph.nodes)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the executor has run forward or backward."""
+        return self._progress.is_train is not None
 
     def get_optimized_symbol(self) -> Symbol:
         """Return a copy of the optimized forward graph: equal expressions are merged, cross-device copies inserted.

@@ -100,9 +100,10 @@ class Monitored:
                     label = names[i] if i < len(names) else f"input{i}"
                     self._callback(f"{node.name}_{label}", array)
             Segment([step]).push(run)
-            for label, output in zip(_output_names(node.op, node.params), step.outputs, strict=True):
-                if output is not None:
-                    self._callback(f"{node.name}_{label}", output)
+            members = hidden_members([node])
+            for k, (label, output) in enumerate(zip(_output_names(node.op, node.params), step.outputs, strict=True)):
+                if output is not None:  # further outputs of a fused node are those of its first member
+                    self._callback(f"{members[0] if k and members else node.name}_{label}", output)
 
 
 def check_finite(name: str, array: NDArray) -> None:

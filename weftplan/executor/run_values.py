@@ -65,7 +65,7 @@ def copy_in(value: ArrayValue, target: NDArray) -> None:
     if not isinstance(value, NDArray):
         target[:] = value
         return
-    (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+    (value if value.np_dtype == target.np_dtype else value.astype(target.np_dtype)).copyto(target)
 
 
 def unset(executor: Any, valued: Collection[str]) -> list[str]:

@@ -104,7 +104,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         DTypeError: the dtypes differ, ``rhs`` is neither an array nor a number, or ``lhs`` has booleans.
         DeviceError: the arrays are on different contexts.
     """
-    chunk, dtype = lhs.chunk, lhs.dtype
+    chunk, dtype = lhs.chunk, lhs.np_dtype
     if dtype is BOOL:
         raise DTypeError(
             f"{op.name}: arithmetic of bool arrays gives int64, which an array of bool cannot hold: cast it"
@@ -134,13 +134,13 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
 
 def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """Return ``lhs op rhs`` (``rhs op lhs`` if swapped) as a new array; raises as :func:`inplace` does."""
-    shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
+    shape, dtype, chunk = lhs.dims, lhs.np_dtype, lhs.chunk
     context = chunk.context
     rhs_class = rhs.__class__
     operand: Any
     if dtype.kind in "fV" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
         operand, array = KernelValue(float(rhs)), False
-    elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
+    elif rhs_class is lhs.__class__ and rhs.np_dtype is dtype and rhs.chunk.context is context and rhs.dims == shape:
         operand, array = rhs, True
     else:
         operand = _operand(op, lhs, rhs)
@@ -156,7 +156,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         reads = (chunk.var, operand.chunk.var)
     operands = [operand, lhs] if swapped else [lhs, operand]
     name = op.arrays if array else op.swapped if swapped else op.scalar
-    form = op.name, name, lhs.dtype, shape
+    form = op.name, name, lhs.np_dtype, shape
     small = _small[form] if form in _small else _small_work(op, form, dtype)
     if small is not None and context.device_type == "cpu":
         out = run_inline(small, operands, lhs.__class__, context, reads)
@@ -166,7 +166,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False
     )
     out = lhs.__class__(result_chunk, shape, dtype)
-    _push(op, name, (lhs.dtype, dtype), [*operands, out], reads, result_chunk)
+    _push(op, name, (lhs.np_dtype, dtype), [*operands, out], reads, result_chunk)
     return out
 
 
@@ -186,7 +186,7 @@ def _small_work(op: Binary, form: tuple[str, str, DType, tuple[int, ...]], dtype
 def unary(name: str, array: Array) -> Array:
     """Apply ``xp.<name>`` to every element; return a new array."""
     context = array.context
-    out = pending(array.__class__, context, array.shape, array.dtype, name)
+    out = pending(array.__class__, context, array.shape, array.np_dtype, name)
     run = getattr(device.get(context).xp, name)
     push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
     return out
@@ -195,7 +195,7 @@ def unary(name: str, array: Array) -> Array:
 def _push(
     op: Binary, name: str, dtypes: tuple[DType, DType], operands: list[Operand], reads: tuple[Var, ...], chunk: Chunk
 ) -> None:
-    """Push one kernel for ``dtypes`` (operands, result) that writes ``chunk``; ``reads`` exclude its var, no duplicates."""
+    """Push one kernel for ``dtypes`` (operands, result) that writes ``chunk``; ``reads`` are distinct, without its var."""
     if dead.pending:
         sweep()
     context = chunk.context
@@ -213,21 +213,21 @@ def _operand(op: Binary, lhs: Array, rhs: object) -> Array | float:
     """Convert ``rhs`` to an array that fits ``lhs``, or to a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
-        rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
+        rhs = cls(rhs.chunk, rhs.shape, rhs.np_dtype, rhs.offset)
     if rhs.__class__ is not cls:
         if isinstance(rhs, NUMBERS):
-            return scalar_as(lhs.dtype, rhs)
+            return scalar_as(lhs.np_dtype, rhs)
         if not isinstance(rhs, np.ndarray):
             raise DTypeError(
                 f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
             )
         if not is_number(rhs.dtype):
             raise DTypeError(
-                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
+                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.np_dtype}"
             )
-        rhs = from_host(cls, rhs.astype(lhs.dtype), lhs.context)
-    if rhs.dtype != lhs.dtype:
-        raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")
+        rhs = from_host(cls, rhs.astype(lhs.np_dtype), lhs.context)
+    if rhs.np_dtype != lhs.np_dtype:
+        raise DTypeError(f"{op.name}: dtypes {lhs.np_dtype} and {rhs.np_dtype} differ; cast one of them with astype")
     if rhs.chunk.context != lhs.chunk.context:
         raise DeviceError(
             f"{op.name}: operands are on {lhs.context} and {rhs.context}; copy one with as_in_context({lhs.context})"

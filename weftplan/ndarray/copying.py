@@ -35,11 +35,11 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     if source.shape != target.shape:
         raise ShapeError(f"copyto: the source has shape {source.shape}, the target {target.shape}; they must be equal")
     same_start = source.chunk is target.chunk and source.offset == target.offset
-    if source.size == 0 or (same_start and source.dtype == target.dtype):
+    if source.size == 0 or (same_start and source.np_dtype == target.np_dtype):
         return
     if not priority and source.chunk is not target.chunk and copy_inline(source, target):
         return
-    prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
+    prop, context = route(source.context, target.context, same_dtype=source.np_dtype == target.np_dtype)
     reads: tuple[Any, ...] = () if source.var is target.var else (source.var,)
     if prop == FnProperty.NORMAL:
         push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
@@ -65,7 +65,7 @@ def on_context(array: Array, context: Context) -> Array:
     """Return ``array`` if it is on ``context``, else a copy there."""
     if array.context == context:
         return array
-    out = pending(array.__class__, context, array.shape, array.dtype, "copy")
+    out = pending(array.__class__, context, array.shape, array.np_dtype, "copy")
     copy_into(array, out)
     return out
 

@@ -45,7 +45,7 @@ def getitem(array: Array, key: object) -> Array:
             raise IndexError(f"index {key} is out of bounds for axis 0 with size {rows}")
         key %= rows
         row = array.slice_at(key, key + 1)
-        return cls(array.chunk, array.shape[1:] or (1,), array.dtype, row.offset)
+        return cls(array.chunk, array.shape[1:] or (1,), array.np_dtype, row.offset)
     row_range = _rows(array, key)
     if row_range is not None:
         return array.slice_at(*row_range)
@@ -57,7 +57,10 @@ def getitem(array: Array, key: object) -> Array:
         shape = view.shape or (1,)
         if view.flags.c_contiguous:
             return cls(
-                array.chunk, shape, array.dtype, array.offset + (_address(view) - _address(outline)) * bool(view.size)
+                array.chunk,
+                shape,
+                array.np_dtype,
+                array.offset + (_address(view) - _address(outline)) * bool(view.size),
             )
         out = _result(array, shape, "slice")
         push_kernel(partial(_slice, key), [array, out], (array.var,), (out.var,), array.context, name="slice")
@@ -83,7 +86,7 @@ def _rows(array: NDArrayBase, key: object) -> tuple[int, int] | None:
 
 
 def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
-    return pending(array.__class__, array.context, shape, array.dtype, name)
+    return pending(array.__class__, array.context, shape, array.np_dtype, name)
 
 
 def setitem(array: NDArrayBase, key: object, value: object) -> None:
@@ -115,7 +118,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
     operand: Any
     reads = [index.var for index in moved]
     if isinstance(value, NUMBERS):
-        operand = KernelValue(scalar_as(array.dtype, value))
+        operand = KernelValue(scalar_as(array.np_dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
         if not advanced and contiguous and value.shape == array.shape == shape:
@@ -129,7 +132,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
             if not is_number(values.dtype):
                 raise TypeError(f"expected numbers, got elements of dtype {values.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = KernelValue(np.array(values, dtype=array.dtype))
+            operand = KernelValue(np.array(values, dtype=array.np_dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.ready.shape)
@@ -221,7 +224,7 @@ def _parse(array: NDArrayBase, key: object) -> tuple[tuple[Any, ...], bool]:
 
 def _mask(part: NDArrayBase) -> RawArray | None:
     """Return an array of booleans, or a result of a comparison, as a NumPy mask; None for positions."""
-    if part.dtype.kind == "b":
+    if part.np_dtype.kind == "b":
         return part.asnumpy()
     if part.chunk.name not in MASK_MAKERS:
         return None
@@ -254,11 +257,11 @@ def _outline(array: NDArrayBase) -> RawArray:
     Its values must not be read: it has no memory of its own, and the memory of ``array`` may not be allocated until the
     operation that writes it runs.
     """
-    return np.lib.stride_tricks.as_strided(np.empty(1, array.dtype), array.shape, _strides(array))
+    return np.lib.stride_tricks.as_strided(np.empty(1, array.np_dtype), array.shape, _strides(array))
 
 
 def _strides(array: NDArrayBase) -> tuple[int, ...]:
-    strides, step = [], array.dtype.itemsize
+    strides, step = [], array.np_dtype.itemsize
     for dim in reversed(array.shape):
         strides.append(step)
         step *= dim

@@ -56,7 +56,7 @@ class SmallWork:
         workspace: bytes of the workspace; 0 for none.
     """
 
-    __slots__ = ("dtype", "free_list", "kernel", "name", "nbytes", "scratch", "shape", "workspace")
+    __slots__ = ("free_list", "kernel", "name", "nbytes", "np_dtype", "scratch", "shape", "workspace")
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class SmallWork:
         self.kernel = kernel
         self.name = name
         self.shape = shape
-        self.dtype = dtype
+        self.np_dtype = dtype
         self.nbytes = nbytes
         self.workspace = workspace
         self.free_list = self.scratch = CLOSED
@@ -213,11 +213,11 @@ def _compute(
         raws.append(operand.raw() if raw is None else raw)
     free_list, name = work.free_list, work.name
     if free_list.engine is not current or free_list.changes != registry.changes or free_list.context is not context:
-        free_list = work.free_list = free_list_for(context, work.shape, work.dtype)
+        free_list = work.free_list = free_list_for(context, work.shape, work.np_dtype)
     if free_list.entries and recording.recorder is None:
         var, release, raw, view = free_list.entries.pop()  # raises if another thread was faster: then it is pushed
     else:
-        var, release, raw, view = _entry(free_list, work.shape, work.dtype, work.nbytes, name)
+        var, release, raw, view = _entry(free_list, work.shape, work.np_dtype, work.nbytes, name)
     if var.name is not name:
         var.name = release.args[0].name = name
     var.version = 1
@@ -233,8 +233,8 @@ def _compute(
     chunk.var = var
     out = new(kind)
     out.chunk = chunk
-    out.shape = work.shape
-    out.dtype = work.dtype
+    out.dims = work.shape
+    out.np_dtype = work.np_dtype
     out.offset = 0
     out.ready = view
     if work.workspace:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import did_you_mean
@@ -39,10 +40,14 @@ def names() -> list[str]:
     return [name for name in registry.names() if not name.startswith("_")]
 
 
-class ArrayNamespace:
-    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name."""
+class ArrayNamespace(ModuleType):
+    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
+
+    It is a module, so that ``import mxnet.ndarray.contrib`` works.
+    """
 
     def __init__(self, name: str, *prefixes: str) -> None:
+        super().__init__(f"weftplan.ndarray.{name}", type(self).__doc__)
         self._name = name
         self._prefixes = prefixes
 

@@ -176,7 +176,7 @@ def _vars_of_parts(operands: Sequence[Any]) -> Iterator[Var]:
     """Yield the vars of arrays that are only a part of their chunk, whose single var orders all of it."""
     for operand in operands:
         chunk = getattr(operand, "chunk", None)
-        if chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes:
+        if chunk is not None and operand.size * operand.np_dtype.itemsize < chunk.nbytes:
             yield chunk.var
 
 

@@ -61,7 +61,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
         """Copy as :meth:`NDArray.copyto`; a copy on a context is also ``row_sparse``."""
         if isinstance(other, Context):
-            return super().copyto(as_row_sparse(fresh(other, self.shape, self.dtype, "copy")), priority=priority)
+            return super().copyto(as_row_sparse(fresh(other, self.shape, self.np_dtype, "copy")), priority=priority)
         return super().copyto(other, priority=priority)
 
 
@@ -88,7 +88,7 @@ def as_row_sparse(array: NDArray) -> RowSparseNDArray:
     """Return an array over the memory of ``array`` with the storage type ``row_sparse``."""
     if not array.shape:
         raise ShapeError("a row_sparse array has at least one dimension, this one has none")
-    return RowSparseNDArray(array.chunk, array.shape, array.dtype, array.offset)
+    return RowSparseNDArray(array.chunk, array.shape, array.np_dtype, array.offset)
 
 
 slots.ARRAY_AS_ROW_SPARSE.fill(as_row_sparse)

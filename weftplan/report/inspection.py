@@ -319,7 +319,7 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
         if mean not in aux or var not in aux:
             fresh.append(node.name)
     for table in (args, aux):
-        broken += [key for key, value in table.items() if is_float(value.dtype) and not _finite(value)]
+        broken += [key for key, value in table.items() if is_float(value.np_dtype) and not _finite(value)]
     if ignored:
         doubts.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
     if fresh:

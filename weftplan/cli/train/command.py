@@ -237,7 +237,9 @@ def command(
             result = _run(network, task, devices, store, wishes, say, as_json=as_json and is_first)
         except MXNetError as error:
             text = explain_images(data) if data is not None and isinstance(error, FormatError) else ""
-            raise click.ClickException(text or str(error).replace("resume=True", "--resume")) from error
+            told = str(error).replace("resume=True", "--resume")
+            told = told.replace("pass resume='changed' to let those of now hold", "give another --checkpoint")
+            raise click.ClickException(text or told) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:

@@ -34,6 +34,37 @@ def _binary(call: OnnxCall) -> Symbol:
     return call.make(_BROADCAST[call.op], call.symbol(), call.symbol(1))
 
 
+_COMPARISONS = {"Equal": ("equal", "equal"), "Greater": ("greater", "lesser"), "Less": ("lesser", "greater"),
+                "GreaterOrEqual": ("greater_equal", "lesser_equal"),
+                "LessOrEqual": ("lesser_equal", "greater_equal")}  # fmt: skip
+"""ONNX's comparison -> the operator here, and that of the exchanged operands."""
+
+
+@rule(*_COMPARISONS)
+def _comparison(call: OnnxCall) -> Symbol:
+    for k, name in enumerate(_COMPARISONS[call.op]):
+        if not isinstance(call.inputs[1 - k], Symbol) and np.size(call.inputs[1 - k]) == 1:
+            number = float(np.reshape(call.inputs[1 - k], -1)[0])
+            result: Symbol = getattr(sym, f"_{name}_scalar")(call.symbol(k), scalar=number)
+            return result
+    return call.make(f"broadcast_{_COMPARISONS[call.op][0]}", call.symbol(), call.symbol(1))
+
+
+@rule("Not")
+def _not(call: OnnxCall) -> Symbol:
+    return call.make("logical_not", call.symbol())
+
+
+@rule("Where")
+def _where(call: OnnxCall) -> Symbol:
+    parts = [call.symbol(k) for k in range(3)]
+    shape = tuple(np.broadcast_shapes(*(call.shape(k) for k in range(3))))
+    full = [
+        part if call.shape(k) == shape else call.make("broadcast_to", part, shape=shape) for k, part in enumerate(parts)
+    ]
+    return call.make("where", *full)
+
+
 @rule("Sum", "Max", "Min", "Mean")
 def _several(call: OnnxCall) -> Symbol:
     parts = [call.symbol(k) for k in range(len(call.inputs))]

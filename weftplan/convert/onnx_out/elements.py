@@ -44,6 +44,34 @@ def _scalar(call: NodeWriter) -> None:
     call.end(theirs, [number, call.inputs[0]] if number_is_left else [call.inputs[0], number])
 
 
+_COMPARISONS = {
+    "equal": "Equal",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "lesser": "Less",
+    "lesser_equal": "LessOrEqual",
+}
+
+
+@rule(*(form.format(word) for word in (*_COMPARISONS, "not_equal") for form in ("broadcast_{}", "_{}", "_{}_scalar")))
+def _comparison(call: NodeWriter) -> None:
+    assert call.node.op is not None
+    word = call.node.op.name.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
+    number = [] if len(call.inputs) == 2 else [call.constant(call.params["scalar"], call.dtype())]
+    truth = call.emit(_COMPARISONS.get(word, "Equal"), [*call.inputs, *number])
+    truth = call.emit("Not", [truth]) if word == "not_equal" else truth
+    call.end("Cast", [truth], to=onnx_module().helper.np_dtype_to_tensor_dtype(call.dtype()))
+
+
+@rule("where")
+def _where(call: NodeWriter) -> None:
+    condition, shape = call.inputs[0], call.shape(1)
+    if call.shape() != shape:  # one number for each row
+        dims = [call.shape()[0], *[1] * (len(shape) - 1)]
+        condition = call.emit("Reshape", [condition, call.constant(dims, np.int64)])
+    call.end("Where", [call.emit("Cast", [condition], to=onnx_module().TensorProto.BOOL), *call.inputs[1:]])
+
+
 @rule("square")
 def _square(call: NodeWriter) -> None:
     call.end("Mul", [call.inputs[0], call.inputs[0]])

@@ -59,7 +59,7 @@ class Repeated:
         plan, op = self.plan, self.op
         nbytes, shape, dtype = plan.outputs[0]
         if nbytes + sum(array.nbytes for array in arrays) <= MAX_BYTES and not plan.ignored:
-            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            specs = [TensorSpec(array.shape, array.np_dtype) for array in arrays]
             kernel_call = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
             self.small = SmallWork(kernel_call, op.name, shape, dtype, nbytes, plan.workspace)
         self.is_complete = True
@@ -85,8 +85,8 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         kind = value.__class__
         if kind is NDArray:
             arrays.append(value)
-            parts.append(value.shape)
-            parts.append(value.dtype)
+            parts.append(value.dims)
+            parts.append(value.np_dtype)
             chunk = value.chunk
             reads.append(chunk.var)
             if chunk.context is not context:
@@ -105,7 +105,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             if kind in _PLAIN:
                 parts += (key, kind, value)
             elif kind is NDArray:
-                parts += (key, value.shape, value.dtype)
+                parts += (key, value.dims, value.np_dtype)
                 chunk = value.chunk
                 if chunk.context is not context:
                     same_context = context is None or (same_context and context == chunk.context)

@@ -79,13 +79,18 @@ def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapp
 def _write(file: BinaryIO, arrays: Sequence[NDArray], names: Sequence[str]) -> None:
     file.write(struct.pack("<QQQ", _LIST_MAGIC, 0, len(arrays)))
     for array in arrays:
-        file.write(_header(array))
-        file.write(np.ascontiguousarray(array.asnumpy()).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        file.write(dump_record(array))
     file.write(struct.pack("<Q", len(names)))
     for name in names:
         text = name.encode()
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
+
+
+def dump_record(array: NDArray) -> bytes:
+    """Return a single array record, as MXNet pickles arrays."""
+    values = np.ascontiguousarray(array.asnumpy()).astype(array.np_dtype.newbyteorder("<"), copy=False)
+    return _header(array) + values.tobytes()
 
 
 def _header(array: NDArray) -> bytes:
@@ -94,7 +99,7 @@ def _header(array: NDArray) -> bytes:
     # MXNet knows no simulated devices, and memory that is pinned here need not be there.
     kind, index = (context.device_typeid, context.device_id) if context.device_type in ("cpu", "gpu") else (1, 0)
     return struct.pack(
-        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.dtype)
+        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.np_dtype)
     )
 
 

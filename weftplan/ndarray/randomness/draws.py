@@ -23,6 +23,7 @@ from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.params import from_text
 from weftplan.ops.core.schema import OpContext
 from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, Generator, RawArray, Scalar
 
@@ -30,6 +31,7 @@ UNSET: Any = ()
 
 
 def _dims(shape: Dims | None) -> tuple[int, ...]:
+    shape = from_text(shape)
     dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape or (1,))
     if any(dim < 0 for dim in dims):
         raise ShapeError(f"a shape has no negative dimensions, got {shape!r}")
@@ -108,7 +110,7 @@ def sample(
     whether a number or in an array, is reported when the operation has run: at the next wait, as in MXNet.
     """
     name = draw.__name__
-    wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype))
+    wanted = out.np_dtype if out is not None else check_dtype(wanted_dtype(dtype))
     if not is_float(wanted):
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
     arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]

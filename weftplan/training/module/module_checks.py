@@ -160,7 +160,7 @@ def input_names(
     """Return the roles of a network's arguments.
 
     Raises:
-        BindError: a name is no argument, or a fixed name is no parameter. The default label name may be missing.
+        BindError: a name is no argument; the default label name may be missing.
     """
     arguments = symbol.list_arguments()
     data, labels = name_list(data_names, "data_names"), name_list(label_names, "label_names")
@@ -172,10 +172,10 @@ def input_names(
     labels = [name for name in labels if name in arguments]
     inputs = {*data, *labels, *states}
     params = [name for name in arguments if name not in inputs]
-    unknown = [name for name in fixed if name not in params]
+    unknown = [name for name in fixed if name not in arguments]
     if unknown:
         raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {params}")
-    return InputNames(data, labels, states, params, fixed)
+    return InputNames(data, labels, states, params, [name for name in fixed if name in params])
 
 
 def name_list(names: Iterable[str] | None, what: str) -> list[str]:

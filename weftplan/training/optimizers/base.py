@@ -21,6 +21,7 @@ from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
+from weftplan.support.package_log import log
 from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
@@ -110,6 +111,8 @@ class Optimizer(Constructed):
         self.lr_scheduler = lr_scheduler
         self.lr = self.default_rate if learning_rate is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None:
+            if getattr(lr_scheduler, "base_lr", learning_rate) != learning_rate:
+                log.warning("learning_rate=%g replaces base_lr=%g of lr_scheduler", learning_rate, lr_scheduler.base_lr)
             lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -333,7 +336,7 @@ class Optimizer(Constructed):
             self._gathered.append(step)
 
     def _in_float32(self, weight: NDArray) -> bool:
-        return self.multi_precision and is_half(weight.dtype)
+        return self.multi_precision and is_half(weight.np_dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
         """Return the bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and

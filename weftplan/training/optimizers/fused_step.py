@@ -52,7 +52,7 @@ class OptimizerStep(NamedTuple):
         """Push the step as separate operations."""
         weight, gradient, *states = self.arrays
         if self.narrow is not None:
-            gradient = gradient.astype(weight.dtype)
+            gradient = gradient.astype(weight.np_dtype)
         if isinstance(self.rule, str):
             getattr(nd, self.rule)(weight, gradient, *states, out=weight, **self.params)
         else:
@@ -74,8 +74,8 @@ def stages_of(steps: Sequence[OptimizerStep]) -> list[Stage]:
     groups: dict[Any, list[OptimizerStep]] = {}
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
-        kind = None if narrow is None else narrow.dtype
-        groups.setdefault((step.rule, len(step.arrays), weight.dtype, kind, weight.context), []).append(step)
+        kind = None if narrow is None else narrow.np_dtype
+        groups.setdefault((step.rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
@@ -106,7 +106,7 @@ def _can_fuse(steps: Sequence[OptimizerStep]) -> bool:
         for index, array in enumerate(step.arrays):
             if array.shape != weight.shape or array.context != weight.context:
                 return False
-            if array.dtype != weight.dtype and (index != 1 or step.narrow is None):
+            if array.np_dtype != weight.np_dtype and (index != 1 or step.narrow is None):
                 return False
         written += [array.var for array in (weight, *step.arrays[2:])]
         if step.narrow is not None:
@@ -134,7 +134,7 @@ def _stage(steps: Sequence[OptimizerStep]) -> Stage:
 
 def _work(steps: Sequence[OptimizerStep], context: Context, *, narrow: bool) -> tuple[Work, int]:
     """Return the work of steps of one kind, and its scratch bytes."""
-    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].dtype
+    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].np_dtype
     compiled = config.get("WEFTPLAN_KERNELS") != "numpy"
     xp = np
     if context.device_type == "gpu":
