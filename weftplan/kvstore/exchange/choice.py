@@ -21,9 +21,9 @@ class ExchangePlan:
     """The programs that exchange one array.
 
     Attributes:
-        way: route of the push.
+        route: route of the push.
         push: program of the push.
-        pull: program of the fastest pull; its route may differ from ``way``, since copies have no order of additions.
+        pull: program of the fastest pull; its route may differ from ``route``, since copies have no order of additions.
         seconds: modelled seconds of a push and a pull, by name of each route that was tried.
     """
 
