@@ -253,7 +253,7 @@ def devices():
             best = min(plan.seconds[way] for way in ("one_step", "ring", "tree", "trees"))
             cells = [f"{way} {1e6 * seconds:.0f}" for way, seconds in plan.seconds.items()]
             print(
-                f"{name}, {elements:,} elements: {', '.join(cells)}; the store chose {plan.route.name}: "
+                f"{name}, {elements:,} elements: {', '.join(cells)}; the store chose {plan.way.name}: "
                 f"{1e6 * took:.0f}, {took / best:.2f} of the best of one step, ring and tree",
                 flush=True,
             )

@@ -170,7 +170,7 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
     assert list(taken) == NAMES
     connect(links)
     plan = make_chooser().plan([mx.sim(i) for i in range(8)], 0, elements, 4)
-    assert taken[plan.route.name] == min(taken.values())
+    assert taken[plan.way.name] == min(taken.values())
     assert plan.seconds == pytest.approx(taken)
 
 
@@ -180,7 +180,7 @@ def test_no_way_is_the_best_for_all():
     Small arrays take a tree on a mesh, else one step; large arrays take a chain on a mesh or a PCIe tree, else ranges.
     """
     ways = {
-        (name, elements): make_chooser()._choose(LINKS[name], 2, elements, 4).route.name
+        (name, elements): make_chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
@@ -322,7 +322,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     """With ``MXNET_ENABLE_GPU_P2P=1`` GPUs copy gradients directly; with 0, through page-locked host memory."""
-    monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
+    monkeypatch.setattr(config, "_first_values", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]
@@ -352,7 +352,7 @@ def test_one_step_wins_ties():
     """If several routes take the same time, as on two devices, the first, ``one_step``, is chosen."""
     connect(matrix([[1e9] * 2] * 2, 1e-6))
     plan = make_chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
-    assert plan.route == one_step(2, 10, 0)
+    assert plan.way == one_step(2, 10, 0)
 
 
 def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():

@@ -96,7 +96,7 @@ def test_the_tree_variables_act(monkeypatch, caplog):
     contexts = [mx.sim(index) for index in range(8)]
 
     def way(elements):
-        return mx.kv.create("device")._between.plan(contexts, contexts[0], elements, 4).route
+        return mx.kv.create("device")._between.plan(contexts, contexts[0], elements, 4).way
 
     assert way(100).name == "one_step"
     monkeypatch.setenv("MXNET_KVSTORE_USETREE", "1")

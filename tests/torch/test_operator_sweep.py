@@ -54,7 +54,13 @@ def peaks(op: Any) -> tuple[int, Any]:
         for leaf in leaves:
             leaf.grad = None
 
-    given = (op.op, sample.input, sample.args, sample.kwargs, leaves)
+    name = op.name if getattr(torch, op.name, None) is op.op else ""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        """Call the operator as user code does, by its name if it has one."""
+        return (getattr(torch, name) if name else op.op)(*args, **kwargs)
+
+    given = (function, sample.input, sample.args, sample.kwargs, leaves)
     step(*given)
     step(*given)
     real = hook().peak(step, *given)

@@ -140,10 +140,13 @@ def fits(
     whole = _Whole(step, optimizer)
     kernels, trace, recurrent = _traced(whole, args)
     cublas = (32 * MIB) if _architecture(name) in ("hopper", "blackwell") else 8 * MIB + 128 * 1024
-    runs = [replay(trace, settings, cublas=cublas, convolutions=c) for c in (False, True)]
-    low, high = (_smallest(trace, settings, cublas, c, run) for c, run in zip((False, True), runs, strict=True))
+    asked = [requests(trace, cublas=cublas, convolutions=c) for c in (False, True)]
+    if asked[0] == asked[1]:  # no convolutions
+        del asked[1]
+    runs = [replay(each, settings) for each in asked]
+    limits = [_smallest(each, settings, run) for each, run in zip(asked, runs, strict=True)]
     reserved = (runs[0].peak_reserved, max(run.peak_reserved for run in runs))
-    survives = (low, max(low, high))
+    survives = (limits[0], max(limits))
     verdict = True if survives[1] + context[1] <= memory else False if survives[0] + context[0] > memory else None
     uncounted = [f"{operator} ({count} calls): its scratch on a card" for operator, count in kernels.unseen.items()]
     uncounted += [f"torch.{name}: the reserve of cuDNN's kernel" for name in sorted(recurrent)]
@@ -231,59 +234,67 @@ def _traced(whole: _Whole, args: Any) -> tuple[CardKernels, Trace, set[str]]:
     return kernels, trace, functions.seen
 
 
-def replay(trace: Trace, settings: Settings, *, cublas: int, convolutions: bool, limit: int | None = None) -> Allocator:
-    """Return the allocator after all requests of a trace.
+def requests(trace: Trace, *, cublas: int, convolutions: bool) -> list[tuple[int, int]]:
+    """Return the requests of a trace in order: (block, bytes) allocates a block, and (block, -1) frees it.
 
     Args:
         trace: the calls and storages.
-        settings: the allocator's settings.
         cublas: bytes of the workspace of a thread that multiplies matrices.
         convolutions: whether convolutions take a workspace of twice the bytes of their operands.
-        limit: bytes that may be reserved; None: no limit.
-
-    Raises:
-        BudgetError: the limit is too small.
     """
-    allocator = Allocator(limit, settings)
-    spans = trace.spans()
+    spans, block = trace.spans(), list(range(len(trace.nbytes)))
+    replacements = trace.replacements()
+    for _, old, new in replacements:
+        block[new] = block[old]
+    replaced, written = {new for _, _, new in replacements}, {old for _, old, _ in replacements}
     born: list[list[int]] = [[] for _ in range(len(trace.calls) + 1)]
     dead: list[list[int]] = [[] for _ in range(len(trace.calls) + 2)]
-    blocks: dict[int, Any] = {}
-    replaced = {new: old for _, old, new in trace.replacements()}
+    out: list[tuple[int, int]] = []
     for r, (first, last) in enumerate(spans):
         if r in trace.on_host:
             continue
         if trace.born[r] < 0:
-            blocks[r] = allocator.allocate(trace.nbytes[r])
+            out.append((r, trace.nbytes[r]))
         elif r not in replaced:
             born[first].append(r)
-        if r not in replaced.values():
-            dead[max(last, first + 1) if trace.born[r] >= 0 else last].append(r)
-    threads: set[bool] = set()
+        if r not in written:
+            dead[max(last, first + 1) if trace.born[r] >= 0 else last].append(block[r])
+    threads, scratch = set[bool](), len(block)
     for k, call in enumerate(trace.calls):
-        for r in dead[k]:
-            allocator.free(blocks.pop(r, None))
+        out += [(r, -1) for r in dead[k]]
         operator = call.name.split(".")[1] if "." in call.name else call.name
         if call.backward not in threads and operator in PRODUCTS:
             threads.add(call.backward)
-            allocator.allocate(cublas)
-        for r in born[k]:
-            blocks[r] = allocator.allocate(trace.nbytes[r])
-        for r in call.makes:
-            if r in replaced:
-                blocks[r] = blocks.pop(replaced[r], None)
+            out.append((-len(threads), cublas))
+        out += [(r, trace.nbytes[r]) for r in born[k]]
         operands = 2 * sum(trace.nbytes[r] for r in {*call.reads, *call.makes}) if call.name in CONVOLUTIONS else 0
-        allocator.free(allocator.allocate(call.scratch + (operands if convolutions else 0)))
+        if inside := call.scratch + (operands if convolutions else 0):
+            out += [(scratch, inside), (scratch, -1)]
+    return out
+
+
+def replay(asked: list[tuple[int, int]], settings: Settings, limit: int | None = None) -> Allocator:
+    """Return the allocator after all requests; ``limit`` is the number of bytes that may be reserved.
+
+    Raises:
+        BudgetError: the limit is too small.
+    """
+    allocator, blocks = Allocator(limit, settings), dict[int, Any]()
+    for block, nbytes in asked:
+        if nbytes < 0:
+            allocator.free(blocks.pop(block))
+        else:
+            blocks[block] = allocator.allocate(nbytes)
     return allocator
 
 
-def _smallest(trace: Trace, settings: Settings, cublas: int, convolutions: bool, free: Allocator) -> int:
-    """Return the smallest limit, in steps of 2 MiB, under which a trace runs; ``free`` ran without a limit."""
+def _smallest(asked: list[tuple[int, int]], settings: Settings, free: Allocator) -> int:
+    """Return the smallest limit, in steps of 2 MiB, under which requests succeed; ``free`` ran without a limit."""
     low, high = free.peak_allocated // (2 * MIB), -(-free.peak_reserved // (2 * MIB))
     while low < high:
         middle = (low + high) // 2
         try:
-            replay(trace, settings, cublas=cublas, convolutions=convolutions, limit=middle * 2 * MIB)
+            replay(asked, settings, middle * 2 * MIB)
         except BudgetError:
             low = middle + 1
         else:
@@ -327,8 +338,8 @@ def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, ro
     def need(size: int) -> int:
         if size not in needs:
             trace = _traced(whole, tuple(_with_batch(args, size)))[1]
-            run = replay(trace, settings, cublas=cublas, convolutions=True)
-            needs[size] = _smallest(trace, settings, cublas, True, run)
+            asked = requests(trace, cublas=cublas, convolutions=True)
+            needs[size] = _smallest(asked, settings, replay(asked, settings))
         return needs[size]
 
     if known <= room:

@@ -30,7 +30,7 @@ from weftplan.torch.private_compile import (
     skipped_frames,
     tracing_options,
 )
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import reached_tensors
 from weftplan.torch.split import saved_results, split
 from weftplan.torch.step_program import Joint
@@ -163,15 +163,16 @@ class Partition:
                 module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
             )
             return graphs
-        joint = Joint(
-            module.graph,
-            info.is_required_fw,
-            num_outputs=num_fwd_outputs,
-            probes=Probes(run=self.workspaces == "measure"),
-            measured=self.seconds == "measure",
-            repeats_random=self.inner == "eager",
-        )
-        choices = Choices(joint)
+        with measuring() as progress:
+            joint = Joint(
+                module.graph,
+                info.is_required_fw,
+                num_outputs=num_fwd_outputs,
+                probes=Probes(run=self.workspaces == "measure", progress=progress),
+                measured=self.seconds == "measure",
+                repeats_random=self.inner == "eager",
+            )
+            choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
         repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
@@ -187,8 +188,9 @@ class Partition:
         """Plan a graph without a backward part; raise BudgetError if it needs more than the budget."""
         graph = module.graph
         count = len(next(node for node in graph.nodes if node.op == "output").args[0])
-        joint = Joint(graph, lambda _: True, num_outputs=count, probes=Probes(run=self.workspaces == "measure"))
-        choices = Choices(joint)
+        with measuring() as progress:
+            probes = Probes(run=self.workspaces == "measure", progress=progress)
+            choices = Choices(Joint(graph, lambda _: True, num_outputs=count, probes=probes))
         _, plan = self._choose(choices, _title(graph))
         plan.notes.append("without a backward part: nothing can be repeated")
         self._record(choices, plan)

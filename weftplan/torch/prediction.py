@@ -6,22 +6,24 @@ mixed precision, accumulation, clipping, hooks and checkpointing, and the caller
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import VALUES, FakeTensorMode
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import Copies
 from weftplan.torch.trace import Kernels, Recorder, Trace
 
@@ -58,16 +60,6 @@ class Estimate:
         return "\n".join(lines)
 
 
-class HostFunctions(TorchFunctionMode):  # type: ignore[misc]
-    """A mode that runs the CPU's gradient formulas of functions that have others for fake tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in EXTREMES and len(args) == 1 and not kwargs and torch.is_grad_enabled() and args[0].requires_grad:
-            return _Extreme.apply(func, args[0])
-        return func(*args, **(kwargs or {}))
-
-
 class _Extreme(torch.autograd.Function):  # type: ignore[misc]
     """An extreme value of all elements, whose gradient the CPU distributes as ``evenly_distribute_backward`` does."""
 
@@ -84,6 +76,29 @@ class _Extreme(torch.autograd.Function):  # type: ignore[misc]
         x, value = ctx.saved_tensors
         mask = x == value
         return None, grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
+
+
+@contextmanager
+def host_functions() -> Iterator[None]:
+    """Run the CPU's gradient formulas of functions in this thread that have others for fake tensors.
+
+    A mode for functions would do, but holds the arguments of Python's functions longer than a real call does.
+    """
+    thread = threading.get_ident()
+
+    def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            whole = len(args) == 1 and not options and threading.get_ident() == thread
+            if whole and torch.is_grad_enabled() and args[0].requires_grad:
+                return _Extreme.apply(function, args[0])
+            return function(*args, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in itertools.product((torch, torch.Tensor), EXTREMES):
+            stack.enter_context(mock.patch.object(owner, name, replaced(getattr(owner, name))))
+        yield
 
 
 @known_keywords()
@@ -105,8 +120,9 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-    probes = Probes(run=workspaces == "measure")
-    return report(record(step, args, kernels=probes, functions=HostFunctions(), warm=warm), probes)
+    with measuring() as progress:
+        probes = Probes(run=workspaces == "measure", progress=progress)
+        return report(record(step, args, kernels=probes, functions=host_functions(), warm=warm), probes)
 
 
 def check_step(step: object) -> None:
@@ -160,6 +176,7 @@ def record(
         _plain_errors("fails on fake tensors"),
         _preserved_random_states(),
         recorder.random_states(),
+        _unpacked_sequences(),
         copies.mode,
         functions,
     ):
@@ -218,6 +235,24 @@ def _preserved_random_states() -> Iterator[None]:
         random.setstate(state)
         if numpy is not None:
             numpy.random.set_state(other)
+
+
+def _no_indices(position_ids: torch.Tensor) -> None:
+    """Say that no sequences are packed."""
+
+
+@contextmanager
+def _unpacked_sequences() -> Iterator[None]:
+    """Let models of transformers take their own positions as those of single sequences, as these are in a real step.
+
+    On fake tensors they would make a mask for packed sequences, because they cannot look at the positions.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
+        yield
+        return
+    with mock.patch.object(masks, "find_packed_sequence_indices", _no_indices):
+        yield
 
 
 @contextmanager

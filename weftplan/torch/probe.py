@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from weftplan.support import user_cache
+from weftplan.support.progress import Progress
 from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
@@ -34,6 +35,8 @@ class Probes:
     """Whether calls without a stored measurement are run."""
     unseen: dict[str, int] = field(default_factory=dict)
     """Number of calls of each operator whose scratch is unknown."""
+    progress: Progress | None = None
+    """Counts the measured calls on the terminal."""
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
@@ -62,10 +65,17 @@ class Probes:
             try:
                 with without_modes(), torch.random.fork_rng(enabled=True):
                     facts[what] = measure(target, *_real_arguments(target, args, kwargs))
+                if self.progress is not None:
+                    self.progress.step()
             except Exception:
                 return None  # the operator cannot run on made-up values; its scratch is reported as unseen
             user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
         return facts.get(what)
+
+
+def measuring() -> Progress:
+    """Return the progress line of measurements, for the option of :class:`Probes` and a ``with`` block around them."""
+    return Progress("measuring kernels of PyTorch, once on this machine", unit="kernels")
 
 
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:

@@ -43,12 +43,19 @@ PARALLEL = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 class Replica(torch.nn.Module):  # type: ignore[misc]
-    """A module in ``DistributedDataParallel``, as one process sees it: with the buckets of its gradients."""
+    """A module in ``DistributedDataParallel``, as one process sees it: with the buckets of its gradients.
 
-    def __init__(self, module: torch.nn.Module, buckets: int, device: torch.device) -> None:
+    With ``views`` gradients are views into the buckets after they are accumulated, as with ``gradient_as_bucket_view``.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, *, views: bool) -> None:
         super().__init__()
         self.module = module
-        self.communication = torch.empty(buckets, dtype=torch.uint8, device=device)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        sizes = [p.numel() * p.element_size() for p in trained]
+        self.communication = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        for p, part in zip(trained, self.communication.split(sizes), strict=True) if views else ():
+            p.register_post_accumulate_grad_hook(lambda p, part=part: setattr(p, "grad", part.view(p.dtype).view_as(p)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -207,11 +214,9 @@ class Copies:
     def _replica(self, value: torch.nn.Module) -> torch.nn.Module:
         if type(value).__name__ != "DistributedDataParallel":
             raise PlanError(f"{type(value).__name__} cannot be copied: pass the module that it shards")
-        trained = [p for p in value.parameters() if p.requires_grad]
-        # Without views into its buckets, the reducer holds a second copy of every gradient.
-        buckets = 0 if value.gradient_as_bucket_view else sum(p.numel() * p.element_size() for p in trained)
+        device = next(value.parameters()).device
         with self.mode:
-            replica = Replica(self.copy(value.module), buckets, next(value.parameters()).device)
+            replica = Replica(self.copy(value.module), device, views=value.gradient_as_bucket_view)
         replica.training = value.training
         self.modules.append(replica)
         return replica

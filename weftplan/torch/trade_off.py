@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 
 from weftplan.device.amounts import amount, counted
-from weftplan.report.page import filled
 from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
@@ -70,6 +69,8 @@ class Curve:
 
     def page(self) -> str:
         """Return a self-contained HTML page: the picture, and a table of the choices that the text shows."""
+        from weftplan.report.page import filled  # here, because the room of reports loads operators
+
         shown, end = thinned(self.points), self.points[-1]
         columns = ["budget", "bytes", "modelled time", "nodes run twice"]
         rows = [[amount(p.budget), f"{p.budget:,}", f"{p.time:.3f}", f"{p.repeated:,}"] for p in shown]
@@ -90,6 +91,7 @@ class Curve:
             "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
             "PLAN": html.escape(str(self.plan)),
         }
+
         return filled("curve_page.html", {}, marks)
 
     def save(self, path: str | Path) -> None:

@@ -75,6 +75,7 @@ class ImageIter(DataIter):
             raise ParameterError(
                 f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
             )
+        path_imgrec, path_imglist, path_imgidx = path_imgrec or None, path_imglist or None, path_imgidx or None
         if path_imgrec is None and path_imglist is None and imglist is None:
             raise ParameterError("ImageIter needs path_imgrec, path_imglist or imglist")
         if not 0 <= part_index < num_parts:

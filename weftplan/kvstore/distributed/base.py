@@ -127,7 +127,7 @@ class KVStoreDist(KVStoreLocal):
                 sources.append(source)
                 totals.append(total)
                 continue
-            wire = self._wire.setdefault(key, empty(total.shape, ctx=cpu_pinned(0), dtype=total.dtype))
+            wire = self._wire.setdefault(key, empty(total.shape, ctx=cpu_pinned(0), dtype=total.np_dtype))
             copy(source, wire, priority)
             sources.append(wire)
             totals.append(wire)
@@ -239,7 +239,7 @@ class KVStoreDist(KVStoreLocal):
 
 def described(key: Key, array: NDArray) -> str:
     """Return a key with the shape and dtype of its array."""
-    return f"{key!r} {array.shape} {array.dtype}"
+    return f"{key!r} {array.shape} {array.np_dtype}"
 
 
 def arrays_in(state: object) -> Iterator[NDArray]:
