@@ -1,26 +1,35 @@
 """Question: how close to the lower bound, and how fast, are buffers packed into one slab?
 
-Instances are recorded problems in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
-generated problems of the same kinds whose optimum equals the bound (``challenge``), planted problems cut from a full
-rectangle, and generated traces of large training runs. Baselines in the same run are first fit by size, as in most
-compilers, and best fit by birth. Every packing is checked.
+Instances are recorded problems in ``bench/data`` (the MiniMalloc challenge problems A to K and a SOMAS trace of
+ResNet-50), generated problems of the same kinds whose optimum equals the bound (``challenge``), planted problems cut
+from a full rectangle, and generated traces of large training runs. Baselines in the same run are first fit by size, as
+in most compilers, and best fit by birth. Every packing is checked.
 
-    python bench/bench_packing.py [--effort normal] [--only hard|challenge|somas|planted|large] [--max-buffers 100000]
+``growth`` packs eight kinds of buffers in child processes, up to ``--max-buffers`` of each. Goals for a million: at
+most 1.5 times the lower bound, 20 s of processor time, 2 GB. ``limits`` packs under a time limit, which may be exceeded
+by a fifth, and never gives more than the fallback by birth.
+
+    python bench/bench_packing.py [--effort normal] [--only hard]
+    python bench/bench_packing.py --only growth --max-buffers 1000000
 """
 
 import argparse
 import math
+import multiprocessing
 import os
 import platform
+import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import blas_setting
 import numpy as np
-from packing_instances import challenges, planted, skewed_trace, training_trace
+from packing_instances import KINDS, challenges, planted, rectangles, skewed_trace, training_trace
 
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
+from weftplan.planner.packing.by_birth import pack_by_birth
 from weftplan.planner.packing.hard import search
 from weftplan.planner.packing.problem import peak_of, sectioned
 
@@ -70,16 +79,55 @@ def measured(buffers, effort):
     return packing.ratio, seconds
 
 
+def grown(kind, count, effort):
+    """Pack ``count`` buffers of a kind; return (buffers, peak / lower bound, seconds, most bytes of this process)."""
+    buffers = KINDS[kind](count, 7)
+    ratio, seconds = measured(buffers, effort)
+    return len(buffers[0]), ratio, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def growth(effort, most):
+    """Print a row for each kind and count; each runs in a process of its own, whose memory is printed."""
+    print("| kind | buffers | ratio | s | memory of the process, MB |")
+    print("|---|---|---|---|---|")
+    spawn = multiprocessing.get_context("spawn")
+    for count in (10_000, 100_000, 700_000, 1_000_000):
+        for kind in KINDS if count <= most else ():
+            with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+                buffers, ratio, seconds, nbytes = pool.submit(grown, kind, count, effort).result()
+            print(f"| {kind} | {buffers} | {ratio:.4f} | {seconds:.1f} | {nbytes / 1e6:.0f} |", flush=True)
+
+
+def limits(most):
+    """Print what `pack` returns under time limits, next to the fallback and to the result without a limit."""
+    print("| rectangles | limit, s | wall s | ratio | fallback | without limit |")
+    print("|---|---|---|---|---|---|")
+    for count, limit in ((2_000, 0.3), (10_000, 0.3), (10_000, 1), (30_000, 3), (100_000, 3), (1_000_000, 15)):
+        if count <= most:
+            buffers = rectangles(count, 7)
+            problem = sectioned(*buffers, np.arange(count))
+            fallback = peak_of(problem, pack_by_birth(problem)) / problem.lower_bound()
+            began = time.perf_counter()
+            limited = pack(*buffers, time_limit=limit, effort="fast")
+            wall = time.perf_counter() - began
+            free = pack(*buffers, effort="fast").ratio
+            print(f"| {count} | {limit} | {wall:.2f} | {limited.ratio:.4f} | {fallback:.4f} | {free:.4f} |", flush=True)
+
+
 def main():
     """Measure and print the table and the geometric means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--effort", default="normal", choices=["fast", "normal", "max"])
-    parser.add_argument("--only", choices=["hard", "challenge", "somas", "planted", "large"])
-    parser.add_argument("--max-buffers", type=int, default=100_000, help="largest planted instance")
+    parser.add_argument("--only", choices=["hard", "challenge", "somas", "planted", "large", "growth", "limits"])
+    parser.add_argument("--max-buffers", type=int, default=100_000, help="largest planted or growing instance")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
     print(f"effort {args.effort}; ratio = peak / most live bytes; seconds of processor time; one thread\n")
+    if args.only == "growth":
+        return growth(args.effort, args.max_buffers)
+    if args.only == "limits":
+        return limits(args.max_buffers)
     print("| set | instance | buffers | size first fit | birth best fit | ratio | s |")
     print("|---|---|---|---|---|---|---|")
     ratios = {}

@@ -1,4 +1,5 @@
-"""Generated packing problems: challenges that resemble hard public problems, planted optima, and traces.
+"""Generated packing problems: challenges that resemble hard public problems, planted optima, traces, and any number of
+buffers of eight kinds.
 
 A challenge has a few hundred buffers, and its optimum is its lower bound. Its buffers are cut from a full rectangle of
 1024 x 1024 cells, and some are then removed. All buffers that live at one chosen moment stay, so the rectangle's height
@@ -10,7 +11,8 @@ area empty (G, H).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,3 +258,80 @@ def skewed_trace(n: int, seed: int = 0) -> Buffers:
     life = np.minimum(rng.pareto(0.6, n) * 3 + 1, steps).astype(np.int64)
     lower = rng.integers(0, steps, n)
     return lower, np.minimum(lower + life, steps + 1), size
+
+
+def rectangles(n: int, seed: int = 0) -> Buffers:
+    """Return ``n`` buffers that tile a square of 2**40 cells a side, cut from edge to edge of the largest piece.
+
+    Half of the cuts go across time, the others across memory, at 10 to 90 % of the side.
+    """
+    rng = np.random.default_rng(seed)
+    draws = rng.random((n, 2)).tolist()
+    side = 1 << 40
+    pieces = [(-1.0, 0, side, side)]  # (minus the area, begin, end, size)
+    for where, way in draws[1:]:
+        _, begin, end, size = heapq.heappop(pieces)
+        share = 0.1 + 0.8 * where
+        if way < 0.5:
+            cut = begin + int((end - begin) * share)
+            halves = ((begin, cut, size), (cut, end, size))
+        else:
+            part = int(size * share)
+            halves = ((begin, end, part), (begin, end, size - part))
+        for low, high, height in halves:
+            heapq.heappush(pieces, (-((high - low) / side) * (height / side), low, high, height))
+    table = np.array([piece[1:] for piece in pieces], np.int64)[rng.permutation(n)]
+    return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()
+
+
+def _holed(n: int, seed: int) -> Buffers:
+    lower, upper, size = rectangles(n * 20 // 17, seed)
+    kept = np.sort(np.random.default_rng(seed).permutation(len(lower))[:n])
+    return lower[kept], upper[kept], size[kept]
+
+
+def _trimmed(n: int, seed: int) -> Buffers:
+    lower, upper, size = rectangles(n, seed)
+    rng = np.random.default_rng(seed)
+    return lower, upper - ((upper - lower) * rng.uniform(0, 0.2, n)).astype(np.int64), size - size // 10
+
+
+def _ring(n: int, seed: int) -> Buffers:
+    """Return buffers of similar sizes and random lives, thousands of which are alive together."""
+    rng = np.random.default_rng(seed)
+    lower = rng.integers(0, 4 * n, n)
+    return lower, lower + rng.integers(1, max(n // 5, 2), n), rng.integers(900, 1100, n)
+
+
+def _powers(n: int, seed: int) -> Buffers:
+    rng = np.random.default_rng(seed)
+    lower = rng.integers(0, 4 * n, n)
+    return lower, lower + (1 << rng.integers(0, 14, n)), 256 << rng.integers(0, 16, n)
+
+
+def _comb(n: int, seed: int) -> Buffers:
+    """Return pairs of a buffer that lives for half of the time and one that dies immediately."""
+    step = np.arange(n // 2)
+    size = np.full(n // 2, 1024)
+    return np.r_[step, step], np.r_[step + 1 + n // 2, step + 1], np.r_[size, size + (step + seed) % 7 * 64]
+
+
+def _serving(n: int, seed: int) -> Buffers:
+    """Return requests with Pareto lives and sizes, as of a server."""
+    rng = np.random.default_rng(seed)
+    lower = np.cumsum(rng.integers(0, 3, n))
+    life = np.minimum(rng.pareto(1.1, n) * 50 + 1, n).astype(np.int64)
+    return lower, lower + life, (np.minimum(rng.pareto(0.9, n), 1e4) * 4096 + 512).astype(np.int64)
+
+
+KINDS: dict[str, Callable[[int, int], Buffers]] = {
+    "rectangles": rectangles,
+    "rectangles, 15 % removed": _holed,
+    "rectangles, trimmed": _trimmed,
+    "ring": _ring,
+    "powers of two": _powers,
+    "comb": _comb,
+    "training": lambda n, seed: training_trace(max(n // 1000, 1), 312, seed),
+    "serving": _serving,
+}
+"""Generators of any number of buffers: each takes the number and a seed."""

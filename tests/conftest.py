@@ -195,7 +195,7 @@ def put_back():
             )
     profiler.set_state("stop")
     profiler.recorder.clear()
-    profiler._config.update(profiler._KNOWN)
+    profiler._config.update(profiler._SETTINGS)
 
 
 def set_aside():

@@ -109,6 +109,23 @@ _ABSENT = {
     "numpy_extension": "use the operators of mx.nd and mx.sym",
     "registry": "the classes have register and create themselves, such as mx.optimizer.register",
     "rtc": "kernels in CUDA C are compiled with CuPy: cupy.RawKernel, in an operator of mx.operator",
+    "symbol_doc": "help(mx.sym.Convolution) shows an operator's documentation; SymbolDoc.get_output_shape is "
+    "symbol.infer_shape(...)[1]",
+    "ndarray_doc": "help(mx.nd.Convolution) shows an operator's documentation",
+    "kvstore.kvstore_server": "weftplan launch starts what a dist store needs, servers too",
+    "api": "the functions of mx.nd and mx.sym are plain Python",
+    "libmxnet": "nothing here is a C library",
+    "space": "nothing here is tuned by TVM",
+    **{
+        f"{array}.{part}": "write mx.nd or mx.sym, or NumPy itself"
+        for array in ("ndarray", "symbol")
+        for part in (
+            "numpy",
+            "numpy_extension",
+            "register",
+            *(f"gen_{kind}" for kind in ("_internal", "contrib", "image", "linalg", "op", "random", "sparse")),
+        )
+    },
     "th": "functions of PyTorch are called in an operator of mx.operator",
 }
 """Modules of MXNet 1.9.1 that are absent on purpose, with their replacement."""
@@ -123,7 +140,10 @@ _DEEPER = {
     "io.io": "data.iterators",
     "kvstore.kvstore": "kvstore",
     "misc": "training.optimizers.lr_scheduler",
-    "module.executor_group": "training.executor_group",
+    "module.executor_group": "training.mxnet_training",
+    "ndarray.utils": "ndarray",
+    "contrib.ndarray": "ndarray.contrib",
+    "contrib.symbol": "symbol.contrib",
     "ndarray.ndarray": "ndarray",
     "notebook.callback": "compat.notebook",
     "optimizer.optimizer": "training.optimizers.optimizer",

@@ -71,9 +71,9 @@ class Setting:
 
 
 _lock = consistent_in_children(Lock())
-_first: dict[str, Setting] = {}
+_first_values: dict[str, Setting] = {}
 """Settings returned by :func:`process`, by canonical name. Guarded by ``_lock``."""
-_where: dict[str, str] = {}
+_origins: dict[str, str] = {}
 """Lines outside the package that caused these first readings. Guarded by ``_lock``."""
 _warned: set[tuple[str, str]] = set()
 """(canonical name, text) pairs of warnings already issued. Guarded by ``_lock``."""
@@ -153,38 +153,38 @@ def process(name: str) -> Any:
     """
     variable = _find(name)
     with _lock:
-        first = _first.get(variable.name)
-    if first is None:
-        now = lookup(name)
+        initial = _first_values.get(variable.name)
+    if initial is None:
+        current = lookup(name)
         with _lock:
             # Two threads may race to the first call; `setdefault` gives both the value stored first.
-            first = _first.setdefault(variable.name, now)
-            _where.setdefault(variable.name, _caller())
-    _warn_if_late(variable, first)
-    return first.value
+            initial = _first_values.setdefault(variable.name, current)
+            _origins.setdefault(variable.name, _caller())
+    _warn_if_late(variable, initial)
+    return initial.value
 
 
 def warn_of_late_changes(group: str) -> None:
     """Warn of every variable of a group whose value has changed since :func:`process` returned it."""
     read = _current_read()
-    if read.unchanged.get(group) == len(_first):  # settings are only added
+    if read.unchanged.get(group) == len(_first_values):  # settings are only added
         return
     with _lock:
-        known = list(_first.values())
-    for first in known:
-        if first.variable.group == group:
-            _warn_if_late(first.variable, first)
-    read.unchanged[group] = len(known)
+        settings = list(_first_values.values())
+    for setting in settings:
+        if setting.variable.group == group:
+            _warn_if_late(setting.variable, setting)
+    read.unchanged[group] = len(settings)
 
 
-def _warn_if_late(variable: Variable, first: Setting) -> None:
+def _warn_if_late(variable: Variable, initial: Setting) -> None:
     _, text = _raw(variable)
-    if text != first.text:
+    if text != initial.text:
         warn_once(
             variable.name,
-            f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when what it "
-            f"shapes was first made ({_where.get(variable.name)}), and {first.value} stays in force; set it before the "
-            f"process starts",
+            f"{variable.name} changed from {_shown(initial.text)} to {_shown(text)} too late: it was read when what it "
+            f"shapes was first made ({_origins.get(variable.name)}), and {initial.value} stays in force; set it before "
+            f"the process starts",
         )
 
 
@@ -287,7 +287,7 @@ def nearest(name: str) -> str | None:
     >>> nearest("MXNET_CPU_WORKER_NTHREAD"), nearest("MXNET_SOMETHING_ELSE")
     ('MXNET_CPU_WORKER_NTHREADS', None)
     """
-    upper = {known.upper(): known for known in _BY_NAME}
+    upper = {name.upper(): name for name in _BY_NAME}
     near = difflib.get_close_matches(name.upper(), upper, n=1, cutoff=0.8)
     return upper[near[0]] if near else None
 
@@ -377,6 +377,6 @@ def _reset_for_tests() -> None:
     """Forget the settings that :func:`process` has returned."""
     _current_read().unchanged.clear()
     with _lock:
-        _first.clear()
-        _where.clear()
+        _first_values.clear()
+        _origins.clear()
         _warned.clear()

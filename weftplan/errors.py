@@ -25,13 +25,13 @@ def listed(names: Iterable[object]) -> str:
     return f"[{', '.join(map(repr, every[:_LISTED]))}, … {len(every) - _LISTED} more]"
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, candidates: Iterable[str]) -> str:
     """Return ``did you mean 'weight'? `` with the nearest name and a trailing space, or nothing if no name is near.
 
     >>> did_you_mean("wieght", ["data", "weight"]), did_you_mean("x", ["data", "weight"])
     ("did you mean 'weight'? ", '')
     """
-    every = list(known)
+    every = list(candidates)
     near = [same for same in _SAME.get(str(name), ()) if same in every]
     near = near or difflib.get_close_matches(str(name), every, n=1)
     near = near or [
@@ -168,6 +168,10 @@ class DTypeError(MXNetError, TypeError):
 
 class IndexRangeError(MXNetError, IndexError):
     """An index is out of range."""
+
+
+class FixedAttributeError(MXNetError, AttributeError):
+    """An attribute was assigned that describes an object and cannot change, such as the shape of an array."""
 
 
 class UnknownOperatorError(MXNetError, AttributeError):

@@ -39,16 +39,16 @@ class _Safe:
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take the lock; without ``blocking`` only if it is free. A ``try`` must follow directly."""
-        taken: bool
-        for taken in self._taking if blocking else self._trying:
-            return taken
+        acquired: bool
+        for acquired in self._taking if blocking else self._trying:
+            return acquired
         raise AssertionError("unreachable: a lock returns True or False, never None")
 
     def acquire_soon(self) -> bool:
         """Take the lock if it becomes free within a tenth of a second. A ``try`` must follow directly."""
-        taken: bool
-        for taken in self._waiting:
-            return taken
+        acquired: bool
+        for acquired in self._waiting:
+            return acquired
         raise AssertionError("unreachable: a lock returns True or False, never None")
 
 
@@ -88,14 +88,14 @@ def consistent_in_children(lock: AnySafe) -> AnySafe:
 
     Holders of such a lock must not wait for operations, nor for anything that a forking thread may hold.
     """
-    _whole.add(lock)
+    _consistent.add(lock)
     return lock
 
 
 AnySafe = TypeVar("AnySafe", bound=_Safe)
 Member = TypeVar("Member")
 _freed: weakref.WeakSet[_Safe] = weakref.WeakSet()
-_whole: weakref.WeakSet[_Safe] = weakref.WeakSet()
+_consistent: weakref.WeakSet[_Safe] = weakref.WeakSet()
 _PATIENCE_S = 1.0
 
 
@@ -124,17 +124,17 @@ def _take_all() -> None:
     If a lock is busy, release all, wait for it, and take it first in the next attempt.
     """
     end = time.monotonic() + _PATIENCE_S
-    first: list[_Safe] = []
+    locks: list[_Safe] = []
     while time.monotonic() < end:  # limited, because this thread may itself hold one further up its stack
-        for lock in first:
+        for lock in locks:
             if lock.acquire_soon():
                 _fork.held.append(lock)
-        for lock in members(_whole):
+        for lock in members(_consistent):
             if lock in _fork.held:
                 continue
             if not lock.acquire(blocking=False):
                 _let_all_go()
-                first = [lock]
+                locks = [lock]
                 break
             _fork.held.append(lock)
         else:
@@ -149,7 +149,7 @@ def _let_all_go() -> None:
 def _renew() -> None:
     """In a forked child: reset every lock, whatever its holder and waiters."""
     _fork.held.clear()
-    for lock in [*members(_freed), *members(_whole)]:
+    for lock in [*members(_freed), *members(_consistent)]:
         type(lock).__init__(lock)  # type: ignore[call-arg]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import weftplan as mx
-from weftplan.profiler.recorder import Recorder
+from weftplan.profiler.recorder import EventRecorder
 from weftplan.profiler.trace_file import write_trace
 from weftplan.support.atomic_files import put, replacing
 from weftplan.training.optimizers import optimizer as optimizers
@@ -27,7 +27,7 @@ def write_states(path: Path) -> None:
 
 def write_empty_trace(path: Path) -> None:
     """Write the profile of an empty recorder."""
-    write_trace(Recorder(), path)
+    write_trace(EventRecorder(), path)
 
 
 WRITERS = {

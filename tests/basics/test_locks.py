@@ -258,10 +258,10 @@ def test_two_threads_fork_concurrently():
 def test_dropped_lock_is_forgotten():
     """A lock that is deleted is removed from the set of locks that a fork acquires."""
     lock = consistent_in_children(Lock())
-    assert lock in locks._whole
-    before = len(locks._whole)
+    assert lock in locks._consistent
+    before = len(locks._consistent)
     del lock
-    assert len(locks._whole) == before - 1
+    assert len(locks._consistent) == before - 1
 
 
 def test_members_of_a_set_that_another_thread_changes():

@@ -15,7 +15,7 @@ def name():
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    logger._init_done = False
+    logger._is_configured = False
 
 
 def test_a_file(name, tmp_path):

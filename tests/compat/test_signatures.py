@@ -12,20 +12,16 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from weftplan.ops.core import registry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "data" / "signatures.txt"
 
 EXCEPTIONS = {
-    "*.BatchNorm_v1": "the moving statistics are inputs by position, as for `BatchNorm`",
-    "*.Pooling_v1": "the parameters are those of `Pooling`",
     "io.Image*RecordIter*": "`path_imgrec` is required; an empty path fails in MXNet",
     "io.ImageRecord*Int8Iter*": "as `ImageRecordIter`",
 }
 """Patterns of paths that differ, with the reason that docs/mxnet-differences.md gives."""
-
-
-PENDING = ("fit", "score", "predict", "iter_predict", "update_metric")
 
 
 def read():
@@ -109,7 +105,7 @@ def test_every_callable_takes_the_parameters_of_mxnet():
     wrong, used, count = {}, set(), 0
     for path, theirs in MXNET.items():
         value, method = resolve(path)
-        if value is None or path.rpartition(".")[2] in PENDING:
+        if value is None:
             continue
         count += 1
         found = differences(theirs, value, method)
@@ -161,6 +157,16 @@ def test_too_many_arguments_name_the_order(call, text):
     """An argument at a position that MXNet does not have is refused with MXNet's order, never by a bare TypeError."""
     with pytest.raises(mx.MXNetError, match=text):
         call()
+
+
+def test_calls_follow_the_shown_signatures():
+    """The arguments of a call get the names that the operator's signature shows, for every operator."""
+    for name in registry.names(aliases=False):
+        op = registry.get(name)
+        shown = inspect.signature(getattr(mx.nd._internal, name)).parameters.values()
+        order = [p.name for p in shown if p.kind is p.POSITIONAL_OR_KEYWORD]
+        inputs, named = registry.by_position(op, tuple(order), {}, ("out", "name"))
+        assert {**dict(zip(order, inputs, strict=False)), **named} == {one: one for one in order}, name
 
 
 def test_positions_mean_what_they_mean_in_mxnet():

@@ -18,7 +18,7 @@ def test_a_description_is_a_pair():
     assert net.infer_shape(**dict(it.provide_data))[1] == [(3, 4)]
     (desc,) = it.provide_label
     for duplicate in (desc, copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))):
-        assert (duplicate.name, duplicate.shape, str(duplicate.dtype), duplicate.layout) == ("b", (3,), "int32", "NCHW")
+        assert (duplicate.name, duplicate.shape, duplicate.dtype, duplicate.layout) == ("b", (3,), np.int32, "NCHW")
         assert duplicate == ("b", (3,))
     assert repr(desc) == "DataDesc[b,(3,),int32,NCHW]"
 

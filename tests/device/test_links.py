@@ -146,9 +146,9 @@ def test_dropped_memory_leaves_address_table():
         simulated_device._memory._remove_dead()
         before = len(simulated_device._memory)
         raw = place.allocate(1000)
-        assert simulated_device._memory.place(raw[10:]) == 97
+        assert simulated_device._memory.device_index(raw[10:]) == 97
         del raw
-        assert simulated_device._memory.place(np.zeros(1)) == HOST
+        assert simulated_device._memory.device_index(np.zeros(1)) == HOST
         assert len(simulated_device._memory) == before
 
 
@@ -169,10 +169,10 @@ def test_memory_of_a_finalizer_is_noted_in_the_middle():
                 dropped.pop()
             array = np.zeros(16)
             kept.add(array, place)
-            assert kept.place(array[1:]) == place
+            assert kept.device_index(array[1:]) == place
             kept.remove(array)
-            assert kept.place(array) == HOST
-            assert kept.place(first[3:]) == 7
+            assert kept.device_index(array) == HOST
+            assert kept.device_index(first[3:]) == 7
 
         more = run_with(files, step, lambda: use(1), lambda: use(2))
         dropped.clear()

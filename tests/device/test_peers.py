@@ -53,7 +53,7 @@ def test_non_peers_copy_through_the_host(monkeypatch, why):
              "corrupt": "a check of peer access brought other bytes"}  # fmt: skip
     with place("standin") as context:
         if why == "off":
-            monkeypatch.setattr(config, "_first", {})
+            monkeypatch.setattr(config, "_first_values", {})
             monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", "0")
         elif why == "apart":
             machine.apart |= {(0, 1), (1, 2)}
@@ -73,7 +73,7 @@ def test_non_peers_copy_through_the_host(monkeypatch, why):
 @pytest.mark.parametrize(("setting", "text"), [("1", "(peer access)"), ("0", "(through the host)")])
 def test_a_trace_says_which(monkeypatch, setting, text):
     """The name of a copy in a trace contains its route."""
-    monkeypatch.setattr(config, "_first", {})
+    monkeypatch.setattr(config, "_first_values", {})
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", setting)
     with place("standin") as context:
         x = mx.nd.ones((3,), ctx=context(0))

@@ -191,7 +191,7 @@ def test_a_host_stream_waits_for_a_device(place):
         place.launch(lambda: x.fill(1))
     event = stream.record()
     device.get(device.cpu()).new_stream().wait(event)
-    assert event.done
+    assert event.completed
     assert x[0] == 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks.tiles import Grid
+from weftplan.tasks.tiles import TileGrid
 
 ENGINE = engine.create("NaiveEngine")
 
@@ -27,7 +27,7 @@ def tiles_in_memory(array, tile, view):
 
 def tiles_reported(array, tile, view):
     """Return for each tile whether the grid reports it for ``view``, and whether the view extends beyond the array."""
-    grid = Grid(array, tile, ENGINE)
+    grid = TileGrid(array, tile, ENGINE)
     actual, beyond = grid.touched(view)
     return [var in set(actual) for var in grid.vars], beyond
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 
 Range = tuple[int, int]
 """(address, end address)."""
@@ -66,7 +66,7 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
     return results
 
 
-def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
+def _touched(executor: Any, step: PreparedStep) -> tuple[list[Range], list[Range]]:
     """Return the bytes that a step may read, and those that it may write."""
     op = step.node.op
     assert op is not None

@@ -249,14 +249,14 @@ def test_starved_run_releases_memory_and_starts_over(room, monkeypatch):
     ctx, _, want = room
     executor = bound(ctx)
     assert step(executor) == want
-    count, calls, threads, let = executor.allocated_bytes // 4, [], [], idle.Idleness._let_others_go_first
+    count, calls, threads, let = executor.allocated_bytes // 4, [], [], idle.Idleness._yield_memory
 
     def let_one_go_and_drop_its_array(pool_of_run):
         let(pool_of_run)
         if threads:
             threads[0]()
 
-    monkeypatch.setattr(idle.Idleness, "_let_others_go_first", let_one_go_and_drop_its_array)
+    monkeypatch.setattr(idle.Idleness, "_yield_memory", let_one_go_and_drop_its_array)
 
     def prepare():
         calls.append(None)

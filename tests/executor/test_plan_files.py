@@ -106,7 +106,7 @@ def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
 
 def plan_of(symbol: Any) -> PlannedGraph:
     """Return the only cached plan of a symbol."""
-    ((_, actual),) = symbol.kept.plans
+    ((_, actual),) = symbol.cached_plans.plans
     return actual
 
 

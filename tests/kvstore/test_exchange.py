@@ -322,7 +322,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     """With ``MXNET_ENABLE_GPU_P2P=1`` GPUs copy gradients directly; with 0, through page-locked host memory."""
-    monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
+    monkeypatch.setattr(config, "_first_values", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]

@@ -171,7 +171,7 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
     """If a rank is lost while a generation forms, all ranks meet in the generation of its replacement."""
     first, second, lost = make_formations(tmp_path, 3)
     first.job.set_joinable(True)
-    steps = {0: first.reconnect(), 1: second.again()}
+    steps = {0: first.reconnect(), 1: second.reconnect()}
     dying = lost.reconnect()
     for _ in range(3):
         for one in steps.values():

@@ -3,6 +3,7 @@
 import base64
 import os
 import pickle
+import pickletools
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_arrays_and_settings():
     np.testing.assert_array_equal(states[0].asnumpy(), np.array(MOMENTUM, "float32"))
     assert (sorted(states), states[1].shape, counts) == ([0, 1], (4,), {})
     states, _ = read(HALF)
-    assert [(a.shape, str(a.dtype)) for a in states[1]] == [((4,), "float32")] * 2
+    assert [(a.shape, a.dtype) for a in states[1]] == [((4,), np.float32)] * 2
     np.testing.assert_allclose(states[0][1].asnumpy()[0], [0.988318145275116, 0.9734165668487549, 0.9657760858535767])
     states, counts = read(ADAM)
     assert counts == {0: 3, 1: 3}
@@ -150,3 +151,33 @@ def test_damage(text):
         except FormatError:
             refused += 1
     assert refused > 1000
+
+
+@pytest.mark.parametrize(("name", "settings"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("sgd", {}), ("ftrl", {})])
+def test_states_in_the_form_of_mxnet(name, settings, tmp_path):
+    """States that are written in MXNet's form are a pickle of its arrays alone, and are read here like its own."""
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), name="softmax")
+    module = mx.mod.Module(net)
+    module.bind([("data", (2, 3))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore=None, optimizer=name, optimizer_params=settings)
+    batch = mx.io.DataBatch([mx.nd.array(np.arange(6).reshape(2, 3))], [mx.nd.array([0, 1])])
+    module.forward_backward(batch)
+    module.update()
+    path = tmp_path / "net.states"
+    module.save_optimizer_states(path, mxnet=True)
+    names = {argument for code, argument, _ in pickletools.genops(path.read_bytes()) if code.name == "GLOBAL"}
+    assert names <= {"mxnet.ndarray.ndarray NDArray", "builtins bytearray"}
+    before = dict(module._updater.states)
+    module._updater.states = {}
+    module.load_optimizer_states(path)
+    assert module._updater.states.keys() == before.keys()
+    for key, state in before.items():
+        for ours, theirs in zip(flat(state), flat(module._updater.states[key]), strict=True):
+            np.testing.assert_array_equal(ours.asnumpy(), theirs.asnumpy())
+
+
+def flat(state):
+    """Return the arrays of a state."""
+    parts = state if isinstance(state, (tuple, list)) else []
+    return [state] if isinstance(state, mx.nd.NDArray) else [array for part in parts for array in flat(part)]

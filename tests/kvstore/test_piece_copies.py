@@ -54,9 +54,9 @@ def test_compiled_loops_write_what_numpy_writes(dtype):
 
 
 def test_large_moves_bypass_the_caches(monkeypatch):
-    """Arrays of at least ``ONE_CALL`` bytes are moved without the compiled call; the results have NumPy's bits."""
+    """Arrays of at least ``SINGLE_CALL`` bytes are moved without the compiled call; the results have NumPy's bits."""
     want = run_moves(Mover(compiled=False), "float32")
-    monkeypatch.setattr(piece_copies, "ONE_CALL", 0)
+    monkeypatch.setattr(piece_copies, "SINGLE_CALL", 0)
     monkeypatch.setattr(slots.COMPILED_PIECES, "value", pytest.fail)
     for one, second in zip(run_moves(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, second)

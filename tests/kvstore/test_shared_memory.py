@@ -73,7 +73,7 @@ def test_room_grows_and_is_read_only_for_others():
     """The other process reads arrays of any size and cannot write to them; reading beyond the area is an error."""
     first, second = make_two_ends()
     for size in (10, 3_000_000, 5):
-        area = first.own.shares
+        area = first.mine.shares
         area.reach(size)
         area.payload[:size] = np.arange(size) % 251
         seen = second.shares(0, size)
@@ -90,7 +90,7 @@ def test_hostile_lengths_are_errors():
     first, second = make_two_ends()
     first.send(b"")
     second.send(b"")
-    second.own.shares.words[1 + 8192 // 8] = SIZE + 1
+    second.mine.shares.words[1 + 8192 // 8] = SIZE + 1
     with pytest.raises(KVStoreError, match=f"rank 1 sent {SIZE + 1} bytes"):
         first.received(1)
 

@@ -83,7 +83,7 @@ def test_creation_functions():
     np.testing.assert_array_equal(nd.full((2, 2), [1, 2]).asnumpy(), [[1, 2], [1, 2]])
     np.testing.assert_array_equal(nd.full((2,), nd.array([3]), dtype="int8").asnumpy(), [3, 3])
     with pytest.raises(ParameterError, match="cannot assign str"):
-        nd.full((2,), "7")
+        nd.full((2,), "seven")
     assert nd.zeros((0, 3)).asnumpy().shape == (0, 3)
     assert nd.array(5.0).shape == ()
 

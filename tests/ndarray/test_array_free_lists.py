@@ -86,13 +86,13 @@ def test_free_lists_are_bounded_and_drained(x):
         kept = [square(x) for _ in range(200)]
         del kept
         release.sweep(everything=True)
-        assert 0 < pool.statistics().live <= release._ROOM
-        for size in range(1, 2 * release._MOST_FREE_LISTS):
+        assert 0 < pool.statistics().live <= release._CAPACITY
+        for size in range(1, 2 * release._MAX_FREE_LISTS):
             one = nd.ones((size,), ctx=CTX)
             one.wait_to_read()
             for _ in range(2):
                 one + one
-        assert len(release.dead.free_lists) <= release._MOST_FREE_LISTS
+        assert len(release.dead.free_lists) <= release._MAX_FREE_LISTS
         del one
         nd.waitall()
         release.drain()

@@ -132,9 +132,9 @@ def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
         assert not inline_calls.write_inline(lambda x, out: None, (a,), (a, a[0:2]), (0,))
-        assert inline_calls.copy_inline(pushing.Value(2.0), a)
+        assert inline_calls.copy_inline(pushing.KernelValue(2.0), a)
         monkeypatch.setattr(MAKE_ROOM, "value", lambda context, arrays: ())
-        assert not inline_calls.copy_inline(pushing.Value(2.0), a)
+        assert not inline_calls.copy_inline(pushing.KernelValue(2.0), a)
 
 
 @pytest.mark.parametrize(("values", "inline"), [(1 << 17, True), ((1 << 17) + 1, False)])

@@ -250,8 +250,8 @@ def test_dtypes_of_draws_in_every_spelling(dtype):
     float64, which NumPy compares equal to None, is still recognized.
     """
     for inputs in (dtype, np.dtype(dtype), np.dtype(dtype).type):
-        assert mx.random.normal(0, 1, shape=(2,), dtype=inputs).dtype == dtype
-        assert mx.random.uniform(0, 1, shape=(2,), dtype=inputs).dtype == dtype
+        assert mx.random.normal(0, 1, shape=(2,), dtype=inputs).dtype is np.dtype(dtype).type
+        assert mx.random.uniform(0, 1, shape=(2,), dtype=inputs).dtype is np.dtype(dtype).type
     assert mx.random.normal(0, 1, shape=(2,), dtype="None").dtype == np.float32
     assert mx.random.randint(0, 9, shape=(2,), dtype=np.dtype("int64")).dtype == np.int64
     assert mx.random.randint(0, 9, shape=(2,), dtype="None").dtype == np.int32

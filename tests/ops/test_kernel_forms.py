@@ -11,7 +11,6 @@ import weftplan.ops
 from tests.support.together import together
 from weftplan.ops.core import registry
 from weftplan.ops.core.forms import ArrayKernel, ChosenKernel, ContextKernel, context_kernel, kernel, workspace_kernel
-from weftplan.ops.core.kernels import KernelWithBare
 from weftplan.ops.core.node_call import NodeCall, bare_call
 from weftplan.ops.core.rules import same_dtype, same_shape
 from weftplan.ops.core.schema import Op, OpContext, TensorSpec
@@ -26,8 +25,7 @@ FLOAT = np.dtype(np.float32)
 
 def kernel_form(op):
     """Return the kernel form of ``op`` that wraps its author's function; None for another kind of kernel."""
-    actual = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
-    return actual if isinstance(actual, (ArrayKernel, ContextKernel)) else None
+    return op.forward if isinstance(op.forward, (ArrayKernel, ContextKernel)) else None
 
 
 OPERATORS = [
@@ -172,7 +170,7 @@ def test_a_kernel_of_a_workspace_is_prepared():
 
 
 def test_a_chosen_kernel_is_called_in_every_way():
-    """The parameters choose the kernel, the kernel's own parameters, and whether the call can be prepared."""
+    """The parameters choose the kernel, the kernel's own parameters, and whether the call can be replayed."""
 
     @kernel
     def scaled(xp, p, x, out):
@@ -198,8 +196,8 @@ def test_a_chosen_kernel_is_called_in_every_way():
     assert out.tolist() == [5.0] * 3
 
 
-def test_only_what_depends_on_the_run_is_not_prepared():
-    """Every operator can be prepared, except those that draw numbers, ask for training, or place unwanted outputs."""
+def test_only_what_depends_on_the_run_is_not_replayed():
+    """Every operator can be replayed, except those that draw numbers, ask for training, or place unwanted outputs."""
     asking = {
         "BatchNorm",
         "BatchNorm_v1",
@@ -210,7 +208,8 @@ def test_only_what_depends_on_the_run_is_not_prepared():
     }
     asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
     operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
-    assert {op.name for op in operators if not hasattr(op.forward, "prepare") and not op.random} == asking
+    kernels = {op.name: op.forward for op in operators if not op.random and not isinstance(op.forward, ChosenKernel)}
+    assert {name for name, one in kernels.items() if not getattr(one, "replayable", False)} == asking
 
 
 def test_the_gradient_of_leaky_relu_is_elementwise():

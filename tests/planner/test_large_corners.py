@@ -80,7 +80,10 @@ def test_leaf_parts_of_random_lifetimes(seed: int) -> None:
         elif kind == 2:
             upper = np.where(rng.random(n) < 0.5, times + 5, upper)
         problem = sectioned(lower, upper, rng.integers(1, 9, n), np.arange(n))
-        actual, expected = leaf_parts(problem), layer_by_layer(problem)
+        (offsets, actual), steps = leaf_parts(problem), layer_by_layer(problem)
+        expected = [(base, part) for base, part in steps if len(part) > 1]
+        alone = {int(part.index[0]): base for base, part in steps if len(part) == 1}
+        assert offsets.tolist() == [alone.get(k, 0) for k in range(n)]
         assert [base for base, _ in actual] == [base for base, _ in expected]
         for (_, part), (_, second) in zip(actual, expected, strict=True):
             assert part.sections == second.sections
@@ -88,8 +91,9 @@ def test_leaf_parts_of_random_lifetimes(seed: int) -> None:
                 assert getattr(part, field).tolist() == getattr(second, field).tolist()
 
 
-def test_nested_lifetimes_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5,000 nested lifetimes each buffer is copied once."""
+@pytest.mark.parametrize("twins", [1, 2])
+def test_nested_lifetimes_are_copied_once(twins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5,000 nested lifetimes each buffer is copied at most once, and a buffer without a twin never."""
     taken = 0
     take = Problem.take
 
@@ -100,9 +104,11 @@ def test_nested_lifetimes_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Problem, "take", counted)
     n = 5000
-    problem = sectioned(np.arange(n), 2 * n - np.arange(n), np.full(n, 8), np.arange(n))
-    assert len(leaf_parts(problem)) == n
-    assert taken == n
+    level = np.arange(n) // twins
+    problem = sectioned(level, 2 * n - level, np.full(n, 8), np.arange(n))
+    offsets, leaves = leaf_parts(problem)
+    assert len(leaves) == taken // 2 == (0 if twins == 1 else n // 2)
+    assert offsets.tolist() == ([8 * k for k in range(n)] if twins == 1 else [0] * n)
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])

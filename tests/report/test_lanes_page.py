@@ -7,7 +7,7 @@ import json
 import re
 
 import weftplan as mx
-from weftplan.profiler.recorder import MemorySample, Recorder, UserRecord, recorder
+from weftplan.profiler.recorder import EventRecorder, MemorySample, UserRecord, recorder
 from weftplan.report.lanes_html import KINDS, lanes_html
 
 
@@ -38,7 +38,7 @@ def test_what_ran_is_on_the_page() -> None:
     assert f"{len(recorder.operations):,} operations ran on" in page
 
 
-def live_sums(recording: Recorder) -> set[int]:
+def live_sums(recording: EventRecorder) -> set[int]:
     """Return every sum of one reading of each context, which the page may show as live bytes."""
     readings: dict[str, set[int]] = {}
     for sample in recording.memory:
@@ -49,7 +49,7 @@ def live_sums(recording: Recorder) -> set[int]:
 
 def test_live_bytes_are_those_of_contexts_alone() -> None:
     """The page adds up the live bytes of contexts, not those of the process or of a whole GPU."""
-    recording = Recorder()
+    recording = EventRecorder()
     recording.operations.append(("add", None, "q", "worker", 50, 60, 90, 1))
     recording.memory += [
         MemorySample(10, "live bytes cpu(0)", 100, is_live=True),
@@ -64,7 +64,7 @@ def test_live_bytes_are_those_of_contexts_alone() -> None:
 
 def test_spans_of_users_have_lanes_of_their_own() -> None:
     """A user's spans are in a lane of their own."""
-    recording = Recorder()
+    recording = EventRecorder()
     recording.user.append(UserRecord("span", "mine", "load", "MainThread", 1000, 5000, 0.0))
     data = page_data(lanes_html(recording))
     assert data["lanes"] == [{"name": "yours: MainThread", "spans": [[0.0, 4.0, 0, 0.0]]}]
@@ -73,4 +73,4 @@ def test_spans_of_users_have_lanes_of_their_own() -> None:
 
 def test_nothing_recorded() -> None:
     """Without records the page names the function that starts recording."""
-    assert "Nothing was recorded: call mx.profiler.set_state" in lanes_html(Recorder()).replace("&#x27;", "'")
+    assert "Nothing was recorded: call mx.profiler.set_state" in lanes_html(EventRecorder()).replace("&#x27;", "'")

@@ -124,7 +124,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 def test_large_plans_show_the_largest_buffers(plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit only the largest buffers are shown, with the number of the others."""
-    monkeypatch.setattr(module, "MOST_BARS", 5)
+    monkeypatch.setattr(module, "MAX_BARS", 5)
     page = plan.to_html()
     shown = [row[module.COLUMNS.index("nbytes")] for row in page_data(page)["rows"]]
     assert shown == sorted((bar.nbytes for bar in plan.bars()), reverse=True)[:5]

@@ -74,7 +74,7 @@ def test_metadata(wheel: Path):
     assert "'weftplan[examples]'" in page
     required = metadata.get_all("Requires-Dist") or []
     runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
-    assert runtime == {"numpy", "rich", "click", "threadpoolctl", "llvmlite"}
+    assert runtime == {"numpy", "click", "threadpoolctl", "llvmlite"}
     extras = {"cuda12", "cuda13", "mpi", "plot", "examples", "fast", "test", "dev"}
     assert extras <= set(metadata.get_all("Provides-Extra") or [])
     assert "weftplan = weftplan.cli:main" in commands

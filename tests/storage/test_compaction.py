@@ -73,7 +73,7 @@ def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
-    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
+    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first_chunk)
     with storage.using(MAKERS["growth"](limited_device(ctx, 16))):
         held = scattered_arrays(ctx)
         if fits:

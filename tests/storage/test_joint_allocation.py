@@ -101,7 +101,7 @@ def test_impossible_operation_takes_no_memory(room):
         with pytest.raises(OutOfMemoryError):
             result.wait_to_read()
         assert not result.chunk.allocated
-        assert not result.chunk.away
+        assert not result.chunk.is_offloaded
     for value, array in enumerate(arrays):
         with pytest.raises(OutOfMemoryError):  # the operation would have written it
             array.wait_to_read()
@@ -119,14 +119,14 @@ def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
     ctx, _ = room
     arrays = make_arrays(ctx, 4)
     looks, waits = threading.Event(), threading.Event()
-    await_one = joint_allocation._await_one
+    await_completion = joint_allocation._await_completion
 
     def noted(begun, end):
         if begun:
             waits.set()
-        await_one(begun, end)
+        await_completion(begun, end)
 
-    monkeypatch.setattr(joint_allocation, "_await_one", noted)
+    monkeypatch.setattr(joint_allocation, "_await_completion", noted)
 
     def read():
         with joint_allocation.Look():
@@ -177,10 +177,10 @@ def test_prefetch_does_not_wait_for_memory(room):
     """A prefetch without memory returns without an error; a later read restores the array."""
     ctx, _ = room
     arrays = make_arrays(ctx, 3)
-    away = next(array for array in arrays if array.chunk.away)
+    away = next(array for array in arrays if array.chunk.is_offloaded)
     views = [array.raw() for array in arrays if array is not away]
     spill_ahead._bring_back(weakref.ref(away.chunk))
-    assert away.chunk.away
+    assert away.chunk.is_offloaded
     assert not relief.starved_threads()
     views.clear()
     assert [float(array.asnumpy()[5]) for array in arrays] == [0, 1, 2]
@@ -198,7 +198,7 @@ def test_interrupt_frees_taken_memory(room):
 
     with pytest.raises(KeyboardInterrupt):
         joint_allocation.run(lambda: [arrays[0].raw(), stop()], lambda _: None)
-    assert joint_allocation._here.attempt is None
+    assert joint_allocation._attempts.attempt is None
     assert not joint_allocation._looks
     arrays[0] += arrays[1]
     assert arrays[0].asnumpy()[5] == 1

@@ -32,7 +32,7 @@ class Ending:
 def test_pool_survives_the_end_of_recording(make, monkeypatch):
     """A pool allocates, frees and empties its cache although recording ends during each call."""
     pool = make() if make is not AutoGrowth else AutoGrowth(get(cpu()))
-    lying = Ending("recorder", recording.Recorder(100), recording)
+    lying = Ending("recorder", recording.StorageRecorder(100), recording)
     monkeypatch.setattr(ledger, "recording", lying)
     monkeypatch.setattr(chunks, "recording", lying)
     for _ in range(6):
@@ -50,7 +50,7 @@ def test_pushes_survive_the_end_of_recording(monkeypatch):
     lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):
         monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "MAKE_ROOM", lying)
-    monkeypatch.setattr(inline_calls, "recording", Ending("recorder", recording.Recorder(100), recording))
+    monkeypatch.setattr(inline_calls, "recording", Ending("recorder", recording.StorageRecorder(100), recording))
     for size in (3, 100_000):
         ones = mx.nd.array(np.ones(size, np.float32))
         for _ in range(8):

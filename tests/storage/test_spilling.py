@@ -68,9 +68,9 @@ def test_least_recently_used_array_is_spilled(folder):
         a, b = make_arrays(ctx, 2)
         a.asnumpy()
         c = mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
-        assert [one.chunk.away for one in (a, b, c)] == [False, True, False]
+        assert [one.chunk.is_offloaded for one in (a, b, c)] == [False, True, False]
         b.asnumpy()
-        assert [one.chunk.away for one in (a, b, c)] == [True, False, False]
+        assert [one.chunk.is_offloaded for one in (a, b, c)] == [True, False, False]
         del a, b, c
         settled()
 
@@ -84,15 +84,15 @@ def test_memory_with_views_is_not_spilled(folder):
         part = b.chunk.part(0, 100)
         with pytest.raises(OutOfMemoryError):
             mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
-        assert not a.chunk.away
-        assert not b.chunk.away
+        assert not a.chunk.is_offloaded
+        assert not b.chunk.is_offloaded
         a[:] = 9
         a.wait_to_read()
         assert (view == 9).all()
         del view, part
         settled()
         c = mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
-        assert a.chunk.away or b.chunk.away
+        assert a.chunk.is_offloaded or b.chunk.is_offloaded
         assert (a.asnumpy() == 9).all()
         del a, b, c
         settled()
@@ -135,7 +135,7 @@ def test_limit_of_a_home_is_respected():
         with pytest.raises(OutOfMemoryError, match="host has 32,768 bytes, too few are left"):
             mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx).asnumpy()
         settled()
-        assert [one.chunk.away for one in held] == [True, True, False, False]
+        assert [one.chunk.is_offloaded for one in held] == [True, True, False, False]
         assert held.pop().asnumpy()[0] == 3
         settled()
         assert [float(x.asnumpy()[0]) for x in held] == [0, 1, 2]
@@ -211,7 +211,7 @@ def test_variable_enables_spilling(monkeypatch, folder):
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
         config._reset_for_tests()
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
-        monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
+        monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first_chunk)
         with storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
             held = make_arrays(ctx, 2)
             if away:
@@ -219,7 +219,7 @@ def test_variable_enables_spilling(monkeypatch, folder):
             else:
                 with pytest.raises(OutOfMemoryError):
                     make_arrays(ctx, 1)
-            assert [bool(getattr(one.chunk, "away", False)) for one in held[:1]] == [away]
+            assert [bool(getattr(one.chunk, "is_offloaded", False)) for one in held[:1]] == [away]
             held.clear()
             settled()
     config._reset_for_tests()
@@ -230,7 +230,7 @@ def test_bad_setting_raises_at_the_first_array(monkeypatch):
     """A bad WEFTPLAN_SPILL raises MXNetError when the first array is created."""
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")
     config._reset_for_tests()
-    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
+    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first_chunk)
     with pytest.raises(MXNetError, match="'disc:5GB' in 'disc:5GB' is no offload target"):
         mx.nd.zeros((2,))
     config._reset_for_tests()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.data.images.threaded_images import ThreadedImageIter
 from weftplan.data.prefetching import PrefetchingIter
 from weftplan.ndarray import NDArray
 
@@ -21,7 +22,7 @@ SKIPPED = {"__exit__", "__del__", "__enter__", "release", "__hash__", "__eq__", 
 """Calls that cannot be made to fail: a lock that is not released would stop the test."""
 WRITES = {"copyto", "__setitem__", "copy_into", "_set", "push", "copy_in", "replace", "push_kernel"}
 """Calls that write an array or push operations. They come after all others; a failure in them is one of the engine."""
-OWNERS = ("weftplan.training", "weftplan.kvstore", "weftplan.executor.executor")
+OWNERS = ("weftplan.training", "weftplan.data", "weftplan.kvstore", "weftplan.executor.executor")
 """Modules whose objects are compared field by field, others by identity."""
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
 
@@ -91,7 +92,7 @@ def snapshot(value: Any, caches: Collection[str] = (), alive: list[Any] | None =
             return "array", id(item.chunk), item.shape, str(item.dtype), item.asnumpy().tobytes()
         if isinstance(item, (np.ndarray, np.generic)):
             return item.tobytes()
-        if isinstance(item, PrefetchingIter):
+        if isinstance(item, (PrefetchingIter, ThreadedImageIter)):
             return item.state()  # its threads change the fields
         if isinstance(item, dict):
             return {key if isinstance(key, PLAIN) else id(key): of(each) for key, each in item.items()}

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core import registry
+from weftplan.ops.core.forms import bind
 from weftplan.ops.core.implementations import Implementation, numpy_of, provided
-from weftplan.ops.core.node_call import NodeCall
+from weftplan.ops.core.node_call import NodeCall, is_replayable
 from weftplan.ops.core.params import format_value
 from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
@@ -460,10 +461,9 @@ def _check_subsets(call: Call, implementation: Implementation) -> None:
 
 
 def check_prepared(call: Call) -> bool:
-    """Check that a prepared kernel gives the same bits on each replay; return False if it cannot be prepared."""
+    """Check that a bound kernel gives the same bits on each replay; return False if it cannot be replayed."""
     op = call.op
-    prepare_ = getattr(op.forward, "prepare", None)
-    if prepare_ is None:
+    if not is_replayable(op.forward, call.params):
         return False
     pristine = [np.array(x, order="C") for x in call.inputs]
     expected = [None if y is None else y.copy() for y in call()]
@@ -472,9 +472,7 @@ def check_prepared(call: Call) -> bool:
     inputs = [None if k in ignored else x.copy() for k, x in enumerate(pristine)]
     outputs = [garbage(spec) for spec in call.out_specs]
     size = op.workspace_bytes(call.params, [spec_of(x) for x in call.inputs], call.out_specs)
-    replay = prepare_(OpContext(np, workspace=garbage_bytes(size)), call.params, inputs, outputs)
-    if replay is None:
-        return False
+    replay = bind(op.forward, OpContext(np, workspace=garbage_bytes(size)), call.params, inputs, outputs)
     for _ in range(2):
         for k in op.mutated(call.params):
             inputs[k][...] = pristine[k]

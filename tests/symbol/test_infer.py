@@ -123,9 +123,9 @@ def test_wrong_names_and_mixtures() -> None:
 def test_dtypes() -> None:
     """Dtypes are inferred in both directions, also from attributes; a conflict raises an error with both."""
     x = sym.Variable("a") + sym.Variable("b")
-    assert x.infer_type(b="float16") == ([np.dtype("float16")] * 2, [np.dtype("float16")], [])
-    assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.dtype("float64")]
-    assert sym.cast(sym.Variable("a"), dtype="int8").infer_type_partial()[1] == [np.dtype("int8")]
+    assert x.infer_type(b="float16") == ([np.float16] * 2, [np.float16], [])
+    assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.float64]
+    assert sym.cast(sym.Variable("a"), dtype="int8").infer_type_partial()[1] == [np.int8]
     with pytest.raises(DTypeError, match=r"elemwise_add.*'_plus0'.*float16.*float32"):
         x.infer_type(a=np.float16, b=np.float32)
 
@@ -151,14 +151,14 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
         x = x + 1
     calls = 0
     nodes = sym.topological_order(x.entries)
-    original = infer.Kind._rule
+    original = infer.FactKind._rule
 
     def counted(self: object, *args: object) -> object:
         nonlocal calls
         calls += 1
         return original(self, *args)
 
-    monkeypatch.setattr(infer.Kind, "_rule", counted)
+    monkeypatch.setattr(infer.FactKind, "_rule", counted)
     assert infer.infer_shapes(nodes, {"x": (2, 2)})[-1] == (2, 2)
     assert calls == 1
 

@@ -18,7 +18,8 @@ from tests.torch.models import Convolutions, Decoder  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.errors import PlanError  # noqa: E402
 from weftplan.support import user_cache  # noqa: E402
-from weftplan.torch import estimate  # noqa: E402
+from weftplan.support.progress import Progress  # noqa: E402
+from weftplan.torch import budget, estimate  # noqa: E402
 from weftplan.torch.probe import Probes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -171,3 +172,25 @@ def test_compiled_steps_are_refused() -> None:
         estimate(torch.compile(inner_step), torch.randn(8, 64))
     with pytest.raises(PlanError, match="workspaces must be"):
         estimate(inner_step, torch.randn(8, 64), workspaces="no")
+
+
+@pytest.mark.parametrize("predict", [estimate, lambda step, x: budget(step, "1GB")(x)], ids=["estimate", "budget"])
+def test_measurements_of_kernels_are_counted_on_the_terminal(
+    fresh: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    predict: Any,
+) -> None:
+    """Each kernel that is measured steps the progress line; the next prediction measures none and shows none."""
+    steps: list[int] = []
+    monkeypatch.setattr(Progress, "step", lambda self, count=1: steps.append(count))
+    model, x = torch.nn.Linear(4, 3), torch.ones(2, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).relu().sum()
+
+    predict(step, x)
+    assert len(steps) >= 3
+    steps.clear()
+    torch.compiler.reset()
+    predict(step, x)
+    assert steps == []

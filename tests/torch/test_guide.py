@@ -14,6 +14,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
 import weftplan.torch  # noqa: E402
+from tests.repository.test_figures import first_missing  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.cli import main  # noqa: E402
 from weftplan.torch import card_rules  # noqa: E402
@@ -60,7 +61,15 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(STEPS[0])
     done = CliRunner().invoke(main, ["fits", "train.py:step", "--card", "RTX 4090"])
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[0] in GUIDE.read_text()
+    quoted = [shown for page in (GUIDE, GUIDE.parents[1] / "README.md") for shown in forecasts(page.read_text())]
+    assert len(quoted) == 2
+    for lines in quoted:
+        assert first_missing(lines, done.stdout) is None, done.stdout
+
+
+def forecasts(text: str) -> list[list[str]]:
+    """Return the lines of each quoted answer of ``weftplan fits``, from the verdict to the end of the block."""
+    return [shown.splitlines() for shown in re.findall(r"^(fits: .*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
 def test_every_public_name_has_an_example() -> None:

@@ -263,6 +263,35 @@ def test_gradient_hooks_are_refused_in_budgets() -> None:
         budget(lambda x: model(x).sum(), "1GB")(torch.randn(2, 8))
 
 
+@torch.compiler.disable
+def unplanned(x: Any) -> Any:
+    """Return a function of ``x`` that keeps ten tensors of its size for the backward pass, in no graph."""
+    for _ in range(5):
+        x = torch.sin(x) * torch.cos(x)
+    return x
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_a_part_outside_every_plan_is_refused(inner: str) -> None:
+    """The first call compares what it keeps with its plans; without the unplanned part the same step runs."""
+    model, x = nn.Linear(64, 64), torch.randn(128, 64)
+    whole = budget(lambda x: model(torch.relu(model(x))).sum(), "1MB", breaks="sum", inner=inner)
+    whole(x).backward()
+    step = budget(lambda x: model(unplanned(torch.relu(model(x)))).sum(), "300kB", breaks="sum", inner=inner)
+    for _ in range(2):
+        with pytest.raises(PlanError, match=r"keeps 5\d\d,\d{3} bytes for its backward pass, its plans \d\d,\d{3}"):
+            step(x)
+
+
+def test_the_graph_of_an_input_is_not_the_steps_own() -> None:
+    """Tensors that the caller's own layers keep before the step do not count."""
+    before, model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()), nn.Linear(64, 64)
+    x = torch.randn(128, 64)
+    step = budget(lambda x: model(x).sum(), "1MB")
+    step(before(before(x))).backward()
+    assert before[0].weight.grad is not None
+
+
 def test_unread_parameters_count() -> None:
     """Parameters that the graph does not read count in the plan."""
     model = nn.Linear(8, 8)

@@ -165,8 +165,7 @@ def test_a_borrowed_optimizer():
     second.bind(three_batches().provide_data, three_batches().provide_label, shared_module=first)
     with pytest.raises(MXNetError, match="no optimizer"):
         second.borrow_optimizer(mx.mod.Module(network()))
-    second.borrow_optimizer(first)
-    assert second.optimizer_initialized
+    assert second.optimizer_initialized  # bind has shared it
     for number, batch in enumerate(three_batches()):
         turn = (first, second)[number % 2]
         turn.prepare(batch)
@@ -190,7 +189,6 @@ def test_a_borrowed_optimizer_knows_parameters_by_name():
     first.fit(three_batches(), num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
     shapes = three_batches().provide_data, three_batches().provide_label
     second.bind(*shapes, shared_module=first)
-    second.borrow_optimizer(first)
     number = first.param_names.index("a_weight")
     assert second.param_names.index("a_weight") != number
     before = {key: first._updater.states[key].asnumpy() for key in first._updater.states}
@@ -204,6 +202,32 @@ def test_a_borrowed_optimizer_knows_parameters_by_name():
     another.bind(*shapes)
     with pytest.raises(MXNetError, match=r"\['c_weight', 'c_bias'\] are trained here"):
         another.borrow_optimizer(first)
+
+
+def test_what_bind_shares(caplog):
+    """``bind(shared_module=)`` shares parameters and an optimizer that exists; a later or unfit optimizer is not."""
+    module, shapes = trained_module(), (three_batches().provide_data, three_batches().provide_label)
+    other = mx.mod.Module(network())
+    other.bind(*shapes, shared_module=module)
+    assert (other._optimizer, other._updater, other._kvstore) == (module._optimizer, module._updater, module._kvstore)
+    other.set_params({name: value * 0 for name, value in module.get_params()[0].items()}, {})
+    assert not any(value.asnumpy().any() for value in module.get_params()[0].values())
+    other.init_optimizer(optimizer="adam", force_init=True)
+    assert module._optimizer is not other._optimizer
+    plain = mx.mod.Module(network())
+    plain.bind(*shapes)
+    plain.init_params()
+    later = mx.mod.Module(network())
+    later.bind(*shapes, shared_module=plain)
+    assert later.params_initialized
+    assert not later.optimizer_initialized
+    fixed = mx.mod.Module(network(), fixed_param_names=["fc1_weight"])
+    fixed.bind(*shapes)
+    fixed.init_params()
+    fixed.init_optimizer()
+    free = mx.mod.Module(network())
+    free.bind(*shapes, shared_module=fixed)
+    assert free.optimizer_initialized
 
 
 def test_what_a_module_tells_of_itself():

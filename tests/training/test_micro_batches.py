@@ -6,7 +6,7 @@ import pytest
 import weftplan as mx
 from tests.support.training import weights
 from weftplan.errors import BindError, ParameterError, ShapeError
-from weftplan.training.fit.microbatch import MicroBatchIter, Pieces, cut_descs
+from weftplan.training.fit.microbatch import BatchPieces, MicroBatchIter, cut_descs
 
 OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
 
@@ -126,7 +126,7 @@ def test_padding_is_trained_on_and_not_scored():
     """Micro-batches of padding alone are kept in training and dropped by MicroBatchIter in scoring."""
     batches = data(samples=9)
     *_, last = batches
-    pieces = Pieces(batches.provide_data, batches.provide_label).cut(last, 2)
+    pieces = BatchPieces(batches.provide_data, batches.provide_label).cut(last, 2)
     assert [piece.pad for piece in pieces] == [1, 2, 2, 2]
     assert [batch.pad for batch in MicroBatchIter(data(samples=9), 2)] == [0, 0, 0, 0, 1]
 
@@ -137,7 +137,7 @@ def test_samples_along_another_axis():
     assert [desc.shape for desc in cut_descs(descs, 2)] == [(5, 4), (4,)]
     value = mx.nd.array(np.arange(40).reshape(5, 8))
     batch = mx.io.DataBatch([value], [value[0]], provide_data=descs[:1])
-    left, right = Pieces(descs[:1], descs[1:]).cut(batch, 4)
+    left, right = BatchPieces(descs[:1], descs[1:]).cut(batch, 4)
     np.testing.assert_array_equal(np.hstack([left.data[0].asnumpy(), right.data[0].asnumpy()]), value.asnumpy())
     assert left.provide_data[0].shape == (5, 4)
 

@@ -291,7 +291,7 @@ def test_dtypes_of_iterators():
 
     def dtypes_of(data, label):
         it = mx.io.NDArrayIter(data, label, batch_size=2)
-        return str(it.provide_data[0].dtype), str(it.provide_label[0].dtype), str(next(it).label[0].dtype)
+        return tuple(part.dtype.__name__ for part in (*it.provide_data, *it.provide_label, next(it).label[0]))
 
     assert dtypes_of(IMAGES.astype("float64"), LABELS) == ("float32", "float32", "float32")
     assert dtypes_of(IMAGES.astype("float16"), mx.nd.array(LABELS, dtype="int32")) == ("float16", "int32", "int32")

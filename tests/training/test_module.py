@@ -167,6 +167,9 @@ def test_bad_names_and_shapes():
         Module(two_layers(), data_names=["x"])
     with pytest.raises(BindError, match="fixed_param_names"):
         Module(two_layers(), fixed_param_names=["nope"])
+    assert Module(two_layers(), fixed_param_names=["data", "softmax_label", "fc1_bias"]).fixed_param_names == [
+        "fc1_bias"
+    ]
     module = Module(two_layers(), context=[mx.cpu(0), mx.cpu(1)])
     with pytest.raises(BindError, match="cannot be split over 2 contexts"):
         module.bind([("data", (1, 5))], [("softmax_label", (1,))])

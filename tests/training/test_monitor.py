@@ -176,3 +176,82 @@ def test_backward_nodes_have_the_names_of_mxnet():
         assert [name for name in shown if name in expected] == [name for name in expected if name in shown]
         assert set(shown) <= set(expected)
         assert set(expected) - set(shown) <= {"fc_backward_input2"}  # a weight whose data's gradient is unwanted
+
+
+def normalized():
+    """Return a network whose normalization and activation are fused."""
+    net = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=2, name="conv")
+    net = mx.sym.Activation(mx.sym.BatchNorm(net, name="bn"), act_type="relu", name="act")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=2, name="fc"), name="softmax")
+
+
+MXNET_NAMES = ["conv_output", "bn_output", "bn_mean", "bn_var", "act_output", "fc_output", "softmax_output"]
+"""Outputs of :func:`normalized` as a monitor of MXNet 1.9.1 names them, in a training run."""
+
+
+def outputs_seen(monitor):
+    """Return the names of forward outputs that a monitor has collected in a batch."""
+    names = [name for _, name, _ in monitor.toc() if "moving" not in name and "backward" not in name]
+    return [name for name in names if name.endswith(("_output", "_mean", "_var"))]
+
+
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_fused_nodes_are_all_shown(runs_before):
+    """A module that is monitored is bound without fusion, before its first run or later; the values stay."""
+    data = mx.io.NDArrayIter(np.random.default_rng(0).random((4, 1, 6, 6)), np.arange(4) % 2, batch_size=4)
+    monitor = mx.mon.Monitor(1)
+    if not runs_before:  # fit knows the monitor before it binds
+        monitor.toc_print = lambda: seen.append(outputs_seen(monitor))
+        seen = []
+        mx.mod.Module(normalized()).fit(data, num_epoch=1, monitor=monitor)
+        assert seen == [MXNET_NAMES]
+        return
+    module, plain = mx.mod.Module(normalized()), mx.mod.Module(normalized())
+    batch = next(data)
+    for one in (module, plain):
+        one.bind(data.provide_data, data.provide_label)
+        mx.random.seed(1)
+        one.init_params(mx.init.Xavier())
+        one.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        one.forward_backward(batch)
+        one.update()
+    assert module.group.executors[0].hidden_outputs == ["bn"]
+    module.install_monitor(monitor)
+    for one in (module, plain):
+        monitor.tic()
+        one.forward_backward(batch)
+        one.update()
+        if one is module:
+            assert outputs_seen(monitor) == MXNET_NAMES
+    for ours, theirs in zip(module.get_params(), plain.get_params(), strict=True):
+        for name, value in ours.items():
+            np.testing.assert_allclose(value.asnumpy(), theirs[name].asnumpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_an_executor_that_has_run_shows_no_false_names():
+    """A callback on an executor that has run warns of fused nodes, and names only outputs that the network has."""
+    executor = normalized().simple_bind(mx.cpu(), data=(4, 1, 6, 6), softmax_label=(4,))
+    executor.forward(is_train=True)
+    names = []
+    with pytest.warns(mx.errors.ConfigWarning, match="'bn'"):
+        executor.set_monitor_callback(lambda name, array: names.append(name))
+    executor.forward(is_train=True)
+    assert names == ["conv_output", "act_output", "bn_mean", "bn_var", "fc_output", "softmax_output"]
+
+
+def test_a_callback_of_an_executor_stays():
+    """A callback on a module's executor stays set when the module binds for another batch size, or again."""
+    module, names = bound_module(), []
+    module.group.executors[0].set_monitor_callback(lambda name, array: names.append((name, array.shape[0])))
+    for rows in (4, 6, 2):
+        names.clear()
+        module.forward(batch(rows), is_train=False)
+        assert ("fc1_output", rows) in names
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))], force_rebind=True)
+    names.clear()
+    module.forward(batch(8), is_train=False)
+    assert ("fc1_output", 8) in names
+    reshaped = module.group.executors[0].reshape(data=(3, 5), softmax_label=(3,), partial_shaping=True)
+    names.clear()
+    reshaped.forward()
+    assert ("fc1_output", 3) in names

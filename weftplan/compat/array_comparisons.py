@@ -60,10 +60,10 @@ def almost_equal(
 
 
 def _without_nan(a: Array, b: Array) -> tuple[Host, Host]:
-    left, right = np.array(host(a)), np.array(host(b))
-    lost = np.isnan(left) | np.isnan(right)
-    left[lost] = right[lost] = 0
-    return left, right
+    lhs, right = np.array(host(a)), np.array(host(b))
+    lost = np.isnan(lhs) | np.isnan(right)
+    lhs[lost] = right[lost] = 0
+    return lhs, right
 
 
 def almost_equal_ignore_nan(a: Array, b: Array, rtol: float | None = None, atol: float | None = None) -> bool:
@@ -75,12 +75,12 @@ def find_max_violation(
     a: Array, b: Array, rtol: float | None = None, atol: float | None = None
 ) -> tuple[tuple[int, ...], float]:
     """Return (index, multiple of the tolerance) of the largest difference."""
-    left, right = host(a), host(b)
+    lhs, right = host(a), host(b)
     allowed = get_atol(atol) + get_rtol(rtol) * np.abs(right)
     with np.errstate(all="ignore"):
-        worse = np.abs(left - right) / (allowed + 1e-300)
-    place = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
-    return tuple(int(k) for k in place), float(worse[place])
+        worse = np.abs(lhs - right) / (allowed + 1e-300)
+    position = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
+    return tuple(int(k) for k in position), float(worse[position])
 
 
 def assert_almost_equal(
@@ -101,19 +101,19 @@ def assert_almost_equal(
     Traceback (most recent call last):
     AssertionError: a and b differ (rtol 1e-05, atol 1e-20), most at (): 1.0 and 1.1, 9090.91 times the tolerance
     """
-    left, right = host(a), host(b)
-    if not use_broadcast and left.shape != right.shape:
-        raise AssertionError(f"{names[0]} has shape {left.shape}, {names[1]} {right.shape}")
-    if almost_equal(left, right, rtol, atol, equal_nan):
+    lhs, right = host(a), host(b)
+    if not use_broadcast and lhs.shape != right.shape:
+        raise AssertionError(f"{names[0]} has shape {lhs.shape}, {names[1]} {right.shape}")
+    if almost_equal(lhs, right, rtol, atol, equal_nan):
         return
-    left, right = np.broadcast_arrays(left, right)
-    place, times = find_max_violation(left, right, rtol, atol)
-    wrong = np.argwhere(~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan))
-    shown = [f"{tuple(map(int, at))}: {left[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
-    more = f"\n{len(wrong)} of {left.size} elements:\n" + "\n".join(shown) if left.ndim else ""
+    lhs, right = np.broadcast_arrays(lhs, right)
+    position, times = find_max_violation(lhs, right, rtol, atol)
+    wrong = np.argwhere(~np.isclose(lhs, right, get_rtol(rtol), get_atol(atol), equal_nan))
+    shown = [f"{tuple(map(int, at))}: {lhs[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
+    more = f"\n{len(wrong)} of {lhs.size} elements:\n" + "\n".join(shown) if lhs.ndim else ""
     raise AssertionError(
-        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {place}: "
-        f"{left[place]} and {right[place]}, {times:.6g} times the tolerance{more}"
+        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {position}: "
+        f"{lhs[position]} and {right[position]}, {times:.6g} times the tolerance{more}"
     )
 
 
@@ -148,5 +148,5 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: flo
     if not isinstance(t1, tuple):
         assert_almost_equal(t1, t2, rtol, atol)
         return
-    for one, second in zip(t1, t2, strict=True):
-        compare_ndarray_tuple(one, second, rtol, atol)
+    for array, second in zip(t1, t2, strict=True):
+        compare_ndarray_tuple(array, second, rtol, atol)

@@ -50,4 +50,7 @@ def __getattr__(name: str) -> object:
     """Return the class of this name in :mod:`weftplan.errors`."""
     if not name.startswith("_") and hasattr(errors, name):
         return getattr(errors, name)
-    raise AttributeError(f"mx.base has no attribute {name!r}; the library behind MXNet's is not there")
+    advice = "there is no C library behind it: call the functions of mx.nd, mx.sym and the others"
+    if name.endswith("Handle"):
+        advice = "objects have no handles: pass the Symbol, NDArray, Executor or KVStore itself"
+    raise AttributeError(f"mx.base has no {name} on purpose; {advice}")

@@ -56,8 +56,8 @@ class Declared:
         counts = (len(self.outputs), len(self.arguments), len(self.outputs))
         ends = [sum(counts[: k + 1]) for k in range(3)]
         groups = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
-        wanted = {int(number) for number in prop.declare_backward_dependency(*groups)}
-        self.needed = [[k for k, number in enumerate(group) if number in wanted] for group in groups]
+        used = {int(number) for number in prop.declare_backward_dependency(*groups)}
+        self.needed = [[k for k, number in enumerate(group) if number in used] for group in groups]
         """The output gradients, inputs and outputs that backward reads."""
         self._objects: dict[Any, Any] = {}
 
@@ -68,7 +68,7 @@ class Declared:
 
     def object(self, ctx: Context, arrays: Sequence[NDArray]) -> Any:
         """Return the operator object for these inputs; forward and backward share it."""
-        shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
+        shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.np_dtype for a in arrays)
         key = (ctx, shapes, dtypes)
         operator = self._objects.get(key)
         if operator is None:
@@ -77,12 +77,12 @@ class Declared:
         return operator
 
 
-def _facts(declared: Declared, found: object, what: str) -> tuple[list[Any], list[Any], list[Any]]:
+def _facts(declared: Declared, answer: object, what: str) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the lists that infer_shape or infer_type has returned, with missing auxiliary states as None."""
-    if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
-        raise MXNetError(f"operator Custom ({declared.kind}): {what} must return two or three lists, got {found!r}")
-    ins, outs = list(found[0]), list(found[1])
-    aux = list(found[2]) if len(found) == 3 else []
+    if not isinstance(answer, (tuple, list)) or len(answer) not in (2, 3):
+        raise MXNetError(f"operator Custom ({declared.kind}): {what} must return two or three lists, got {answer!r}")
+    ins, outs = list(answer[0]), list(answer[1])
+    aux = list(answer[2]) if len(answer) == 3 else []
     for part, names, which in ((ins, declared.arguments, "inputs"), (outs, declared.outputs, "outputs")):
         if len(part) != len(names):
             raise MXNetError(
@@ -95,7 +95,7 @@ def _as_shape(value: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if value is None or not len(value) else tuple(int(dim) for dim in value)
 
 
-def _both(kind: type[Exception]) -> type[Exception] | None:
+def _combined(kind: type[Exception]) -> type[Exception] | None:
     """Return a class derived from ``kind`` and :class:`MXNetError`; None if Python cannot create it."""
     try:
         return type(kind.__name__, (MXNetError, kind), {"__module__": kind.__module__})
@@ -111,7 +111,7 @@ def _raising_ours() -> Iterator[None]:
     except MXNetError:
         raise
     except Exception as error:
-        kind = _both(type(error))
+        kind = _combined(type(error))
         try:
             raised = kind(*error.args) if kind is not None else None
         except Exception:  # its constructor takes other arguments
@@ -123,11 +123,11 @@ def _raising_ours() -> Iterator[None]:
 
 
 @contextmanager
-def _running(kind: str, where: Context, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> Iterator[None]:
+def _running(kind: str, context: Context, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> Iterator[None]:
     """Run user code on these arrays, then wait until it has written ``targets`` and no operation uses the arrays."""
-    place = device.get(where)
-    if place.asynchronous:
-        place.synchronize()  # the inputs are ordered before this thread's stream, user code runs on any
+    target_device = device.get(context)
+    if target_device.asynchronous:
+        target_device.synchronize()  # the inputs are ordered before this thread's stream, user code runs on any
     with engine.user_code() as current:
         try:
             with recorded(kind), _raising_ours():
@@ -152,34 +152,34 @@ def forward_op(declared: Declared, backward: Op) -> Op:
             if not all(is_known(shape) for shape in ins[:count]):
                 return ins, outs  # it needs a shape that is not known yet
             raise ShapeError(f"operator Custom ({declared.kind}): infer_shape raised {error!r}") from error
-        some, outputs, states = (list(map(_as_shape, part)) for part in _facts(declared, answer, "infer_shape"))
+        inferred, outputs, states = (list(map(_as_shape, part)) for part in _facts(declared, answer, "infer_shape"))
         what = f"operator Custom ({declared.kind})"
-        known = [merge_shape(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
-        return known, [merge_shape(a, b, what) for a, b in zip(outs, outputs, strict=True)]
+        merged = [merge_shape(a, b, what) for a, b in zip(ins, [*inferred, *states], strict=True)]
+        return merged, [merge_shape(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
     def infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        first = next((dtype for dtype in ins[:count] if dtype is not None), None)
-        if count and first is None:
+        head = next((dtype for dtype in ins[:count] if dtype is not None), None)
+        if count and head is None:
             return ins, outs
         try:
-            answer = declared.prop.infer_type([(dtype or first).type for dtype in ins[:count]])  # type: ignore[union-attr]
+            answer = declared.prop.infer_type([(dtype or head).type for dtype in ins[:count]])  # type: ignore[union-attr]
         except Exception as error:
             if count:
                 raise DTypeError(f"operator Custom ({declared.kind}): infer_type raised {error!r}") from error
             answer = [], [np.float32] * len(outs), [np.float32] * len(declared.states)
-        some, outputs, states = (
+        inferred, outputs, states = (
             [None if t is None else np.dtype(t) for t in part] for part in _facts(declared, answer, "infer_type")
         )
         what = f"operator Custom ({declared.kind})"
-        known = [merge_dtype(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
-        return known, [merge_dtype(a, b, what) for a, b in zip(outs, outputs, strict=True)]
+        merged = [merge_dtype(a, b, what) for a, b in zip(ins, [*inferred, *states], strict=True)]
+        return merged, [merge_dtype(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
-        where = _place(ctx.xp)
-        arrays = [_wrap(where, raw) for raw in inputs]
-        targets, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
-        with _running(declared.kind, where, arrays, targets):
-            computing = declared.object(where, arrays[:count])
+        context = _context_of(ctx.xp)
+        arrays = [_wrap(context, raw) for raw in inputs]
+        targets, reqs = _targets(context, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
+        with _running(declared.kind, context, arrays, targets):
+            computing = declared.object(context, arrays[:count])
             computing.forward(
                 is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=targets, aux=arrays[count:]
             )
@@ -214,12 +214,12 @@ def backward_op(declared: Declared) -> Op:
     ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
-        where = _place(ctx.xp)
-        arrays = [_wrap(where, raw) for raw in inputs]
+        context = _context_of(ctx.xp)
+        arrays = [_wrap(context, raw) for raw in inputs]
         out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
-        targets, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
-        with _running(f"_backward_{declared.kind}", where, arrays, targets):
-            computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else targets)
+        targets, reqs = _targets(context, outputs, ctx.output_shapes, np.float32)
+        with _running(f"_backward_{declared.kind}", context, arrays, targets):
+            computing = declared.object(context, in_data if len(in_data) == len(declared.arguments) else targets)
             computing.backward(
                 req=reqs,
                 out_grad=out_grad,
@@ -249,7 +249,7 @@ def backward_op(declared: Declared) -> Op:
     )
 
 
-def _place(xp: ModuleType) -> Context:
+def _context_of(xp: ModuleType) -> Context:
     return cpu(0) if xp is np else gpu(int(xp.cuda.Device().id))
 
 

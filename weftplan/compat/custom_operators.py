@@ -131,8 +131,8 @@ class CustomOpProp:
 
     def infer_type(self, in_type: list[Any]) -> Any:
         """Return (dtypes of inputs, of outputs, of auxiliary states), given input dtypes."""
-        first = in_type[0]
-        return in_type, [first] * len(self.list_outputs()), [first] * len(self.list_auxiliary_states())
+        head = in_type[0]
+        return in_type, [head] * len(self.list_outputs()), [head] * len(self.list_auxiliary_states())
 
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]

@@ -75,8 +75,8 @@ def chi_square_check(
         edges = np.array(buckets, np.float64).reshape(-1)
         if (np.diff(edges) < 0).any():
             raise ParameterError(f"chi_square_check: ranges must ascend and not overlap, got {list(buckets)}")
-        places = np.searchsorted(edges, samples, side="right")
-        observed = np.bincount(places[places % 2 == 1] // 2, minlength=len(buckets))[: len(buckets)]
+        bins = np.searchsorted(edges, samples, side="right")
+        observed = np.bincount(bins[bins % 2 == 1] // 2, minlength=len(buckets))[: len(buckets)]
     else:
         observed = np.array([(samples == value).sum() for value in buckets])
     statistic = float(((observed - expected) ** 2 / expected).sum())

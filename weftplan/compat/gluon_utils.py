@@ -30,16 +30,16 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
     """
     if not arrays:
         raise ParameterError("clip_global_norm: there are no arrays")
-    place = arrays[0].context
-    squares = [(one.astype("float32") ** 2).sum().reshape((1,)).as_in_context(place) for one in arrays]
+    context = arrays[0].context
+    squares = [(array.astype("float32") ** 2).sum().reshape((1,)).as_in_context(context) for array in arrays]
     total = nd.sqrt(nd.add_n(*squares))
     if check_isfinite:
         norm = float(total.asscalar())
         if not math.isfinite(norm):
             warn("clip_global_norm: the norm is not finite, so the arrays are not clipped to a finite one")
     scale = nd.minimum(max_norm / (total + 1e-8), 1.0)
-    for one in arrays:
-        one *= scale.as_in_context(one.context).astype(one.dtype)
+    for array in arrays:
+        array *= scale.as_in_context(array.context).astype(array.dtype)
     return norm if check_isfinite else total
 
 

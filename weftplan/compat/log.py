@@ -20,9 +20,9 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         colour = 31 if record.levelno >= WARNING else 32 if record.levelno >= INFO else 34
-        where = f"{record.process} {record.pathname}:{record.funcName}:{record.lineno}"
+        origin = f"{record.process} {record.pathname}:{record.funcName}:{record.lineno}"
         when = self.formatTime(record, self.datefmt)
-        return f"\x1b[{colour}m{_LETTERS.get(record.levelno, 'U')}{when} {where}]\x1b[0m {record.message}"
+        return f"\x1b[{colour}m{_LETTERS.get(record.levelno, 'U')}{when} {origin}]\x1b[0m {record.message}"
 
 
 def get_logger(
@@ -39,8 +39,8 @@ def get_logger(
         filemode: mode that opens the file; by default messages are appended.
     """
     logger = logging.getLogger(name)
-    if name is not None and not getattr(logger, "_init_done", False):
-        logger._init_done = True  # type: ignore[attr-defined]
+    if name is not None and not getattr(logger, "_is_configured", False):
+        logger._is_configured = True  # type: ignore[attr-defined]
         if filename:
             handler: logging.Handler = logging.FileHandler(filename, filemode or "a")
         else:

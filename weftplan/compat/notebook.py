@@ -21,7 +21,7 @@ __all__ = ["LiveLearningCurve", "LiveTimeSeries", "PandasLogger", "args_wrapper"
 
 Points = list[tuple[float, float]]
 _COLOURS = ("#0072b2", "#2a9d55", "#e69f00", "#cc79a7")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 320, 60, 40
+_WIDTH, _HEIGHT, _MARGIN, _BOTTOM = 640, 320, 60, 40
 
 
 class PandasLogger:
@@ -88,9 +88,9 @@ class PandasLogger:
 
     def epoch_cb(self, *_: object) -> None:
         """Record an epoch; for ``epoch_end_callback``."""
-        now = datetime.datetime.now()
-        self.append_metrics({"elapsed": self.elapsed(), "epoch_time": now - self.last_epoch_time}, "epoch")
-        self.last_epoch_time = now
+        now_s = datetime.datetime.now()
+        self.append_metrics({"elapsed": self.elapsed(), "epoch_time": now_s - self.last_epoch_time}, "epoch")
+        self.last_epoch_time = now_s
 
     def callback_args(self) -> dict[str, Callable[..., None]]:
         """Return the callbacks as keyword arguments: ``module.fit(…, **logger.callback_args())``."""
@@ -101,13 +101,13 @@ class PandasLogger:
         }
 
     def _process_batch(self, param: BatchEndParam, dataframe: str) -> None:
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         metrics: dict[str, Any] = _values(param)
-        speed = self.frequent / max(now - self.last_time, 1e-9)
+        speed = self.frequent / max(now_s - self.last_time, 1e-9)
         metrics |= {"batches_per_sec": speed, "records_per_sec": speed * self.batch_size, "elapsed": self.elapsed()}
         metrics |= {"minibatch_count": param.nbatch, "epoch": param.epoch}
         self.append_metrics(metrics, dataframe)
-        self.last_time = now
+        self.last_time = now_s
 
 
 class _LiveChart:
@@ -187,8 +187,8 @@ class LiveLearningCurve(_LiveChart):
     def _process_batch(self, param: BatchEndParam, name: str) -> None:
         values = _values(param)
         if self.metric_name not in values:
-            there = ", ".join(values) or "none"
-            raise MXNetError(f"LiveLearningCurve: the metrics of this run are {there}, not {self.metric_name!r}")
+            names = ", ".join(values) or "none"
+            raise MXNetError(f"LiveLearningCurve: the metrics of this run are {names}, not {self.metric_name!r}")
         self.add(name, values[self.metric_name])
 
 
@@ -203,8 +203,8 @@ class HasCallbacks(Protocol):
 def args_wrapper(*args: HasCallbacks) -> dict[str, list[Callable[..., None]]]:
     """Return the callbacks of several loggers as keyword arguments of ``fit``."""
     callbacks: dict[str, list[Callable[..., None]]] = {}
-    for one in args:
-        for name, callback in one.callback_args().items():
+    for value in args:
+        for name, callback in value.callback_args().items():
             callbacks.setdefault(name, []).append(callback)
     return callbacks
 
@@ -226,21 +226,21 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], title: str) 
     """
     points = [point for line in series.values() for point in line] or [(0.0, 0.0)]
     low, high = min(y for _, y in points), max(y for _, y in points)
-    last, span = max(x for x, _ in points) or 1.0, high - low or 1.0
-    wide, tall = _WIDTH - _LEFT - 20, _HEIGHT - _BOTTOM - 30
+    greatest, span = max(x for x, _ in points) or 1.0, high - low or 1.0
+    wide, tall = _WIDTH - _MARGIN - 20, _HEIGHT - _BOTTOM - 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
         f'style="background:#fff" font-family="system-ui,sans-serif" font-size="12" fill="#1c2430">',
-        f'<text x="{_LEFT}" y="18" font-weight="600">{html.escape(title)}</text>',
-        f'<path d="M{_LEFT} 30V{30 + tall}h{wide}" fill="none" stroke="#7a8694"/>',
+        f'<text x="{_MARGIN}" y="18" font-weight="600">{html.escape(title)}</text>',
+        f'<path d="M{_MARGIN} 30V{30 + tall}h{wide}" fill="none" stroke="#7a8694"/>',
     ]
     for share in (0.0, 0.5, 1.0):
-        y, x = 30 + tall * (1 - share), _LEFT + wide * share
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{low + span * share:.4g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{30 + tall + 18}" text-anchor="middle">{last * share:.3g} s</text>')
+        y, x = 30 + tall * (1 - share), _MARGIN + wide * share
+        parts.append(f'<text x="{_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{low + span * share:.4g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{30 + tall + 18}" text-anchor="middle">{greatest * share:.3g} s</text>')
     for k, (name, line) in enumerate(series.items()):
         colour = _COLOURS[k % len(_COLOURS)]
-        path = " ".join(f"{_LEFT + x / last * wide:.1f},{30 + (high - y) / span * tall:.1f}" for x, y in line)
+        path = " ".join(f"{_MARGIN + x / greatest * wide:.1f},{30 + (high - y) / span * tall:.1f}" for x, y in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{_LEFT + 130 + 110 * k}" y="18" fill="{colour}">{html.escape(name)}</text>')
+        parts.append(f'<text x="{_MARGIN + 130 + 110 * k}" y="18" fill="{colour}">{html.escape(name)}</text>')
     return "\n".join([*parts, "</svg>"])

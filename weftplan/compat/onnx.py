@@ -12,6 +12,7 @@ from weftplan.convert.onnx_in import OnnxFile, import_model
 from weftplan.convert.onnx_out.free_sizes import OpenShape, export_open
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.symbol import Symbol, load
 from weftplan.training.fit.parameter_files import read_params
 
@@ -31,6 +32,7 @@ def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tup
     return {"input_tensor_data": list(inputs.items()), "output_tensor_data": list(outputs.items())}
 
 
+@known_keywords()
 def export_model(
     sym: Symbol | str | os.PathLike[str],
     params: Mapping[str, NDArray] | str | os.PathLike[str],

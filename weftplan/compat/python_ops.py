@@ -90,7 +90,7 @@ class PythonOp:
         """
         return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
 
-    def _given(self, arrays: list[NDArray]) -> list[Any]:
+    def _operands(self, arrays: list[NDArray]) -> list[Any]:
         """Return the arrays in the form that forward and backward expect."""
         raise NotImplementedError("PythonOp is the base of NumpyOp and NDArrayOp: subclass one of them")
 
@@ -98,14 +98,14 @@ class PythonOp:
 class NumpyOp(PythonOp):
     """An operator on NumPy arrays. Subclasses define ``forward``, ``backward``, ``infer_shape`` and the names."""
 
-    def _given(self, arrays: list[NDArray]) -> list[Any]:
+    def _operands(self, arrays: list[NDArray]) -> list[Any]:
         return [array.asnumpy() for array in arrays]
 
 
 class NDArrayOp(PythonOp):
     """An operator on arrays of ``mx.nd``, with the interface of :class:`NumpyOp`."""
 
-    def _given(self, arrays: list[NDArray]) -> list[Any]:
+    def _operands(self, arrays: list[NDArray]) -> list[Any]:
         return list(arrays)
 
 
@@ -115,16 +115,16 @@ class _Runner(CustomOp):
     def __init__(self, op: PythonOp) -> None:
         self._op = op
 
-    def _fill(self, targets: list[NDArray], req: list[str], made: list[Any]) -> None:
-        for target, how, values in zip(targets, req, made, strict=True):
+    def _fill(self, targets: list[NDArray], req: list[str], results: list[Any]) -> None:
+        for target, how, values in zip(targets, req, results, strict=True):
             if values is not target:
                 self.assign(target, how, values)
 
     def forward(
         self, is_train: bool, req: list[str], in_data: list[NDArray], out_data: list[NDArray], aux: list[NDArray]
     ) -> None:
-        targets = self._op._given(out_data)
-        self._op.forward(in_data=self._op._given(in_data), out_data=targets)
+        targets = self._op._operands(out_data)
+        self._op.forward(in_data=self._op._operands(in_data), out_data=targets)
         self._fill(out_data, req, targets)
 
     def backward(
@@ -136,7 +136,7 @@ class _Runner(CustomOp):
         in_grad: list[NDArray],
         aux: list[NDArray],
     ) -> None:
-        as_arrays, targets = self._op._given, self._op._given(in_grad)
+        as_arrays, targets = self._op._operands, self._op._operands(in_grad)
         self._op.backward(
             out_grad=as_arrays(out_grad), in_data=as_arrays(in_data), out_data=as_arrays(out_data), in_grad=targets
         )

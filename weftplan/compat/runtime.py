@@ -34,14 +34,14 @@ _NAMES = """CUDA CUDNN NCCL CUDA_RTC TENSORRT CPU_SSE CPU_SSE2 CPU_SSE3 CPU_SSE4
 def feature_list() -> list[Feature]:
     """Return every feature that MXNet 1.9.1 names. Features of its C++ parts (SSE, MKLDNN, …) are not available."""
     cupy = importlib.util.find_spec("cupy") is not None
-    here = {
+    features = {
         "CUDA": cupy and num_gpus() > 0,
         "INT64_TENSOR_SIZE": True,
         "LAPACK": True,  # NumPy has it
         "OPENCV": any(importlib.util.find_spec(name) is not None for name in ("cv2", "PIL")),
         "PROFILER": True,
     }
-    return [Feature(name, here.get(name, False)) for name in _NAMES.split()]
+    return [Feature(name, features.get(name, False)) for name in _NAMES.split()]
 
 
 class Features(dict[str, Feature]):

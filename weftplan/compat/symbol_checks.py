@@ -26,18 +26,18 @@ Named = Mapping[str, Array] | Sequence[Array]
 V = TypeVar("V")
 
 
-def _named(given: Mapping[str, V] | Sequence[V] | None, names: Sequence[str], what: str) -> dict[str, V]:
+def _named(values: Mapping[str, V] | Sequence[V] | None, names: Sequence[str], what: str) -> dict[str, V]:
     """Return values by name; raise ParameterError if names or the number of values do not match."""
-    if given is None:
+    if values is None:
         return {}
-    if isinstance(given, Mapping):
-        unknown = sorted({*given} - {*names})
+    if isinstance(values, Mapping):
+        unknown = sorted({*values} - {*names})
         if unknown:
             raise ParameterError(f"{what}: {unknown} are none of {list(names)}")
-        return dict(given)
-    if len(given) != len(names):
-        raise ParameterError(f"{what}: {len(given)} values for {list(names)}")
-    return dict(zip(names, given, strict=True))
+        return dict(values)
+    if len(values) != len(names):
+        raise ParameterError(f"{what}: {len(values)} values for {list(names)}")
+    return dict(zip(names, values, strict=True))
 
 
 def _bound(
@@ -56,8 +56,8 @@ def _bound(
         bound = {}
         for name, value in values.items():
             array = host(value)
-            kept = isinstance(value, NDArray) or array.dtype.kind != "f"
-            bound[name] = nd.array(array, ctx=ctx, dtype=array.dtype if kept else dtype)
+            is_fixed = isinstance(value, NDArray) or array.dtype.kind != "f"
+            bound[name] = nd.array(array, ctx=ctx, dtype=array.dtype if is_fixed else dtype)
         return bound
 
     args = arrays(_named(location, symbol.list_arguments(), "location"))
@@ -75,9 +75,9 @@ def simple_forward(
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _compare(found: Array, wanted: Array, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
+def _compare(got: Array, expected: Array, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
     np.testing.assert_allclose(
-        host(found), host(wanted), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
+        host(got), host(expected), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
     )
 
 
@@ -124,21 +124,24 @@ def check_symbolic_backward(
     names = sym.list_arguments()
     values = _named(location, names, "location")
     reqs = dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else _named(grad_req, names, "grad_req")
-    wanted = {name: value for name, value in _named(expected, names, "expected").items() if value is not None}
-    before = {name: np.asarray(np.random.normal(size=host(values[name]).shape), dtype) for name in wanted}
+    gradients = {name: value for name, value in _named(expected, names, "expected").items() if value is not None}
+    initial = {name: np.asarray(np.random.normal(size=host(values[name]).shape), dtype) for name in gradients}
     ctx = current_context() if ctx is None else ctx
-    grads = {name: nd.array(value, ctx=ctx, dtype=dtype) for name, value in before.items()}
+    grads = {name: nd.array(value, ctx=ctx, dtype=dtype) for name, value in initial.items()}
     executor = _bound(sym, values, aux_states, ctx, dtype, {name: reqs.get(name, "null") for name in names}, grads)
     executor.forward(is_train=True)
     if isinstance(out_grads, Mapping):
         out_grads = [out_grads[name] for name in sym.list_outputs()]
     if out_grads is not None:
-        out_grads = [nd.array(host(one), ctx=ctx, dtype=host(one).dtype if isinstance(one, NDArray) else dtype)
-                     for one in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]  # fmt: skip
+        heads: Any = [out_grads] if isinstance(out_grads, NDArray) else out_grads
+        out_grads = [
+            nd.array(host(gradient), ctx=ctx, dtype=host(gradient).dtype if isinstance(gradient, NDArray) else dtype)
+            for gradient in heads
+        ]
     executor.backward(out_grads)
-    for name, value in wanted.items():
+    for name, value in gradients.items():
         req, actual = reqs.get(name, "null"), grads[name].asnumpy()
-        goal = {"write": host(value), "add": before[name] + host(value), "null": before[name]}[req]
+        goal = {"write": host(value), "add": initial[name] + host(value), "null": initial[name]}[req]
         _compare(actual, goal, rtol, atol, equal_nan, f"gradient of {name} (grad_req {req})")
     return grads
 
@@ -146,14 +149,14 @@ def check_symbolic_backward(
 def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) -> Host:
     """Return central differences of ``total()`` by each element of ``array``, which holds ``base`` afterwards."""
     slopes = np.zeros(base.shape)
-    for place in np.ndindex(base.shape):
+    for index in np.ndindex(base.shape):
         sides = []
         for step in (eps / 2, -eps / 2):
             moved = base.copy()
-            moved[place] += step
+            moved[index] += step
             array[:] = moved
             sides.append(total())
-        slopes[place] = (sides[0] - sides[1]) / eps
+        slopes[index] = (sides[0] - sides[1]) / eps
     array[:] = base
     return slopes
 
@@ -216,9 +219,9 @@ def check_numeric_gradient(
     names = sym.list_arguments()
     values = {name: np.array(host(value)) for name, value in _named(location, names, "location").items()}
     values = {name: value.astype(dtype) if value.dtype.kind == "f" else value for name, value in values.items()}
-    wanted = list(grad_nodes) if grad_nodes is not None else [n for n in names if values[n].dtype.kind == "f"]
+    names_checked = list(grad_nodes) if grad_nodes is not None else [n for n in names if values[n].dtype.kind == "f"]
     ctx = current_context() if ctx is None else ctx
-    grads = {name: nd.zeros(values[name].shape, ctx=ctx, dtype=values[name].dtype) for name in wanted}
+    grads = {name: nd.zeros(values[name].shape, ctx=ctx, dtype=values[name].dtype) for name in names_checked}
     reqs = {name: "write" if name in grads else "null" for name in names}
     executor = _bound(sym, values, aux_states, ctx, dtype, reqs, grads)
     states = {name: value.asnumpy() for name, value in executor.aux_dict.items()}
@@ -233,7 +236,7 @@ def check_numeric_gradient(
         pairs = zip(outputs, weights, strict=True)
         return float(sum((out.asnumpy().astype(np.float64) * weight).sum() for out, weight in pairs))
 
-    for name in wanted:
+    for name in names_checked:
         numeric = _slopes(total, executor.arg_dict[name], values[name], numeric_eps)
         _compare(actual[name], numeric, rtol, 1e-4 if atol is None else atol, False, f"gradient of {name}")
 
@@ -290,13 +293,15 @@ def check_consistency(
         if train:
             executor.backward([out.copy() for out in outputs])
             actual.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
-        kind = min((out.dtype for out in outputs), key=lambda one: np.dtype(one).itemsize)
+        kind = min((out.np_dtype for out in outputs), key=lambda dtype: np.dtype(dtype).itemsize)
         runs.append((np.dtype(kind), actual))
     truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
     for number, (kind, actual) in enumerate(runs):
         default = _TOLERANCES.get(kind.name, 0.0)
-        given = [tol if limit is None else limit for limit in (rtol, atol)]
-        limits = [default if one is None else one[kind] if isinstance(one, Mapping) else one for one in given]
+        explicit = [tol if limit is None else limit for limit in (rtol, atol)]
+        limits = [
+            default if limit is None else limit[kind] if isinstance(limit, Mapping) else limit for limit in explicit
+        ]
         for name, value in actual.items():
             try:
                 _compare(value, truth[name], limits[0], limits[1], equal_nan, f"run {number} ({kind}): {name}")

@@ -250,7 +250,7 @@ P = ParamSpec("P")
 def random_sample(population: Sequence[T], k: int) -> list[T]:
     """Return ``k`` distinct elements, in their original order."""
     chosen = np.sort(np.random.permutation(len(population))[:k])
-    return [population[int(place)] for place in chosen]
+    return [population[int(index)] for index in chosen]
 
 
 def create_vector(size: int, dtype: DTypeLike = np.int64) -> NDArray:
@@ -282,11 +282,11 @@ def retry(n: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(test: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            for left in reversed(range(n)):
+            for attempts in reversed(range(n)):
                 try:
                     return test(*args, **kwargs)
                 except AssertionError:
-                    if not left:
+                    if not attempts:
                         raise
             raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -297,9 +297,9 @@ def retry(n: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def set_env_var(key: str, val: str, default_val: str = "") -> str:
     """Set an environment variable; return its previous value."""
-    before = os.environ.get(key, default_val)
+    previous = os.environ.get(key, default_val)
     os.environ[key] = val
-    return before
+    return previous
 
 
 @contextlib.contextmanager
@@ -312,8 +312,8 @@ def environment(*args: Any) -> Iterator[None]:
     """
     if len(args) not in (1, 2):
         raise ParameterError(f"environment: give a name and a value, or a dictionary, got {len(args)} arguments")
-    wanted = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
-    before = {name: os.environ.get(name) for name in wanted}
+    settings = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
+    previous = {name: os.environ.get(name) for name in settings}
 
     def put(values: Mapping[str, object]) -> None:
         for name, value in values.items():
@@ -322,11 +322,11 @@ def environment(*args: Any) -> Iterator[None]:
             else:
                 os.environ[name] = str(value)
 
-    put(wanted)
+    put(settings)
     try:
         yield
     finally:
-        put(before)
+        put(previous)
 
 
 class EnvManager:
@@ -334,30 +334,30 @@ class EnvManager:
 
     def __init__(self, key: str, val: str) -> None:
         self._key, self._value = key, val
-        self._before: str | None = None
+        self._previous: str | None = None
 
     def __enter__(self) -> None:
-        self._before = os.environ.get(self._key)
+        self._previous = os.environ.get(self._key)
         os.environ[self._key] = self._value
 
     def __exit__(self, *exc: object) -> None:
-        if self._before is None:
+        if self._previous is None:
             os.environ.pop(self._key, None)
         else:
-            os.environ[self._key] = self._before
+            os.environ[self._key] = self._previous
 
 
 @contextlib.contextmanager
 def discard_stderr() -> Iterator[None]:
     """Discard all output to the standard error within ``with``."""
-    kept = os.dup(2)
+    stderr_copy = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
 
 
 class DummyIter(DataIter):
@@ -402,8 +402,8 @@ def compare_optimizer(
         optimizer.update_multi_precision(0, weight, grads.copy(), state)
         pairs.append((weight, state))
     if compare_states:
-        for left, right in zip(_flat(pairs[0][1]), _flat(pairs[1][1]), strict=True):
-            assert_almost_equal(left, right, rtol, atol, ("state 1", "state 2"))
+        for lhs, right in zip(_flat(pairs[0][1]), _flat(pairs[1][1]), strict=True):
+            assert_almost_equal(lhs, right, rtol, atol, ("state 1", "state 2"))
     assert_almost_equal(pairs[0][0], pairs[1][0], rtol, atol, ("weight 1", "weight 2"))
 
 

@@ -66,15 +66,15 @@ class Vocabulary:
             raise ParameterError(f"Vocabulary: min_freq must be at least 1, got {min_freq!r}")
         if counter is not None and not isinstance(counter, Counter):
             raise ParameterError(f"Vocabulary: counter must be a collections.Counter, got {type(counter).__name__}")
-        first = [unknown_token, *(reserved_tokens or ())]
-        if len(set(first)) != len(first):
-            raise ParameterError(f"Vocabulary: unknown_token and reserved_tokens must differ, got {first}")
+        tokens = [unknown_token, *(reserved_tokens or ())]
+        if len(set(tokens)) != len(tokens):
+            raise ParameterError(f"Vocabulary: unknown_token and reserved_tokens must differ, got {tokens}")
         self.unknown_token = unknown_token
         self.reserved_tokens = None if reserved_tokens is None else list(reserved_tokens)
         often = sorted((counter or {}).items())
         often.sort(key=lambda pair: -pair[1])
-        words = [word for word, count in often if count >= min_freq and word not in first]
-        self.idx_to_token: list[Any] = [*first, *(words if most_freq_count is None else words[:most_freq_count])]
+        words = [word for word, count in often if count >= min_freq and word not in tokens]
+        self.idx_to_token: list[Any] = [*tokens, *(words if most_freq_count is None else words[:most_freq_count])]
         self.token_to_idx: dict[Any, int] = {word: number for number, word in enumerate(self.idx_to_token)}
 
     def __len__(self) -> int:

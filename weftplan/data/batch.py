@@ -34,11 +34,12 @@ class DataDesc(_NameAndShape):
     """
 
     dtype: Any
+    """A NumPy type such as ``np.float32``, or the dtype's name, if the description was made with a name."""
     layout: str
 
     def __new__(cls, name: str, shape: Sequence[int], dtype: DTypeLike = np.float32, layout: str = "NCHW") -> DataDesc:
         desc = super().__new__(cls, name, tuple(shape))
-        desc.dtype, desc.layout = dtype, layout
+        desc.dtype, desc.layout = dtype.type if isinstance(dtype, np.dtype) else dtype, layout
         return desc
 
     @staticmethod

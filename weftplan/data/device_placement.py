@@ -107,7 +107,7 @@ def copy_to_devices(value: V, contexts: Sequence[Context]) -> tuple[V | NDArray,
 
 
 def _copied(part: NDArray, device: Context) -> NDArray:
-    target = pending(NDArray, device, part.shape, part.dtype, "batch")
+    target = pending(NDArray, device, part.shape, part.np_dtype, "batch")
     copy_into(part, target, name="batch")
     return target
 
@@ -116,7 +116,7 @@ def _page_locked(array: NDArray, device: Context) -> NDArray:
     if array.context.device_type != "cpu":
         return array
     home = cpu_pinned(device.device_id if device.device_type == "gpu" else 0)
-    pinned = empty(array.shape, ctx=home, dtype=array.dtype)
+    pinned = empty(array.shape, ctx=home, dtype=array.np_dtype)
     array.wait_to_read()
     np.copyto(pinned.raw(), array.raw())  # not shared yet: no engine operation uses it
     return pinned

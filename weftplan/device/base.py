@@ -42,24 +42,24 @@ class Fault(Protocol):
     """The engine's ``Failure`` for this error, None until the error is reported."""
 
 
-class Work(Protocol):
+class DeviceWork(Protocol):
     """The work of one operation, created by :meth:`Stream.work`.
 
     Work that the same thread enqueues inside ``with work:`` belongs to the operation.
     """
 
-    def record(self, stream: Any, number: int, after: Iterable[Event], over: Iterable[Event]) -> Event:
+    def record(self, stream: Any, number: int, predecessors: Iterable[Event], over: Iterable[Event]) -> Event:
         """Return an event at the end of this work.
 
         Args:
             stream: the last stream of the work.
             number: the operation's push number.
-            after: events of operations whose results this operation reads.
+            predecessors: events of operations whose results this operation reads.
             over: events of operations whose results this operation overwrites.
         """
         ...
 
-    def __enter__(self) -> Work: ...
+    def __enter__(self) -> DeviceWork: ...
 
     def __exit__(self, *exc: object) -> None: ...
 
@@ -94,7 +94,7 @@ class Stream(Protocol):
         """Return the second at which the work that has finished ended: the host's clock, or a simulated stream's."""
         ...
 
-    def work(self, owner: Callable[[], Owner]) -> Work:
+    def work(self, owner: Callable[[], Owner]) -> DeviceWork:
         """Return the (still empty) work of one operation; if this work fails, the owner of the fault is ``owner()``."""
         ...
 

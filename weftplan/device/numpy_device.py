@@ -36,7 +36,7 @@ class HostEvent:
         """Return immediately."""
 
 
-_DONE = HostEvent()
+_COMPLETED = HostEvent()
 
 
 class HostStream:
@@ -49,7 +49,7 @@ class HostStream:
 
     def record(self) -> HostEvent:
         """Return a complete event."""
-        return _DONE
+        return _COMPLETED
 
     def wait(self, event: Event) -> None:
         """Block until ``event``, which may belong to an asynchronous device, is complete."""

@@ -15,6 +15,7 @@ _devices: dict[Context, Device] = {}
 _folders: dict[int, OffloadTarget] = {}
 """By index of the ``file`` context: the folder that :func:`name_folders` assigned to it."""
 _lock = consistent_in_children(Lock())
+"""Guards ``_devices`` and ``_folders``, so that a context never gets two devices."""
 
 
 def get(context: Context) -> Device:
@@ -79,11 +80,11 @@ def name_folders(targets: Iterable[OffloadTarget]) -> None:
     """
     for index, target in enumerate(target for target in targets if target.kind == "file"):
         with _lock:
-            known = getattr(_devices.get(Context("file", index)), "folder", None)
-            if known is not None and os.path.realpath(known) != os.path.realpath(target.folder):
+            folder = getattr(_devices.get(Context("file", index)), "folder", None)
+            if folder is not None and os.path.realpath(folder) != os.path.realpath(target.folder):
                 raise DeviceError(
-                    f"file({index}) is the folder {known!r} in this process, and cannot become {target.folder!r}: name "
-                    f"folders in the same order each time"
+                    f"file({index}) is the folder {folder!r} in this process, and cannot become {target.folder!r}: "
+                    f"name folders in the same order each time"
                 )
             _folders[index] = target
 

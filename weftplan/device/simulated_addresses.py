@@ -19,10 +19,10 @@ from weftplan.support.array_types import RawArray
 class _Memory:
     """One allocation of a simulated device; ``owner`` refers to the array that owns the bytes."""
 
-    __slots__ = ("owner", "place")
+    __slots__ = ("device_index", "owner")
 
-    def __init__(self, place: int, owner: weakref.ref[object]) -> None:
-        self.place = place
+    def __init__(self, device_index: int, owner: weakref.ref[object]) -> None:
+        self.device_index = device_index
         self.owner = owner
 
 
@@ -72,10 +72,10 @@ class Addresses:
             if self._dead and self._dead[0] is owner:  # else a nested call has removed it
                 self._dead.popleft()
 
-    def place(self, array: RawArray) -> int:
+    def device_index(self, array: RawArray) -> int:
         """Return the number of the simulated device whose memory ``array`` is in, or :data:`HOST`."""
         if not isinstance(array, np.ndarray):
             return HOST
         self._remove_dead()
         memories = self._ranges.overlapping(array.ctypes.data, array.ctypes.data + 1)
-        return next((memory.place for memory in memories if memory.owner() is not None), HOST)
+        return next((memory.device_index for memory in memories if memory.owner() is not None), HOST)

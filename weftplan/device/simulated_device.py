@@ -30,7 +30,7 @@ from weftplan.device.context import Context
 from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.simulated_addresses import Addresses
-from weftplan.device.simulated_work import Fault, SimWork
+from weftplan.device.simulated_work import SimFault, SimWork
 from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
 from weftplan.device.wire_schedule import Wires
 from weftplan.errors import DeviceError, OutOfMemoryError
@@ -49,22 +49,22 @@ _wires = Wires()
 class SimEvent:
     """A point in a simulated stream, at virtual second ``time``."""
 
-    __slots__ = ("done", "fault", "stream", "time", "work")
+    __slots__ = ("completed", "fault", "stream", "time", "work")
 
     def __init__(self, stream: SimStream, work: SimWork | None = None) -> None:
         self.stream = stream
         self.work = work
-        self.done = False
-        self.fault: Fault | None = None
+        self.completed = False
+        self.fault: SimFault | None = None
         """Once complete: the fault of :attr:`work` or of work without an owner before the event; None without one."""
         self.time = stream._next
 
     def query(self) -> bool:
         """Return whether the event is complete; if it is not, first run one piece of work, so that polling ends."""
         with _world:
-            if not self.done:
+            if not self.completed:
                 self.stream.device._step(self.stream)
-            return self.done
+            return self.completed
 
     def synchronize(self) -> None:
         """Run simulated work until the event is complete.
@@ -77,7 +77,7 @@ class SimEvent:
                 self.stream._raise()
 
     def __repr__(self) -> str:
-        return f"<SimEvent of {self.stream!r}: {'complete' if self.done else 'pending'}>"
+        return f"<SimEvent of {self.stream!r}: {'complete' if self.completed else 'pending'}>"
 
 
 class SimStream:
@@ -93,9 +93,9 @@ class SimStream:
         """Virtual second at which all enqueued work ends."""
         self._queue: deque[tuple[str, Any, float, SimWork | None]] = deque()
         """Pending (kind, function or event, virtual second at which it ends, the operation's work)."""
-        self._unreported: list[Fault] = []
+        self._unreported: list[SimFault] = []
         """Faults that no :meth:`finish` or synchronisation has taken yet."""
-        self._unowned_fault: Fault | None = None
+        self._unowned_fault: SimFault | None = None
         """First fault of work without an owner; the next event of an operation on this stream reports it."""
 
     @property
@@ -120,7 +120,7 @@ class SimStream:
             if links is None:
                 end = self._next + self.device.cost.copy(src.nbytes)
             else:
-                end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
+                end = _wires.copy(links, _memory.device_index(src), _memory.device_index(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
 
     def clock(self) -> float:
@@ -149,7 +149,7 @@ class SimStream:
             self.device._run_until(self.record())
             self._raise()
 
-    def finish(self) -> list[Fault]:
+    def finish(self) -> list[SimFault]:
         """Run all work of this stream; return and forget its unreported faults."""
         with _world:
             self.device._run_until(self.record())
@@ -182,7 +182,7 @@ class SimStream:
         if not self._queue:
             return False
         kind, item, _, _ = self._queue[0]
-        return kind != "wait" or not isinstance(item, SimEvent) or item.done
+        return kind != "wait" or not isinstance(item, SimEvent) or item.completed
 
     def _advance(self) -> None:
         """Run the first entry of the queue; store an exception for the next synchronisation, and let later work run."""
@@ -197,7 +197,7 @@ class SimStream:
             if item.work is not None:
                 item.fault = item.work.fault() or self._unowned_fault
                 self._unowned_fault = None
-            item.done = True
+            item.completed = True
         elif not isinstance(item, SimEvent):
             item.synchronize()
         self.device._clock = max(self.device._clock, self.time)
@@ -207,7 +207,7 @@ class SimStream:
         trace = error.__traceback__
         if trace is not None:  # drop the frame of _advance: its local `work` would form a cycle with the stored error
             BaseException.with_traceback(error, trace.tb_next)
-        fault = Fault(error, None) if work is None else work.fail(error)
+        fault = SimFault(error, None) if work is None else work.fail(error)
         self._unreported.append(fault)
         if work is None:
             self._unowned_fault = self._unowned_fault or fault
@@ -238,7 +238,7 @@ class SimDevice:
         self.used = 0
         """Bytes in use."""
         self._random = random.Random(seed)
-        self._made = 0
+        self._count = 0
         """Number of streams created."""
         self._busy: dict[int, SimStream] = {}
         """By index: streams with pending work or an unreported error, kept alive by this entry."""
@@ -309,8 +309,8 @@ class SimDevice:
     def new_stream(self, *, priority: int = 0) -> SimStream:
         """Return a new in-order stream; ``priority`` is ignored."""
         with _world:
-            stream = SimStream(self, self._made)
-            self._made += 1
+            stream = SimStream(self, self._count)
+            self._count += 1
         return stream
 
     def launch(self, fn: Callable[[], object], modelled: float | None = 0.0) -> None:
@@ -357,7 +357,7 @@ class SimDevice:
         return [self._busy[index] for index in sorted(self._busy)]
 
     def _run_until(self, event: SimEvent) -> None:
-        while not event.done:
+        while not event.completed:
             self._step(event.stream)
 
     def _step(self, waiting: SimStream) -> None:
@@ -384,7 +384,7 @@ class SimDevice:
         stream._advance()
 
     def __repr__(self) -> str:
-        return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
+        return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._count} streams>"
 
 
 def begin_together(devices: Sequence[Device]) -> float:

@@ -14,8 +14,8 @@ from weftplan.device.base import Owner
 from weftplan.device.stream import pop_work, push_work
 
 
-class Fault:
-    """An error of simulated work; implements :class:`weftplan.device.base.Fault`."""
+class SimFault:
+    """An error of simulated work; implements :class:`weftplan.device.base.SimFault`."""
 
     __slots__ = ("error", "failure", "moot", "owner")
 
@@ -42,43 +42,43 @@ class Fault:
 class SimWork:
     """The work of one operation: work that this thread enqueues inside ``with work:``."""
 
-    __slots__ = ("_after", "_number", "_over", "_own", "owner")
+    __slots__ = ("_faults", "_number", "_over", "_predecessors", "owner")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self._own: list[Fault] = []
+        self._faults: list[SimFault] = []
         self._number = 0
-        self._after: tuple[Any, ...] = ()
+        self._predecessors: tuple[Any, ...] = ()
         """Simulated events of the operations whose results are read."""
         self._over: tuple[Any, ...] = ()
         """Simulated events of the operations whose results are overwritten."""
 
-    def fail(self, error: BaseException) -> Fault:
+    def fail(self, error: BaseException) -> SimFault:
         """Store and return the fault for an ``error`` that part of this work raised."""
-        fault = Fault(error, self.owner)
-        self._own.append(fault)
+        fault = SimFault(error, self.owner)
+        self._faults.append(fault)
         return fault
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> SimFault | None:
         """Return the first fault of an input, of a blocking overwritten result, or of this work; None without one.
 
         To be called once, after all of this work has run. If the fault is inherited, own faults become ``moot``.
         """
-        read: list[Fault | None] = [event.fault for event in self._after]
-        written: list[Fault | None] = [event.fault for event in self._over]
+        read: list[SimFault | None] = [event.fault for event in self._predecessors]
+        written: list[SimFault | None] = [event.fault for event in self._over]
         inherited = next((fault for fault in read if fault), None) or next(
             (fault for fault in written if fault and fault.blocks(self._number)), None
         )
-        self._after = self._over = ()  # otherwise each event would keep all earlier events alive
+        self._predecessors = self._over = ()  # otherwise each event would keep all earlier events alive
         if inherited is None:
-            return self._own[0] if self._own else None
-        for fault in self._own:
+            return self._faults[0] if self._faults else None
+        for fault in self._faults:
             fault.moot = True
         return inherited
 
-    def record(self, stream: Any, number: int, after: Iterable[Any], over: Iterable[Any]) -> Any:
+    def record(self, stream: Any, number: int, predecessors: Iterable[Any], over: Iterable[Any]) -> Any:
         """Return an event at the end of this work on ``stream``; once complete it has the result of :meth:`fault`."""
-        self._number, self._after, self._over = number, tuple(after), tuple(over)
+        self._number, self._predecessors, self._over = number, tuple(predecessors), tuple(over)
         return stream.record(self)
 
     def __enter__(self) -> SimWork:

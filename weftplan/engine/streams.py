@@ -38,7 +38,7 @@ from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
-    from weftplan.device.base import Device, Event, Stream, Work
+    from weftplan.device.base import Device, DeviceWork, Event, Stream
     from weftplan.device.context import Context
     from weftplan.engine.types import Runs
     from weftplan.engine.var import Var
@@ -320,7 +320,9 @@ class StreamWorker:
                     first_failure = first_failure or failure
         return first_failure
 
-    def _mark(self, op: OprBlock, stream: Stream, work: Work, earlier_marks: EarlierMarks, failure: Outcome) -> None:
+    def _mark(
+        self, op: OprBlock, stream: Stream, work: DeviceWork, earlier_marks: EarlierMarks, failure: Outcome
+    ) -> None:
         """Record the end of the work of ``op`` on its stream.
 
         The event inherits the faults of its inputs, unless the operation is never skipped or has already failed.

@@ -28,7 +28,7 @@ _COMPACT = 32
 """Granted operations at the front of ``waiting`` before it is cut. At least half is cut then, so each costs O(1)."""
 
 
-class Operation(Protocol):
+class VarOperation(Protocol):
     """Interface of an operation towards its vars."""
 
     wait: int
@@ -81,21 +81,21 @@ class Var:
         self.events: Any = None
         """Stream events of the last write and of later reads (asynchronous devices only)."""
 
-    def add_read(self, op: Operation) -> None:
+    def add_read(self, op: VarOperation) -> None:
         """Register a read. It is granted immediately or queues after the write."""
         if self.write is None:
             self.readers += 1
         else:
             self.append(op)
 
-    def add_write(self, op: Operation) -> None:
+    def add_write(self, op: VarOperation) -> None:
         """Register a write. It becomes ``write``, granted if there are no readers, or queues after another write."""
         if self.write is None:
             self.write = op
         else:
             self.append(op)
 
-    def append(self, op: Operation) -> None:
+    def append(self, op: VarOperation) -> None:
         """Queue ``op`` after ``write``."""
         if self.waiting is None:
             self.waiting = [op]

@@ -14,7 +14,7 @@ from weftplan.support.array_types import DType, DTypeLike
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference.methods import read_shape
-from weftplan.symbol.node import Order, depth_first_order, split_variables, warn
+from weftplan.symbol.node import Order, depth_first_order, split_variables, warn, warn_of_ignored
 
 _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
@@ -118,8 +118,8 @@ def collect_gradients(
             )
         if tuple(grad.shape) != tuple(array.shape):
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
-        if grad.dtype != array.dtype and grad_reqs[name] != "null":
-            dtypes[name] = grad.dtype
+        if grad.np_dtype != array.np_dtype and grad_reqs[name] != "null":
+            dtypes[name] = grad.np_dtype
         grads.append(grad)
     return grads, grad_reqs, dtypes
 
@@ -207,8 +207,13 @@ def either(verb: str, name: str, value: T | None, older: str, older_value: T | N
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
-    """Return argument names, auxiliary state names and depth-first order; raise BindError for duplicate arguments."""
+    """Return argument names, auxiliary state names and depth-first order; warn of attributes that operators ignore.
+
+    Raises:
+        BindError: duplicate arguments.
+    """
     order = depth_first_order(entry[0] for entry in symbol.entries)
+    warn_of_ignored(order[0])
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
     by_name(names, names)

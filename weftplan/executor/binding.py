@@ -142,7 +142,18 @@ class Binding:
             self.reqs,
             pool=None if shared_exec is None else shared_exec.pool,
             rebind=self.reshaped,
+            unfuse=self.unfused,
         )
+
+    def unfused(self, old: Executor) -> Executor:
+        """Return an executor without fusion, on the arrays and the planned memory of ``old``."""
+        names, arrays = (*old.arg_names, *old.aux_names), (*old.arg_arrays, *old.aux_arrays)
+        shapes, dtypes, contexts = facts_of(names, arrays)
+        binding = replace(self, options=replace(self.options, fusion=False))
+        planned = binding.plan(shapes, dtypes, contexts)
+        new = binding.executor(planned, old.arg_arrays, old.grad_arrays, old.aux_arrays, old)
+        new._inferred, new._unset = old._inferred, old._unset
+        return new
 
     @resting
     def reshaped(
@@ -182,7 +193,8 @@ class Binding:
         ]
         aux = [fit(name, array) for name, array in zip(old.aux_names, old.aux_arrays, strict=True)]
         new = self.executor(planned, args, grads, aux, old)
-        new._monitor = old._monitor
+        if old.monitor_callback is not None:
+            new.set_monitor_callback(*old.monitor_callback)
         new._inferred, new._unset = old._inferred, old._unset
         return new
 
@@ -241,7 +253,7 @@ def facts_of(
     pairs = list(zip(names, arrays, strict=True))
     return (
         {name: tuple(array.shape) for name, array in pairs},
-        {name: np.dtype(array.dtype) for name, array in pairs},
+        {name: array.np_dtype for name, array in pairs},
         {name: array.context for name, array in pairs},
     )
 

@@ -33,7 +33,7 @@ from weftplan.errors import MXNetError
 from weftplan.executor.executor import Executor
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.executor.prepared_run import PreparedRun
 from weftplan.executor.segments import Segment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
@@ -59,7 +59,7 @@ class Collector:
         self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
         self.scope = bool(config.get("FLAGS_eager_delete_scope"))
         self._ends: dict[bool, dict[int, list[DynamicChunk]]] = {}
-        self._kept: dict[bool, list[DynamicChunk]] = {}
+        self._cached_chunks: dict[bool, list[DynamicChunk]] = {}
         self._queue: list[DynamicChunk] = []
         self._queued = 0
 
@@ -67,7 +67,7 @@ class Collector:
         self,
         forward: Sequence[Segment],
         backward: Sequence[Segment],
-        chunks_of: Callable[[Step], list[DynamicChunk]],
+        chunks_of: Callable[[PreparedStep], list[DynamicChunk]],
         *,
         inside: bool,
     ) -> Local:
@@ -85,7 +85,7 @@ class Collector:
         for is_train in (True, False):
             segments = (*forward, *backward) if is_train else forward
             users: dict[int, int] = defaultdict(int)
-            last_use: dict[int, tuple[int, Step]] = {}
+            last_use: dict[int, tuple[int, PreparedStep]] = {}
             chunk_by_id: dict[int, DynamicChunk] = {}
             for number, segment in enumerate(segments):
                 for step in segment.steps:
@@ -108,7 +108,7 @@ class Collector:
                 else:
                     ends[number].append(chunk_by_id[key])
             local[is_train], self._ends[is_train] = dict(freed_inside), dict(ends)
-            self._kept[is_train] = [chunk for key, chunk in chunk_by_id.items() if key not in chosen]
+            self._cached_chunks[is_train] = [chunk for key, chunk in chunk_by_id.items() if key not in chosen]
         return local
 
     def _chosen(self, chunks: list[DynamicChunk]) -> list[DynamicChunk]:
@@ -133,7 +133,7 @@ class Collector:
 
     def ended(self, is_train: bool) -> list[DynamicChunk]:
         """Return the chunks to free at the end of a run."""
-        return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
+        return [*self._emptied(), *(self._cached_chunks[is_train] if self.scope else ())]
 
     def _emptied(self) -> list[DynamicChunk]:
         dead, self._queue, self._queued = self._queue, [], 0
@@ -218,12 +218,12 @@ class DynamicMemory(PlannedMemory):
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         entry = self._calls.get(key)
         if entry is None:
-            entry = self._made(key, raws, make(), run)
+            entry = self._cached_outputs(key, raws, make(), run)
         call = entry[0] or entry[1](run)
         del raws, entry
         call()
 
-    def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
+    def _cached_outputs(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
         """Return a new call as an entry of the call cache; store it there if its results are small.
 
         A cached call has views of its results, so their memory is never returned to the system.
@@ -263,7 +263,7 @@ class DynamicExecutor(Executor):
         self._memory.used = {step.nid: _chunks_of(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
 
-        def chunks_of(step: Step) -> list[DynamicChunk]:
+        def chunks_of(step: PreparedStep) -> list[DynamicChunk]:
             return [chunk for chunk in _chunks_of(self._memory, step) if isinstance(chunk, DynamicChunk)]
 
         self._memory.local = self._collector.settle(
@@ -271,7 +271,7 @@ class DynamicExecutor(Executor):
         )
         return calls
 
-    def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+    def _push(self, segments: Sequence[Segment], steps: Sequence[PreparedStep]) -> None:
         if self._monitor is not None:
             # The monitor's callback may read any array at any later time, so no chunk is freed.
             self._memory.local = {True: {}, False: {}}
@@ -293,7 +293,7 @@ class DynamicExecutor(Executor):
         )
 
 
-def _chunks_of(memory: DynamicMemory, step: Step) -> list[Chunk]:
+def _chunks_of(memory: DynamicMemory, step: PreparedStep) -> list[Chunk]:
     """Return the chunks of a step's inputs, outputs and workspace. Inputs that the operator ignores have none."""
     workspace = memory.workspace(step.nid)
     chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]

@@ -20,7 +20,7 @@ from weftplan.executor.memory import PlannedMemory, RunState
 from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.executor.prepared_run import PreparedRun, prepare_run
 from weftplan.executor.run_values import (
     ArrayValue,
@@ -38,14 +38,14 @@ from weftplan.executor.segments import Segment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes import unfused
+from weftplan.planner.symbolic.passes import hidden_members, unfused
 from weftplan.support.array_types import ShapeLike
 from weftplan.symbol import Symbol
 
 Callback = Callable[[str, NDArray], None]
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """What an executor has run so far."""
 
     is_train: bool | None = None
@@ -85,6 +85,7 @@ class Executor:
         *,
         pool: SlabPool | None = None,
         rebind: Callable[..., Executor] | None = None,
+        unfuse: Callable[[Executor], Executor] | None = None,
     ) -> None:
         self.symbol = symbol
         self.context = context
@@ -95,7 +96,7 @@ class Executor:
         self.grad_arrays = list(grads)
         self.aux_arrays = list(aux)
         self.grad_req = dict(grad_req)
-        self._rebind = rebind
+        self._rebind, self._unfuse = rebind, unfuse
         self._inferred: frozenset[str] = frozenset()
         """Names of zero-filled arrays of simple_bind whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
@@ -123,9 +124,11 @@ class Executor:
         self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
         self._monitor: Monitored | None = None
+        self.monitor_callback: tuple[Callback, bool] | None = None
+        """The arguments of :meth:`set_monitor_callback`; None without a callback."""
         if config.get("FLAGS_check_nan_inf"):
             self.set_monitor_callback(None)
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._repeatable: bool | None = None
         self._run = RunState(is_train=False)
         self._engine = engine.get()
@@ -224,7 +227,7 @@ class Executor:
         seed, counter = random.next_key(self.context) if calls.random else (0, 0)
         self._fence(calls, by_segment=calls.fences_itself and self._monitor is None)
         self._run = RunState(bool(is_train), seed, counter)
-        self._progress = Progress(is_train=bool(is_train))
+        self._progress = RunProgress(is_train=bool(is_train))
         self._push(calls.forward_segments, calls.forward_steps)
         return calls
 
@@ -269,7 +272,7 @@ class Executor:
             self._fence(calls)
         for value, head in heads:
             copy_in(value, head)
-        self._progress = Progress(is_train, backward=True)
+        self._progress = RunProgress(is_train, backward=True)
         self._push(calls.backward_segments, calls.backward_steps)
 
     def _check_mode(self) -> None:
@@ -331,7 +334,7 @@ class Executor:
                 f"again, or run it under the engine that it was bound under"
             )
 
-    def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+    def _push(self, segments: Sequence[Segment], steps: Sequence[PreparedStep]) -> None:
         """Push ``segments``, or their ``steps`` one by one if a monitor is set."""
         if self._monitor is not None:
             self._monitor.push(steps, self._run)
@@ -463,12 +466,27 @@ class Executor:
             callback: the function; None removes it.
             monitor_all: call it for every input, too, before the node is pushed.
 
-        Of fused nodes (MXNET_USE_FUSION) only the last node's output is shown; a ConfigWarning names the other nodes.
+        An executor that has not run yet is planned again without fusion (MXNET_USE_FUSION), to show every node; arrays
+        in :attr:`outputs` are new then. After a run only the last output of fused nodes is shown; a ConfigWarning names
+        the others.
         """
-        if callback is not None:
+        if callback is not None and self.hidden_outputs:
+            if self._prepared is None and self._progress.is_train is None and self._unfuse is not None:
+                vars(self).update(vars(self._unfuse(self)))
             warn_of_joined(self.planned.graph.nodes)
+        self.monitor_callback = None if callback is None else (callback, monitor_all)
         callback = checked(callback)
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
+
+    @property
+    def hidden_outputs(self) -> list[str]:
+        """Names of nodes whose outputs a monitor cannot show, because they are fused with the next node."""
+        return hidden_members(self.planned.graph.nodes)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the executor has run forward or backward."""
+        return self._progress.is_train is not None
 
     def get_optimized_symbol(self) -> Symbol:
         """Return a copy of the optimized forward graph: equal expressions are merged, cross-device copies inserted.

@@ -114,6 +114,7 @@ class Idleness:
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
         self._lock = Lock()
+        """Makes the test of ``_offloaded`` and the entry in ``_users`` one step; held while a block moves."""
         self._users: list[int] = []
         """Threads that push a run, or bring all blocks back for a run; written under ``_lock``."""
         self._offloaded: dict[Context, tuple[offload.Offloaded, int]] = {}
@@ -130,7 +131,7 @@ class Idleness:
         """Bring all blocks back; none is offloaded until the end of the ``with`` block."""
         me = threading.get_ident()
         if spilling.active() and not _thread.runs and not engine.get().in_operation:
-            self._let_others_go_first()
+            self._yield_memory()
         with self._lock:
             present = not self._offloaded
             if present:
@@ -181,7 +182,7 @@ class Idleness:
                     raise
             finally:
                 waits.preparing.discard(me)
-            self._let_others_go_first()
+            self._yield_memory()
 
     def _let_pending_end(self, arrays: Iterable[NDArray]) -> None:
         """Wait until no operation on ``arrays`` is pending, at most ``PATIENCE_S`` seconds.
@@ -209,7 +210,7 @@ class Idleness:
         with self._lock:
             self._users.remove(me)
 
-    def _let_others_go_first(self) -> None:
+    def _yield_memory(self) -> None:
         """Between two runs, wait while other threads are starved, so that they can offload the blocks of this pool.
 
         Wait at most ``PATIENCE_S`` seconds.
@@ -264,9 +265,9 @@ class Idleness:
             ctx not in pool._blocks and ctx not in self._offloaded and (pool._blocks or self._offloaded)
         ):
             return False
-        return self.moving or self._others()
+        return self.moving or self._has_rivals()
 
-    def _others(self) -> bool:
+    def _has_rivals(self) -> bool:
         """Return whether another thread that can go on (see :func:`waits.can_go_on`) pushes a run on the pool."""
         return any(waits.can_go_on(user) for user in self.users)
 
@@ -308,7 +309,7 @@ class Idleness:
             pool = self._pool()
             block = None if pool is None else pool._blocks.get(ctx)
             if self._users:
-                if self._others():
+                if self._has_rivals():
                     _thread.in_runs.append(self)
                 return 0
             if pool is None or block is None or not block.nbytes or not block.counted:
@@ -464,5 +465,5 @@ def _await_views(context: Context, blocks: list[Idleness]) -> bool:
     return False
 
 
-relief.add(29, _offload_idle, again=True)
+relief.add(29, _offload_idle, retries=True)
 relief.add_wait(_await_users)

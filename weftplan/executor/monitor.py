@@ -14,7 +14,7 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import ConfigWarning, MXNetError, listed
 from weftplan.executor.memory import RunState
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
@@ -83,7 +83,7 @@ class Monitored:
         self._graph = graph
         self._all = monitor_all
 
-    def push(self, steps: Sequence[Step], run: RunState) -> None:
+    def push(self, steps: Sequence[PreparedStep], run: RunState) -> None:
         """Push ``steps`` for one run, each between the callbacks for its inputs and its outputs."""
         graph = self._graph
         for step in steps:
@@ -100,9 +100,10 @@ class Monitored:
                     label = names[i] if i < len(names) else f"input{i}"
                     self._callback(f"{node.name}_{label}", array)
             Segment([step]).push(run)
-            for label, output in zip(_output_names(node.op, node.params), step.outputs, strict=True):
-                if output is not None:
-                    self._callback(f"{node.name}_{label}", output)
+            members = hidden_members([node])
+            for k, (label, output) in enumerate(zip(_output_names(node.op, node.params), step.outputs, strict=True)):
+                if output is not None:  # further outputs of a fused node are those of its first member
+                    self._callback(f"{members[0] if k and members else node.name}_{label}", output)
 
 
 def check_finite(name: str, array: NDArray) -> None:
@@ -130,11 +131,11 @@ def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, N
     if callback is None:
         return check_finite
 
-    def both(name: str, array: NDArray) -> None:
+    def check_all(name: str, array: NDArray) -> None:
         check_finite(name, array)
         callback(name, array)
 
-    return both
+    return check_all
 
 
 def debug_str(planned: PlannedGraph) -> str:

@@ -130,8 +130,8 @@ def shared_array(table: Mapping[str, NDArray | None], name: str, shape: tuple[in
     if array is None:
         hint = did_you_mean(name, table)
         raise BindError(f"simple_bind: shared_exec has no array {name!r}; {hint}it has {listed(table)}")
-    if tuple(array.shape) != tuple(shape) or array.dtype != dtype:
-        raise ShapeError(f"simple_bind: {name!r} is shared as {array.shape} {array.dtype} but needs {shape} {dtype}")
+    if tuple(array.shape) != tuple(shape) or array.np_dtype != dtype:
+        raise ShapeError(f"simple_bind: {name!r} is shared as {array.shape} {array.np_dtype} but needs {shape} {dtype}")
     return array
 
 
@@ -144,19 +144,19 @@ def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], 
     """
     have = pool.get(name)
     size = int(np.prod(shape, dtype=np.int64))
-    if have is not None and have.dtype == dtype and have.context == ctx:
+    if have is not None and have.np_dtype == dtype and have.context == ctx:
         if have.size >= size:
             return view_as(have, shape)
         chunk = have.chunk
         if isinstance(chunk, MovableChunk) and chunk.nbytes == have.nbytes:
-            grow(chunk, size * have.dtype.itemsize)
+            grow(chunk, size * have.np_dtype.itemsize)
             pool[name] = NDArray(chunk, shape, dtype)
             return pool[name]
         warn(f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced")
     elif have is not None:
         warn(
-            f"shared_buffer: {name!r} is {have.dtype} on {have.context}, {np.dtype(dtype)} on {ctx} is needed: it is "
-            f"replaced"
+            f"shared_buffer: {name!r} is {have.np_dtype} on {have.context}, {np.dtype(dtype)} on {ctx} is needed: "
+            f"it is replaced"
         )
     pool[name] = growable(ctx, shape, dtype)
     return pool[name]
@@ -164,7 +164,7 @@ def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], 
 
 def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
     """Return an array of another shape over the first bytes of ``array``; both share memory and var."""
-    return NDArray(array.chunk, shape, array.dtype, array.offset)
+    return NDArray(array.chunk, shape, array.np_dtype, array.offset)
 
 
 def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: bool) -> NDArray:
@@ -181,7 +181,7 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
         raise ShapeError(
             f"reshape: {name!r} grows from {array.shape} to {shape}; pass allow_up_sizing=True for a new array"
         )
-    return new_zeros(shape, array.context, array.dtype)
+    return new_zeros(shape, array.context, array.np_dtype)
 
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:

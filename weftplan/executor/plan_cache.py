@@ -39,7 +39,7 @@ from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
 Replaced = tuple[tuple[str, str, Implementation], ...]
 """The result of :func:`weftplan.ops.core.implementations.replaced`."""
-MOST = 4
+MAX_PLANS = 4
 """Maximum number of plans in memory for one symbol: enough for training with validation, or for a few buckets."""
 
 
@@ -101,9 +101,9 @@ def planned_once(
     for node in nodes:
         if node.op is not None and node.op.single:
             return plan(order)
-    cached, described = symbol.kept, _description(nodes, symbol.entries)
+    cached, described = symbol.cached_plans, _description(nodes, symbol.entries)
     if cached is None or cached.graph != described:
-        cached = symbol.kept = _CachedPlans(described)
+        cached = symbol.cached_plans = _CachedPlans(described)
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
     replaced = implementations.replaced()
     key = options, question, replaced
@@ -118,7 +118,7 @@ def planned_once(
     other_plans = [
         pair for pair in cached.plans if pair[1] is not result
     ]  # read again: other threads may have added plans
-    cached.plans = [*other_plans[-MOST + 1 :], (key, result)]
+    cached.plans = [*other_plans[-MAX_PLANS + 1 :], (key, result)]
     return result
 
 
@@ -151,7 +151,9 @@ class PlanFile:
             else:
                 digest = hashlib.sha256(marshal.dumps(graph, _FORMAT))
                 digest.update(repr((_CODE, options, question, np.__version__, sys.version)).encode())
-                digest.update(repr([(where, op, *_names(way)) for where, op, way in replaced]).encode())
+                digest.update(
+                    repr([(node, op, *_names(implementation)) for node, op, implementation in replaced]).encode()
+                )
                 self._name = digest.hexdigest()
 
     def load(self) -> PlannedGraph | None:
@@ -173,7 +175,7 @@ class PlanFile:
         # A search that was stopped early may have missed a better plan.
         if self._folder is None or stopping.asked():
             return
-        if not all(context.is_host for context in {id(one): one for one in planned.devices}.values()):
+        if not all(context.is_host for context in {id(context): context for context in planned.devices}.values()):
             return
         try:
             content = stored_plans.dumped(planned, self._order)

@@ -65,7 +65,7 @@ class Placement:
         self.targets = dict(targets or {})
         self.chunks: dict[int, MovableChunk] = {}
 
-    def _where(self, storages: list[int]) -> list[tuple[Context, int, int]]:
+    def _locations(self, storages: list[int]) -> list[tuple[Context, int, int]]:
         """Return (device, offset in the block, bytes) of each of ``storages``."""
         if not storages:
             return []
@@ -78,14 +78,14 @@ class Placement:
         if not self.chunks:
             self.make(self._eager, blocks)
             return
-        for chunk, (ctx, at, size) in zip(self.chunks.values(), self._where([*self.chunks]), strict=True):
+        for chunk, (ctx, at, size) in zip(self.chunks.values(), self._locations([*self.chunks]), strict=True):
             block = blocks.get(ctx)
             if block is not None:
                 chunk.move(block.cut([(at, size)])[0], block)
 
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of ``storages``, given the blocks of all devices."""
-        locations = [*zip(storages, self._where(storages), strict=True)]
+        locations = [*zip(storages, self._locations(storages), strict=True)]
         chunks_by_storage = dict(self.chunks)  # a new table, as other threads may iterate over the old table
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (context, at, size) in locations if context is ctx or context == ctx]
@@ -117,7 +117,7 @@ class SlabPool:
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
         """The offloaded blocks; ``with pool.idleness`` brings them back and keeps all blocks in memory."""
-        self._room: offload.Reservation | None = None
+        self._reservation: offload.Reservation | None = None
         """The bytes of offload targets that are reserved for the plans of the pool."""
         weakref.finalize(self, self.idleness.close).atexit = False
         self._owner: Placement | None = None
@@ -179,10 +179,10 @@ class SlabPool:
             if nbytes > old_nbytes.get(ctx, -1)
         }
         for ctx, target in placement.targets.items():
-            if self._room is None:
-                self._room = offload.Reservation()
-                weakref.finalize(self, self._room.free).atexit = False
-            self._room.hold(ctx, target, placement.needs[ctx])
+            if self._reservation is None:
+                self._reservation = offload.Reservation()
+                weakref.finalize(self, self._reservation.free).atexit = False
+            self._reservation.hold(ctx, target, placement.needs[ctx])
         if not old_nbytes.keys().isdisjoint(short):
             self._settle()
         for ctx, nbytes in short.items():

@@ -1,8 +1,8 @@
 """Prepare a call for each planned node.
 
 Before the first run, a call is bound to everything that does not change between runs: the kernel, arrays at their
-planned addresses, and the workspace. A :class:`Step` is one node with its call. The engine never runs a step on two
-threads at a time, because the step writes the vars of its outputs. So runs reuse its call without a lock.
+planned addresses, and the workspace. A :class:`PreparedStep` is one node with its call. The engine never runs a step on
+two threads at a time, because the step writes the vars of its outputs. So runs reuse its call without a lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weftplan.symbol.node import Node
 
 
 @dataclass(slots=True)
-class Step:
+class PreparedStep:
     """One node with its prepared call.
 
     Attributes:
@@ -83,7 +83,7 @@ class StepBuilder:
             array = self._entries[eid] = self._memory.entry(eid)
         return array
 
-    def build(self, nid: int) -> Step:
+    def build(self, nid: int) -> PreparedStep:
         """Return the step of node ``nid``. Call this in execution order, as it tracks the first writers of storages."""
         planned = self._planned
         graph = planned.graph
@@ -114,7 +114,7 @@ class StepBuilder:
                 writes += self._reused(int(planned.memory.workspace_storage[nid]))
         read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
         context = planned.devices[nid]
-        step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
+        step = PreparedStep(node, nid, context, None, read_list, write_list, inputs, outputs)
         if without_work:
             return step
         if op.name == "_CrossDeviceCopy":
@@ -129,7 +129,7 @@ class StepBuilder:
         step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
 
-    def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
+    def _kernel_call(self, step: PreparedStep, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
         """Return a function that returns the call of a step's kernel for a run.
 
         An output with the request ADD is computed in the workspace and then added to its array.
@@ -177,7 +177,7 @@ class StepBuilder:
             return bind
         return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
 
-    def seconds(self, step: Step) -> float:
+    def seconds(self, step: PreparedStep) -> float:
         """Return the seconds that a step takes by the planner's model; 0 without work and for cross-device copies."""
         if step.bind is None or step.copies is not None:
             return 0.0
@@ -243,7 +243,7 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     values, because default names depend on other networks in the process. Passes never merge random nodes.
     """
     draws = [node for node in planned.graph.nodes if node.op is not None and node.op.random]
-    ranks = {node: rank for rank, node in enumerate(one for one in draws if one.mirror_of is None)}
+    ranks = {node: rank for rank, node in enumerate(draw for draw in draws if draw.mirror_of is None)}
     for node in draws:
         origin = node
         while origin.mirror_of is not None:

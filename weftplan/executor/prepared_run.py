@@ -13,7 +13,7 @@ from weftplan import engine
 from weftplan.engine.streams import compute_streams
 from weftplan.engine.var import Var
 from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.prepared_calls import Step, StepBuilder, crossings
+from weftplan.executor.prepared_calls import PreparedStep, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments, may_fence
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph
@@ -23,8 +23,8 @@ from weftplan.planner import PlannedGraph
 class PreparedRun:
     """Steps and segments of the two parts of a run."""
 
-    forward_steps: Sequence[Step]
-    backward_steps: Sequence[Step]
+    forward_steps: Sequence[PreparedStep]
+    backward_steps: Sequence[PreparedStep]
     forward_segments: Sequence[Segment]
     backward_segments: Sequence[Segment]
     fence_vars: Sequence[Var]
@@ -63,7 +63,7 @@ def prepare_run(
     _, fence_vars = engine.dedupe([], [memory.pool.var, *planned_outputs])
     nbytes = {id(array.var): array.nbytes for array in gradients if array is not None}
 
-    def gradient_bytes(step: Step) -> int:
+    def gradient_bytes(step: PreparedStep) -> int:
         return sum(nbytes.get(id(var), 0) for var in step.writes)
 
     bulk, forward_limit, backward_limit = limits

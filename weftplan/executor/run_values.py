@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.executor.new_arrays import writes_of_zeros
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
 from weftplan.planner import PlannedGraph
@@ -65,7 +65,7 @@ def copy_in(value: ArrayValue, target: NDArray) -> None:
     if not isinstance(value, NDArray):
         target[:] = value
         return
-    (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+    (value if value.np_dtype == target.np_dtype else value.astype(target.np_dtype)).copyto(target)
 
 
 def unset(executor: Any, valued: Collection[str]) -> list[str]:
@@ -200,7 +200,7 @@ _Range = tuple[int, int, int]
 """Range of bytes: (slab, first byte, byte after the last)."""
 
 
-def needs_training(forward: Iterable[Step]) -> str:
+def needs_training(forward: Iterable[PreparedStep]) -> str:
     """Return the reason why backward cannot run after ``forward(is_train=False)``; empty if it can."""
     for step in forward:
         op = step.node.op
@@ -212,7 +212,7 @@ def needs_training(forward: Iterable[Step]) -> str:
     return ""
 
 
-def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
+def reads_forward(planned: PlannedGraph, backward: Sequence[PreparedStep]) -> bool:
     """Return whether the steps ``backward`` read results of forward; if not, they can run without a forward."""
     graph = planned.graph
     backward_nodes = {step.nid for step in backward}
@@ -223,7 +223,7 @@ def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
     )
 
 
-def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
+def keeps_forward(planned: PlannedGraph, backward: Sequence[PreparedStep]) -> bool:
     """Return whether backward may run repeatedly after one forward, because it overwrites no result that it reads.
 
     Args:

@@ -34,7 +34,7 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.engine.var import Var
 from weftplan.executor.memory import RunState
-from weftplan.executor.prepared_calls import Step
+from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.ndarray.copying import passing
 
 WORTH_TELLING = 1 << 16
@@ -58,9 +58,9 @@ class Replay:
     segments and thus new graphs. There is no lock, because the engine runs a segment on one thread at a time.
     """
 
-    def __init__(self, work: Callable[[], None], place: Any) -> None:
+    def __init__(self, work: Callable[[], None], target_device: Any) -> None:
         self._work = work
-        self._place = place
+        self._device = target_device
         self._warm = False
         self._graph: Any = None
         self.reason = ""
@@ -81,7 +81,7 @@ class Replay:
             self._work()
             self._warm = True
             return
-        graph = self._place.capture(self._work)
+        graph = self._device.capture(self._work)
         if isinstance(graph, str):
             self.reason = graph
             self._work()
@@ -106,7 +106,7 @@ class Segment:
     __slots__ = (
         "_binds",
         "_graphs",
-        "_last",
+        "_last_run",
         "_operators",
         "_replays",
         "context",
@@ -118,7 +118,7 @@ class Segment:
         "writes",
     )  # fmt: skip
 
-    def __init__(self, steps: Sequence[Step], *, graphs: str | None = "off") -> None:
+    def __init__(self, steps: Sequence[PreparedStep], *, graphs: str | None = "off") -> None:
         self.steps = list(steps)
         self._binds = [step.bind for step in steps if step.bind is not None]
         self.context: Context = steps[0].context
@@ -143,7 +143,7 @@ class Segment:
         elif graphs is None and not hasattr(device.get(self.context), "capture"):
             self._graphs = f"{self.context} has no CUDA graphs"
         self._replays: dict[bool, Replay] = {}
-        self._last = _LastRun()
+        self._last_run = _LastRun()
 
     @property
     def graphs(self) -> dict[bool, str]:
@@ -160,7 +160,7 @@ class Segment:
     @property
     def long(self) -> bool:
         """Whether the last run took more than ``LONG_NS`` nanoseconds."""
-        return self._last.ns > LONG_NS
+        return self._last_run.ns > LONG_NS
 
     def write_too(self, more: Sequence[Var]) -> None:
         """Add vars that the segment writes; call this before the first push."""
@@ -169,7 +169,7 @@ class Segment:
     def _work(self, run: RunState) -> Callable[[], None]:
         """Return a function that does all calls of ``run`` and measures their time."""
         calls = [bind(run) for bind in self._binds]
-        last_run = self._last  # a reference to the segment would be a cycle
+        last_run = self._last_run  # a reference to the segment would be a cycle
 
         def work() -> None:
             start = perf_counter_ns()
@@ -222,15 +222,15 @@ def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
 
 
 def make_segments(
-    steps: Sequence[Step],
+    steps: Sequence[PreparedStep],
     *,
     limit: int,
     bulk: bool,
     ends_after: Container[int] = (),
-    ready: Callable[[Step], int] | None = None,
+    ready: Callable[[PreparedStep], int] | None = None,
     begins_at: Container[int] = (),
     graphs: str | None = "off",
-    branches: Callable[[Step], float] | None = None,
+    branches: Callable[[PreparedStep], float] | None = None,
 ) -> list[Segment]:
     """Cut ``steps`` (in execution order) into segments.
 
@@ -245,7 +245,7 @@ def make_segments(
         branches: returns the seconds of a step; branches of the graph then become separate segments. None: they do not.
     """
     segments: list[Segment] = []
-    pending: list[Step] = []
+    pending: list[PreparedStep] = []
     ready_bytes = 0
 
     def flush() -> None:
@@ -288,7 +288,7 @@ def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
 
 LEAST_S = 30e-6
 """Modelled seconds below which a chain is not worth a separate engine operation, which takes about 20 microseconds."""
-MOST = 4096
+MAX_STEPS = 4096
 """Maximum number of steps of a graph that is grouped into chains; the masks of more steps would take megabytes."""
 
 
@@ -357,7 +357,7 @@ def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
     Returns:
         The chains, each after all chains that it needs.
     """
-    if not 1 < len(steps) <= MOST:
+    if not 1 < len(steps) <= MAX_STEPS:
         return [list(steps)]
     above = parents(steps)
     masks = ancestors(above)

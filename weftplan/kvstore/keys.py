@@ -96,10 +96,10 @@ def check_fits(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> N
 
     ``verb`` names the method in the error.
     """
-    shape, dtype = stored.shape, stored.dtype
+    shape, dtype = stored.shape, stored.np_dtype
     for array in arrays:
-        if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
+        if array.shape != shape or (array.np_dtype is not dtype and array.np_dtype != dtype):
             raise KVStoreError(
-                f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
+                f"{verb}: key {key!r} holds {stored.shape} {stored.np_dtype}, got {array.shape} {array.np_dtype} on "
                 f"{array.context}"
             )

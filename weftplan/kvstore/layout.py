@@ -150,7 +150,7 @@ class ExchangingStore(UpdatingStore):
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         """Divide keys, in the order of exchange, into buckets."""
-        return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in items])
+        return self._rule.cut([(item, item.stored.nbytes, item.stored.np_dtype) for item in items])
 
     def _item(self, key: Key, arrays: list[NDArray], priority: int) -> Item:
         stored = self._stored[key]
@@ -166,7 +166,7 @@ class ExchangingStore(UpdatingStore):
         if total is None:
             load = self._load.copy()  # without a buffer no context gets its load, on which later placement depends
             context = self._least_loaded([array.context for array in arrays], load, arrays[0].nbytes)
-            total = self._merged[key] = zeros(arrays[0].shape, ctx=context, dtype=arrays[0].dtype)
+            total = self._merged[key] = zeros(arrays[0].shape, ctx=context, dtype=arrays[0].np_dtype)
             self._load = load
         return total
 
@@ -185,7 +185,7 @@ class ExchangingStore(UpdatingStore):
         """
         stored = self._stored[key]
         if stored.context != merged.context:
-            moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
+            moved = empty(stored.shape, ctx=merged.context, dtype=stored.np_dtype)
             if keep_value:
                 copy(stored, moved, priority)
             stored = self._stored[key] = moved
@@ -234,7 +234,7 @@ class ExchangingStore(UpdatingStore):
         """Push a copy of ``array`` to a staging array on ``context``, reused by later pushes, and return the copy."""
         staging = self._staging.get((key, index))
         if staging is None:
-            staging = self._staging[key, index] = empty(array.shape, ctx=context, dtype=array.dtype)
+            staging = self._staging[key, index] = empty(array.shape, ctx=context, dtype=array.np_dtype)
         copy(array, staging, priority)
         return staging
 

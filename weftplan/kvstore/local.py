@@ -49,7 +49,7 @@ class KVStoreLocal(ExchangingStore):
         """
         with self._turn:
             new_keys = [
-                (k, value, empty(value.shape, ctx=self._home(value), dtype=value.dtype))
+                (k, value, empty(value.shape, ctx=self._home(value), dtype=value.np_dtype))
                 for k, value in self._new_values(key, value)
             ]
             for _, initial, stored in new_keys:
@@ -149,7 +149,7 @@ class KVStoreLocal(ExchangingStore):
         The order is ``ready``; if that is None, the last key is first.
         """
         order = self._in_order({key: key for key in sorted(keys, key=self._keys.number)}, ready)
-        return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]
+        return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].np_dtype) for key in order])]
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
         """Set the function ``updater(key, merged, stored)`` that updates stored values; None: sums replace them."""

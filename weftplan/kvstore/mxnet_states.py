@@ -10,18 +10,51 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from weftplan.errors import FormatError
 from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.formats.serialize import load_record
+from weftplan.ndarray.formats.serialize import dump_record, load_record
 
 State: TypeAlias = "NDArray | tuple[State, ...] | None"
 """The optimizer state of a key: None, an NDArray, or a (nested) tuple of states."""
 _SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
 """Modules whose objects are read as :class:`_Settings`."""
+
+
+def write_mxnet_states(states: Mapping[Key, State]) -> bytes:
+    """Return states as the pickle that MXNet's ``Updater.set_states`` reads; it names MXNet's NDArray alone.
+
+    Args:
+        states: state of each key: None, an array, or a tuple of states. Counts of updates are not part of the format.
+    """
+    out = [b"\x80\x03}("]
+
+    def put(value: object) -> None:
+        if value is None:
+            out.append(b"N")
+        elif isinstance(value, NDArray):
+            content = dump_record(value)
+            # The object, then the argument of its __setstate__: {"handle": bytearray(content)}.
+            out.append(b"cmxnet.ndarray.ndarray\nNDArray\nN\x85R}X\x06\x00\x00\x00handlecbuiltins\nbytearray\nB")
+            out.append(struct.pack("<I", len(content)) + content + b"\x85Rsb")
+        elif isinstance(value, tuple | list):
+            out.append(b"(")
+            for part in value:
+                put(part)
+            out.append(b"t")
+        elif isinstance(value, str):
+            text = value.encode()
+            out.append(b"X" + struct.pack("<I", len(text)) + text)
+        else:
+            out.append(f"I{value}\n".encode())
+
+    for key, state in states.items():
+        put(key)
+        put(state)
+    return b"".join((*out, b"u."))
 
 
 class _Array:

@@ -235,7 +235,7 @@ class ByNccl:
         return broadcast
 
     def _kind(self, item: Item) -> int:
-        dtype = item.stored.dtype
+        dtype = item.stored.np_dtype
         number: int | None = getattr(self._nccl, f"NCCL_{dtype.name.upper()}", None)
         if number is None:
             raise KVStoreError(f"key {item.key!r} holds {dtype}, which NCCL does not sum; use mx.kv.create('device')")

@@ -148,9 +148,10 @@ class KVStoreDevice(KVStoreLocal):
     def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
         if self._compression is not None:
             for k, arrays in pushed:
-                if arrays[0].dtype != DTYPE:
+                if arrays[0].np_dtype != DTYPE:
                     raise KVStoreError(
-                        f"push: key {k!r} holds {arrays[0].dtype}; a store with gradient compression takes {DTYPE} only"
+                        f"push: key {k!r} holds {arrays[0].np_dtype}; a store with gradient compression takes {DTYPE} "
+                        f"only"
                     )
         return super()._lay(pushed, pulled, priority, ready)
 

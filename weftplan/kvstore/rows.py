@@ -46,7 +46,7 @@ def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
 
     The call waits until ``rows`` has been computed; the copy is an engine operation.
     """
-    mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.dtype)
+    mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.np_dtype)
     mask[rows.asnumpy().astype(np.int64).reshape(-1)] = 1
     near = stored.as_in_context(array.context)
     nd.where(

@@ -125,7 +125,7 @@ class Updater:
         ``version`` is the format version of the file.
         """
         optimizer: Any = self.optimizer
-        halves = getattr(optimizer, "multi_precision", False) and is_half(weight.dtype)
+        halves = getattr(optimizer, "multi_precision", False) and is_half(weight.np_dtype)
         if version < 2 and halves and getattr(optimizer, "weight_last", False):
             return (
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
@@ -135,7 +135,7 @@ class Updater:
         if _describe(state) != expected:
             return (
                 f"the loaded optimizer state of {index!r} is {_describe(state)}, but "
-                f"{type(self.optimizer).__name__} needs {expected} for a weight {weight.shape} {weight.dtype}: load "
+                f"{type(self.optimizer).__name__} needs {expected} for a weight {weight.shape} {weight.np_dtype}: load "
                 f"states of the same optimizer, settings and network, or start without"
             )
         return None
@@ -270,7 +270,7 @@ def _as_bytes(value: object) -> RawArray:
 
 def _describe(state: State) -> str:
     if isinstance(state, NDArray):
-        return f"{state.shape} {state.dtype}"
+        return f"{state.shape} {state.np_dtype}"
     if isinstance(state, tuple | list):
         return f"[{', '.join(map(_describe, state))}]"
     return repr(state)

@@ -26,7 +26,7 @@ DIGITS = (1, 8, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class CatalogueEntry:
     """One network: builder, usual image (or feature) shape without batch, usual number of classes.
 
     ``small`` builds the variant for images of fewer than ``small_below`` pixels a side.
@@ -40,26 +40,26 @@ class Network:
 
 
 _IMAGE = (3, 224, 224)
-NETWORKS: dict[str, Network] = {
-    "mlp": Network(mlp, (784,), 10),
-    "lenet": Network(lenet, (1, 28, 28), 10, small=lenet_small, small_below=16),
-    "alexnet": Network(alexnet, _IMAGE),
-    "vgg16": Network(vgg16, _IMAGE),
+NETWORKS: dict[str, CatalogueEntry] = {
+    "mlp": CatalogueEntry(mlp, (784,), 10),
+    "lenet": CatalogueEntry(lenet, (1, 28, 28), 10, small=lenet_small, small_below=16),
+    "alexnet": CatalogueEntry(alexnet, _IMAGE),
+    "vgg16": CatalogueEntry(vgg16, _IMAGE),
     **{
-        f"resnet{depth}": Network(
+        f"resnet{depth}": CatalogueEntry(
             partial(resnet, depth), _IMAGE, small=partial(resnet, depth, thumbnail=True), small_below=64
         )
         for depth in DEPTHS
     },
-    "inception_v3": Network(inception_v3, (3, 299, 299)),
-    "densenet121": Network(densenet121, _IMAGE),
-    "mobilenet": Network(mobilenet, _IMAGE),
-    "lstm": Network(language.lstm, (35,), 10_000),
-    "resnet": Network(resnet_small, DIGITS, 10),
+    "inception_v3": CatalogueEntry(inception_v3, (3, 299, 299)),
+    "densenet121": CatalogueEntry(densenet121, _IMAGE),
+    "mobilenet": CatalogueEntry(mobilenet, _IMAGE),
+    "lstm": CatalogueEntry(language.lstm, (35,), 10_000),
+    "resnet": CatalogueEntry(resnet_small, DIGITS, 10),
 }
 
 
-def find(name: str) -> Network:
+def find(name: str) -> CatalogueEntry:
     """Return the network called ``name``; raise ParameterError with all names if there is none."""
     network = NETWORKS.get(name)
     if network is None:

@@ -21,10 +21,10 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline, write_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
-from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
+from weftplan.ndarray.pushing import KernelValue, keep_failures, push_kernel, work
 from weftplan.ops.core import registry
 from weftplan.ops.core.expression import BOOL
 from weftplan.ops.core.floats import is_float, is_number
@@ -71,12 +71,17 @@ LT, GT = _binary("lesser", swapped="greater"), _binary("greater", swapped="lesse
 LE, GE = _binary("lesser_equal", swapped="greater_equal"), _binary("greater_equal", swapped="lesser_equal")
 AND, OR, XOR = _binary("logical_and"), _binary("logical_or"), _binary("logical_xor")
 
-_COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
+_COMPARING = (EQ, NE, LT, LE, GT, GE, AND, OR, XOR)
+_COMPARISONS = frozenset(op.name for op in _COMPARING)
+MASK_MAKERS = frozenset(name for op in _COMPARING for name in (op.arrays, op.scalar, op.swapped)) | {
+    "logical_not", "_contrib_isnan", "_contrib_isinf", "_contrib_isfinite"
+}  # fmt: skip
+"""Names of the operators whose results are masks; memory has the name of the operator that it was made for."""
 NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""
 _INT64 = np.dtype(np.int64)
-_MOST_KEPT = 1024
+_MAX_CACHED = 1024
 _small: dict[Any, SmallWork | None] = {}
 """Inline operations by (operator, name, dtype of operands, shape of the result); None: the result is too large."""
 _functions: dict[tuple[str, DType, DType, str], Kernel] = {}
@@ -102,7 +107,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         DTypeError: the dtypes differ, ``rhs`` is neither an array nor a number, or ``lhs`` has booleans.
         DeviceError: the arrays are on different contexts.
     """
-    chunk, dtype = lhs.chunk, lhs.dtype
+    chunk, dtype = lhs.chunk, lhs.np_dtype
     if dtype is BOOL:
         raise DTypeError(
             f"{op.name}: arithmetic of bool arrays gives int64, which an array of bool cannot hold: cast it"
@@ -111,7 +116,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if dtype.kind in "fV" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand = Value(rhs)
+        operand = KernelValue(rhs)
     else:
         converted = _operand(op, lhs, rhs)
         if isinstance(converted, lhs.__class__):
@@ -123,27 +128,29 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
             if converted.chunk is not chunk:
                 reads = (converted.chunk.var,)
         else:
-            operand = Value(converted)
+            operand = KernelValue(converted)
     if not write_inline(_function(op, dtype, dtype, np), (lhs, operand), (lhs,)):
-        _push(op, op.scalar if operand.__class__ is Value else op.arrays, dtype, [lhs, operand, lhs], reads, chunk)
+        _push(
+            op, op.scalar if operand.__class__ is KernelValue else op.arrays, dtype, [lhs, operand, lhs], reads, chunk
+        )
     return lhs
 
 
 def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """Return ``lhs op rhs`` (``rhs op lhs`` if swapped) as a new array; raises as :func:`inplace` does."""
-    shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
+    shape, dtype, chunk = lhs.dims, lhs.np_dtype, lhs.chunk
     context = chunk.context
     rhs_class = rhs.__class__
     operand: Any
     if dtype.kind in "fV" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        operand, array = Value(float(rhs)), False
-    elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
+        operand, array = KernelValue(float(rhs)), False
+    elif rhs_class is lhs.__class__ and rhs.np_dtype is dtype and rhs.chunk.context is context and rhs.dims == shape:
         operand, array = rhs, True
     else:
         operand = _operand(op, lhs, rhs)
         array = operand.__class__ is lhs.__class__
         if not array:
-            operand = Value(operand)
+            operand = KernelValue(operand)
         elif operand.shape != shape:
             shape = _broadcast(op, shape, operand.shape)
     if dtype is BOOL and op.name not in _COMPARISONS:
@@ -153,7 +160,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         reads = (chunk.var, operand.chunk.var)
     operands = [operand, lhs] if swapped else [lhs, operand]
     name = op.arrays if array else op.swapped if swapped else op.scalar
-    form = op.name, name, lhs.dtype, shape
+    form = op.name, name, lhs.np_dtype, shape
     small = _small[form] if form in _small else _small_work(op, form, dtype)
     if small is not None and context.device_type == "cpu":
         out = run_inline(small, operands, lhs.__class__, context, reads)
@@ -163,7 +170,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False
     )
     out = lhs.__class__(result_chunk, shape, dtype)
-    _push(op, name, lhs.dtype, [*operands, out], reads, result_chunk)
+    _push(op, name, lhs.np_dtype, [*operands, out], reads, result_chunk)
     return out
 
 
@@ -172,9 +179,9 @@ def _small_work(op: Binary, form: tuple[str, str, DType, tuple[int, ...]], dtype
     _, name, operands, shape = form
     nbytes = math.prod(shape) * dtype.itemsize
     small = None
-    if 0 < 3 * nbytes <= MOST_BYTES:
+    if 0 < 3 * nbytes <= MAX_BYTES:
         small = SmallWork(_function(op, operands, dtype, np), name, shape, dtype, nbytes)
-    if len(_small) >= _MOST_KEPT:
+    if len(_small) >= _MAX_CACHED:
         _small.clear()
     _small[form] = small
     return small
@@ -183,7 +190,7 @@ def _small_work(op: Binary, form: tuple[str, str, DType, tuple[int, ...]], dtype
 def unary(name: str, array: Array) -> Array:
     """Apply ``xp.<name>`` to every element; return a new array."""
     context = array.context
-    out = pending(array.__class__, context, array.shape, array.dtype, name)
+    out = pending(array.__class__, context, array.shape, array.np_dtype, name)
     run = getattr(device.get(context).xp, name)
     push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
     return out
@@ -191,13 +198,13 @@ def unary(name: str, array: Array) -> Array:
 
 def _push(op: Binary, name: str, dtype: DType, operands: list[Any], reads: tuple[Var, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``, the last operand; ``reads`` are distinct and exclude its var."""
-    if dead.due:
+    if dead.pending:
         sweep()
     context = chunk.context
     if (make_room := MAKE_ROOM.value) is not None:
         reads = (*reads, *make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
-    kernel = _function(op, dtype, operands[-1].dtype, xp)
+    kernel = _function(op, dtype, operands[-1].np_dtype, xp)
     fn: Callable[..., object] = work(context, partial(quietly, kernel) if xp is np else kernel, operands)
     if engine.get().has_failed and any(getattr(operand, "chunk", None) is chunk for operand in operands[:-1]):
         fn = keep_failures(fn, (chunk.var,))
@@ -208,21 +215,21 @@ def _operand(op: Binary, lhs: Array, rhs: object) -> Array | float:
     """Convert ``rhs`` to an array that fits ``lhs``, or to a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
-        rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
+        rhs = cls(rhs.chunk, rhs.shape, rhs.np_dtype, rhs.offset)
     if rhs.__class__ is not cls:
         if isinstance(rhs, NUMBERS):
-            return scalar_as(lhs.dtype, rhs)
+            return scalar_as(lhs.np_dtype, rhs)
         if not isinstance(rhs, np.ndarray):
             raise DTypeError(
                 f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
             )
         if not is_number(rhs.dtype):
             raise DTypeError(
-                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
+                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.np_dtype}"
             )
-        rhs = from_host(cls, rhs.astype(lhs.dtype), lhs.context)
-    if rhs.dtype != lhs.dtype:
-        raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")
+        rhs = from_host(cls, rhs.astype(lhs.np_dtype), lhs.context)
+    if rhs.np_dtype != lhs.np_dtype:
+        raise DTypeError(f"{op.name}: dtypes {lhs.np_dtype} and {rhs.np_dtype} differ; cast one of them with astype")
     if rhs.chunk.context != lhs.chunk.context:
         raise DeviceError(
             f"{op.name}: operands are on {lhs.context} and {rhs.context}; copy one with as_in_context({lhs.context})"
@@ -246,16 +253,16 @@ def scalar_as(dtype: DType, value: Scalar) -> float:
     if dtype.kind == "b":
         return int(value)
     try:
-        whole = int(value)
+        integer = int(value)
     except (ValueError, OverflowError) as error:  # not finite
         raise DTypeError(
             f"{value!r} cannot be used with an array of {dtype}; cast the array to a float dtype"
         ) from error
     bits = 8 * dtype.itemsize
-    whole &= (1 << bits) - 1
-    if dtype.kind == "i" and whole >> (bits - 1):
-        whole -= 1 << bits
-    return whole
+    integer &= (1 << bits) - 1
+    if dtype.kind == "i" and integer >> (bits - 1):
+        integer -= 1 << bits
+    return integer
 
 
 def _broadcast(op: Binary, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from weftplan.ndarray.base import BinaryOperand, NDArrayBase, Shape, check_conte
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.export import export
 from weftplan.ops.core import registry
+from weftplan.ops.core.params import from_text
 from weftplan.ops.shape.reshape_codes import reshaped
 from weftplan.support import slots
 from weftplan.support.array_types import DType, DTypeLike, RawArray
@@ -77,7 +78,7 @@ class NDArray(NDArrayBase, Methods):
         """
         if not isinstance(other, (Context, NDArray)):
             raise DTypeError(f"copyto needs an NDArray or a Context, got {type(other).__name__}")
-        target = fresh(other, self.shape, self.dtype, "copy") if isinstance(other, Context) else other
+        target = fresh(other, self.shape, self.np_dtype, "copy") if isinstance(other, Context) else other
         copy_into(self, target, priority=priority)
         return target
 
@@ -94,7 +95,7 @@ class NDArray(NDArrayBase, Methods):
     def astype(self, dtype: DTypeLike | None, copy: bool = True) -> NDArray:
         """Return a copy with another dtype; with ``copy=False`` this array if it has that dtype."""
         target_dtype = check_dtype(dtype)
-        if not copy and target_dtype == self.dtype:
+        if not copy and target_dtype == self.np_dtype:
             return self
         out = fresh(self.context, self.shape, target_dtype, "astype")
         copy_into(self, out)
@@ -102,7 +103,7 @@ class NDArray(NDArrayBase, Methods):
 
     def detach(self) -> NDArray:
         """Return a view of the same memory."""
-        return NDArray(self.chunk, self.shape, self.dtype, self.offset)
+        return NDArray(self.chunk, self.shape, self.np_dtype, self.offset)
 
     def as_nd_ndarray(self) -> NDArray:
         """Return this array."""
@@ -146,7 +147,7 @@ class NDArray(NDArrayBase, Methods):
             target_shape = reshaped(self.shape, codes, reverse=reverse)
         if math.prod(target_shape) != self.size or min(target_shape, default=0) < 0:
             raise ShapeError(f"cannot reshape an array of shape {self.shape} ({self.size} elements) to {codes}")
-        return NDArray(self.chunk, target_shape, self.dtype, self.offset)
+        return NDArray(self.chunk, target_shape, self.np_dtype, self.offset)
 
     @property
     def T(self) -> NDArray:
@@ -156,7 +157,7 @@ class NDArray(NDArrayBase, Methods):
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
         """Permute the axes into a copy: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
         if len(axes) == 1 and not isinstance(axes[0], int):
-            axes = tuple(axes[0] or ())
+            axes = tuple(from_text(axes[0]) or ())
         chosen_axes = {"axes": axes} if axes or "axes" not in kwargs else {}
         return self._operator("transpose", (), {**kwargs, **chosen_axes})  # type: ignore[no-any-return]
 
@@ -191,7 +192,7 @@ class NDArray(NDArrayBase, Methods):
             return self._operator(name, (), params)  # type: ignore[no-any-return]
         op = registry.get(name)
         shape = op.infer_shape(registry.parse_params(op, params), [self.shape], [None])[1][0]
-        return NDArray(self.chunk, shape or (), self.dtype, self.offset)
+        return NDArray(self.chunk, shape or (), self.np_dtype, self.offset)
 
     def __getitem__(self, key: object) -> NDArray:
         return indexing.getitem(self, key)
@@ -334,7 +335,7 @@ class NDArray(NDArrayBase, Methods):
             FormatError: the state is no such record.
         """
         record = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
-        NDArrayBase.__init__(self, record.chunk, record.shape, record.dtype, record.offset)
+        NDArrayBase.__init__(self, record.chunk, record.shape, record.np_dtype, record.offset)
 
 
 def _method(name: str) -> Callable[..., object]:

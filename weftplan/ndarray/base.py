@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Any, Self, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.engine.var import Var
-from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.errors import DeviceError, DTypeError, FixedAttributeError, ShapeError
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
@@ -44,19 +45,20 @@ class NDArrayBase:
         ShapeError: the array does not lie within the chunk.
     """
 
-    __slots__ = ("__weakref__", "chunk", "dtype", "offset", "ready", "shape")
+    __slots__ = ("__weakref__", "chunk", "dims", "np_dtype", "offset", "ready")
     __array_ufunc__ = None
     """NumPy operators defer to the operators of this class."""
 
     def __init__(self, chunk: Chunk, shape: Shape, dtype: DTypeLike, offset: int = 0) -> None:
         self.chunk = chunk
-        self.shape = shape
-        self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
+        self.dims = shape
+        self.np_dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
+        """The dtype as NumPy's arrays have it."""
         self.offset = offset
         self.ready: Any = None
         """The cached result of :meth:`raw`, if it cannot change; hot paths use it to save the call."""
-        if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
-            raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
+        if offset < 0 or offset + math.prod(shape) * self.np_dtype.itemsize > chunk.nbytes:
+            raise ShapeError(f"an array of shape {shape} and dtype {self.np_dtype} at byte {offset} exceeds {chunk!r}")
 
     @classmethod
     def over(cls, chunk: Chunk, shape: Shape, dtype: DType) -> Self:
@@ -66,28 +68,48 @@ class NDArrayBase:
         """
         array = cls.__new__(cls)
         array.chunk = chunk
-        array.shape = shape
-        array.dtype = dtype
+        array.dims = shape
+        array.np_dtype = dtype
         array.offset = 0
         array.ready = None
         return array
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
+    def _keep_shape(self, shape: object) -> None:
+        raise FixedAttributeError(
+            f"the shape of an NDArray is fixed: x.reshape({shape!r}) returns the elements in another shape"
+        )
+
+    if TYPE_CHECKING:
+        shape: Shape
+    else:
+        shape = property(attrgetter("dims"), _keep_shape, doc="Dimensions; assigning to it is refused.")
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The NumPy type of the elements, such as ``np.float32``, as in MXNet."""
+        kind: type[np.generic] = self.np_dtype.type
+        return kind
+
+    @dtype.setter
+    def dtype(self, dtype: object) -> None:
+        raise FixedAttributeError(f"the dtype of an NDArray is fixed: x.astype({dtype!r}) returns a converted copy")
+
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(self.shape)
+        return math.prod(self.dims)
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return len(self.shape)
+        return len(self.dims)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.dims) * self.np_dtype.itemsize
 
     @property
     def var(self) -> Var:
@@ -117,7 +139,7 @@ class NDArrayBase:
         """
         view: RawArray | None = self.ready
         if view is None:
-            view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
+            view = typed(self.chunk.raw, self.offset, self.dims, self.np_dtype)
             if not self.chunk.movable:
                 self.ready = view
         return view
@@ -126,8 +148,8 @@ class NDArrayBase:
 
     def slice_at(self, begin: int, end: int) -> Self:
         """Return a view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""
-        row = math.prod(self.shape[1:]) * self.dtype.itemsize
-        return self.__class__(self.chunk, (end - begin, *self.shape[1:]), self.dtype, self.offset + begin * row)
+        row = math.prod(self.dims[1:]) * self.np_dtype.itemsize
+        return self.__class__(self.chunk, (end - begin, *self.dims[1:]), self.np_dtype, self.offset + begin * row)
 
     # -- waiting and looking --------------------------------------------------------------------------------------
 
@@ -144,7 +166,7 @@ class NDArrayBase:
     def asnumpy(self) -> RawArray:
         """Wait for the values and return a NumPy copy."""
         self.wait_to_read()
-        out = np.empty(self.shape, self.dtype)
+        out = np.empty(self.dims, self.np_dtype)
         if self.size:
             with _NOTHING if MAKE_ROOM.value is None else joint_allocation.Look():
                 device.get(self.context).copy(out, self.raw())
@@ -153,7 +175,7 @@ class NDArrayBase:
     def asscalar(self) -> Any:
         """Return the only element as a NumPy scalar; raise MXNetError if there is not exactly one."""
         if self.size != 1:
-            raise ShapeError(f"the current array is not a scalar: it has shape {self.shape}; take one element first")
+            raise ShapeError(f"the current array is not a scalar: it has shape {self.dims}; take one element first")
         return self.asnumpy().reshape(())[()]
 
     def all(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
@@ -195,7 +217,7 @@ class NDArrayBase:
             if self.size == 0:
                 return False
             raise ShapeError(
-                f"the truth value of an NDArray with several elements (shape {self.shape}) is ambiguous: compare "
+                f"the truth value of an NDArray with several elements (shape {self.dims}) is ambiguous: compare "
                 f"elements, or use len()"
             )
         return bool(self.asscalar())
@@ -207,20 +229,20 @@ class NDArrayBase:
         return int(self.asscalar())
 
     def __index__(self) -> int:
-        if self.dtype.kind not in "iu":
-            raise DTypeError(f"only an integer NDArray can be an index, this one is {self.dtype}; use astype")
+        if self.np_dtype.kind not in "iu":
+            raise DTypeError(f"only an integer NDArray can be an index, this one is {self.np_dtype}; use astype")
         return int(self.asscalar())
 
     def __len__(self) -> int:
-        if not self.shape:
+        if not self.dims:
             raise TypeError("len() of an NDArray without dimensions")
-        return self.shape[0]
+        return self.dims[0]
 
     def __contains__(self, value: object) -> bool:
         return bool((self.asnumpy() == value).any())
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.shape))
+        shape = "x".join(map(str, self.dims))
         return f"\n{self.asnumpy()}\n<NDArray {shape} @{self.context}>"
 
 

@@ -12,6 +12,7 @@ from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.creation import full
 from weftplan.ndarray.operators import NAMESPACES, function
+from weftplan.ops.core.params import from_text
 from weftplan.support.array_types import Scalar
 
 
@@ -49,7 +50,7 @@ def mp_adamw_update(
     return updated
 
 
-def _each(
+def _each_array(
     name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Scalar | NDArray,
     out: NDArray | Sequence[NDArray] | None, size: int, rates: dict[str, Sequence[float]], options: dict[str, object],
 ) -> list[NDArray]:  # fmt: skip
@@ -73,7 +74,7 @@ def _each(
 def multi_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float],
-    out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0, **options: Any,
+    out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0, **options: object,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`adamw_update` for several weights, each with its own rates and as its own operation.
 
@@ -81,19 +82,19 @@ def multi_adamw_update(
         ParameterError: the lists have different lengths. No weight is updated then.
     """
     rates = {"lr": lrs, "wd": wds, "eta": etas}
-    return _each("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
+    return _each_array("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
 
 
 def multi_mp_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     weights32: Sequence[NDArray], rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float],
     etas: Sequence[float], out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0,
-    **options: Any,
+    **options: object,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     arrays = (weights, grads, mean, var, weights32)
-    return _each("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
+    return _each_array("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
 
 
 def rand_zipfian(
@@ -134,7 +135,7 @@ def boolean_mask(
     >>> mx.nd.contrib.boolean_mask(mx.nd.array([[1, 2], [3, 4]]), mx.nd.array([0, 1])).asnumpy().tolist()
     [[3.0, 4.0]]
     """
-    if axis != 0:
+    if from_text(axis) != 0:
         raise ParameterError(f"boolean_mask: axis={axis}, only 0 is supported: transpose the array (swapaxes) first")
     if index.shape != data.shape[:1]:
         raise ShapeError(

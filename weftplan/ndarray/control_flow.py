@@ -78,7 +78,7 @@ class _Steps:
             joined = stack(*column)
             if len(column) < length:
                 shape = (length - len(column), *joined.shape[1:])
-                joined = concatenate([joined, zeros(shape, ctx=joined.context, dtype=joined.dtype)])
+                joined = concatenate([joined, zeros(shape, ctx=joined.context, dtype=joined.np_dtype)])
             results.append(joined)
         return _nested(results, self._form)
 

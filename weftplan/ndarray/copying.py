@@ -21,7 +21,7 @@ from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.inline_calls import copy_inline
-from weftplan.ndarray.pushing import Value, computing, push_kernel
+from weftplan.ndarray.pushing import KernelValue, computing, push_kernel
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
@@ -35,11 +35,11 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     if source.shape != target.shape:
         raise ShapeError(f"copyto: the source has shape {source.shape}, the target {target.shape}; they must be equal")
     same_start = source.chunk is target.chunk and source.offset == target.offset
-    if source.size == 0 or (same_start and source.dtype == target.dtype):
+    if source.size == 0 or (same_start and source.np_dtype == target.np_dtype):
         return
     if not priority and source.chunk is not target.chunk and copy_inline(source, target):
         return
-    prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
+    prop, context = route(source.context, target.context, same_dtype=source.np_dtype == target.np_dtype)
     reads: tuple[Any, ...] = () if source.var is target.var else (source.var,)
     if prop == FnProperty.NORMAL:
         push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
@@ -65,7 +65,7 @@ def on_context(array: Array, context: Context) -> Array:
     """Return ``array`` if it is on ``context``, else a copy there."""
     if array.context == context:
         return array
-    out = pending(array.__class__, context, array.shape, array.dtype, "copy")
+    out = pending(array.__class__, context, array.shape, array.np_dtype, "copy")
     copy_into(array, out)
     return out
 
@@ -76,7 +76,7 @@ def from_host(kind: type[Array], values: RawArray, context: Context) -> Array:
     if values.size:
         if is_device(context):
             # No launch around it: Device.copy enqueues by itself.
-            fill = computing(device.get(context).copy, [out, Value(np.array(values, order="C"))])
+            fill = computing(device.get(context).copy, [out, KernelValue(np.array(values, order="C"))])
             engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
         else:
             # No other code has the new array yet: every operation pushed later sees the values that are filled in here.
@@ -115,11 +115,11 @@ def _cast(target: RawArray, source: RawArray) -> None:
         target[...] = source
 
 
-def _transfer(place: Device, target: RawArray, source: RawArray) -> None:
+def _transfer(target_device: Device, target: RawArray, source: RawArray) -> None:
     """Copy between contexts. Casts between NumPy arrays are direct; others use a temporary on the source's context."""
     if source.dtype == target.dtype:
-        place.copy(target, source)
+        target_device.copy(target, source)
     elif isinstance(source, np.ndarray) and isinstance(target, np.ndarray):
-        place.launch(partial(_cast, target, source))
+        target_device.launch(partial(_cast, target, source))
     else:
-        place.copy(target, source.astype(target.dtype))
+        target_device.copy(target, source.astype(target.dtype))

@@ -18,10 +18,11 @@ from weftplan.ndarray import arithmetic
 from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.calls.invoke import invoke
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ndarray.memory.release import drain
-from weftplan.ndarray.pushing import Value, push_kernel
+from weftplan.ndarray.pushing import KernelValue, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
+from weftplan.ops.core.params import from_text
 from weftplan.support import slots
 from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
@@ -47,7 +48,7 @@ def array(source_array: object, ctx: Context | None = None, dtype: DTypeLike | N
     """
     context = check_context(ctx)
     if isinstance(source_array, NDArray):
-        target_dtype = source_array.dtype if dtype is None else check_dtype(dtype)
+        target_dtype = source_array.np_dtype if dtype is None else check_dtype(dtype)
         return source_array.copyto(fresh(context, source_array.shape, target_dtype, "array"))
     target_dtype = check_dtype(dtype)
     try:
@@ -104,11 +105,12 @@ def full(
         DTypeError: a number that is not finite for an integer dtype.
         ParameterError, ShapeError: ``val`` holds no numbers, or does not fit.
     """
+    val = from_text(val)
     if out is None:
         context, dims, kind = check_context(ctx), check_shape(shape), check_dtype(dtype)
         if isinstance(val, arithmetic.NUMBERS) and context.device_type == "cpu":
             small = _small_fill(dims, kind)
-            value = Value(arithmetic.scalar_as(kind, val))
+            value = KernelValue(arithmetic.scalar_as(kind, val))
             filled = None if small is None else run_inline(small, [value], NDArray, context, ())
             if filled is not None:
                 return filled
@@ -118,7 +120,7 @@ def full(
     if not isinstance(val, arithmetic.NUMBERS):
         target[:] = val
         return target
-    value = Value(arithmetic.scalar_as(target.dtype, val))
+    value = KernelValue(arithmetic.scalar_as(target.np_dtype, val))
     push_kernel(_fill, [target, value], (), (target.var,), target.context, name="full")
     return target
 
@@ -131,9 +133,7 @@ def _fill(target: RawArray, value: Scalar) -> None:
 def _small_fill(shape: tuple[int, ...], dtype: DType) -> SmallWork | None:
     nbytes = math.prod(shape) * dtype.itemsize
     return (
-        SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes)
-        if 0 < nbytes <= MOST_BYTES
-        else None
+        SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes) if 0 < nbytes <= MAX_BYTES else None
     )
 
 
@@ -165,13 +165,25 @@ def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None
 
 
 def zeros_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return zeros with the shape, dtype and context of ``data``."""
-    return full(data.shape, 0, data.context, data.dtype, out)
+    """Return zeros with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
+    return full(data.shape, 0, data.context, data.np_dtype, out)
 
 
 def ones_like(data: NDArray, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return an array filled with 1, with the shape, dtype and context of ``data``."""
-    return full(data.shape, 1, data.context, data.dtype, out)
+    """Return an array filled with 1, with the shape, dtype and context of ``data``.
+
+    Args:
+        data: the array that it is like.
+        out: array that takes the result.
+        name: ignored.
+    """
+    return full(data.shape, 1, data.context, data.np_dtype, out)
 
 
 def arange(
@@ -199,6 +211,7 @@ def arange(
     Raises:
         ParameterError: ``step`` is 0, ``repeat`` below 1, or ``infer_range`` is set.
     """
+    start, stop, step, repeat = map(from_text, (start, stop, step, repeat))
     if infer_range:
         raise ParameterError("arange: infer_range belongs to symbols, whose length others may decide: give stop")
     if stop is None:
@@ -230,6 +243,7 @@ def linspace(
         ctx: the device of the result; None: the current context.
         dtype: dtype of the result; None: float32.
     """
+    start, stop, num = map(from_text, (start, stop, num))
     return array(np.linspace(start, stop, num, endpoint=endpoint), ctx, check_dtype(dtype))
 
 
@@ -243,6 +257,7 @@ def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: DType
         ctx: the device of the result; None: the current context.
         dtype: dtype of the result; None: float32.
     """
+    N, M, k = map(from_text, (N, M, k))
     return array(np.eye(N, M or N, k), ctx, check_dtype(dtype))
 
 
@@ -261,21 +276,21 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     if isinstance(arrays, NDArray) or not arrays:
         raise DTypeError("concatenate needs a list of at least one array")
     _check_arrays("concatenate", arrays)
-    first = arrays[0]
+    head = arrays[0]
     if len(arrays) == 1 and not always_copy:
-        return first
-    axis = _axis(axis, first.ndim, "concatenate")
+        return head
+    axis = _axis(axis, head.ndim, "concatenate")
     for array in arrays:
         outer_shape = array.shape[:axis] + array.shape[axis + 1 :]
-        if array.ndim != first.ndim or outer_shape != first.shape[:axis] + first.shape[axis + 1 :]:
-            raise ShapeError(f"concatenate: shapes {first.shape} and {array.shape} differ outside axis {axis}")
-        if array.dtype != first.dtype:
-            raise DTypeError(f"concatenate: dtypes {first.dtype} and {array.dtype} differ; use astype")
-    shape = list(first.shape)
+        if array.ndim != head.ndim or outer_shape != head.shape[:axis] + head.shape[axis + 1 :]:
+            raise ShapeError(f"concatenate: shapes {head.shape} and {array.shape} differ outside axis {axis}")
+        if array.np_dtype != head.np_dtype:
+            raise DTypeError(f"concatenate: dtypes {head.np_dtype} and {array.np_dtype} differ; use astype")
+    shape = list(head.shape)
     shape[axis] = sum(array.shape[axis] for array in arrays)
-    parts = [array.as_in_context(first.context) for array in arrays]
-    context = first.context
-    out = fresh(context, tuple(shape), first.dtype, "concatenate")
+    parts = [array.as_in_context(head.context) for array in arrays]
+    context = head.context
+    out = fresh(context, tuple(shape), head.np_dtype, "concatenate")
     join = partial(_join, device.get(context).xp, axis)
     push_kernel(join, [out, *parts], [part.var for part in parts], (out.var,), context, name="concatenate")
     return out
@@ -300,7 +315,7 @@ def stack(*arrays: Any, axis: int = 0, **kwargs: object) -> NDArray:
     _check_arrays("stack", parts)
     if any(part.shape != parts[0].shape for part in parts):
         raise ShapeError(f"stack: shapes must be equal, got {', '.join(str(part.shape) for part in parts)}")
-    axis = _axis(axis, parts[0].ndim + 1, "stack")
+    axis = _axis(from_text(axis), parts[0].ndim + 1, "stack")
     shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
     return concatenate([part.reshape(shape) if part.shape else part.detach().reshape((1,)) for part in parts], axis)
 
@@ -316,7 +331,12 @@ def _check_arrays(name: str, arrays: Sequence[object]) -> None:
 def reset_arrays(*data: NDArray, num_arrays: int, out: object = None) -> list[NDArray]:
     """Set all elements of ``num_arrays`` arrays to zero.
 
-    Return an empty list, because MXNet's operator has no outputs; ``out`` is ignored.
+    Return an empty list, because MXNet's operator has no outputs.
+
+    Args:
+        *data: the arrays.
+        num_arrays: their number.
+        out: ignored.
 
     Raises:
         ParameterError: the number of arrays is not ``num_arrays``. Nothing is changed then.
@@ -460,6 +480,8 @@ def waitall() -> None:
 
 def check_shape(shape: Dims) -> tuple[int, ...]:
     """Return ``shape`` (an integer or a sequence) as a tuple of ints >= 0; raise ShapeError otherwise."""
+    if isinstance(shape, str):
+        shape = from_text(shape)
     dims = (shape,) if isinstance(shape, int | np.integer) else shape
     try:
         checked = tuple(int(dim) if isinstance(dim, int | np.integer) else _refuse(dim) for dim in dims)
@@ -498,4 +520,4 @@ def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
     """Write rows into ``out`` that are 1 at ``indices`` and 0 elsewhere; newer scripts say ``one_hot``."""
-    return invoke("one_hot", [indices], {"depth": out.shape[-1], "dtype": out.dtype}, out)[0]
+    return invoke("one_hot", [indices], {"depth": out.shape[-1], "dtype": out.np_dtype}, out)[0]

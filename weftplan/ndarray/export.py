@@ -19,20 +19,20 @@ from weftplan.support.array_types import RawArray
 class _HostKeeper:
     """The array interface of the bytes for NumPy; keeps the chunk alive."""
 
-    __slots__ = ("__array_interface__", "kept")
+    __slots__ = ("__array_interface__", "owners")
 
     def __init__(self, array: NDArrayBase) -> None:
-        self.kept = array.chunk, array.chunk.keeper
+        self.owners = array.chunk, array.chunk.keeper
         self.__array_interface__ = array.raw().__array_interface__
 
 
 class _CudaKeeper:
     """The array interface of the bytes for CuPy; keeps the chunk alive."""
 
-    __slots__ = ("__cuda_array_interface__", "kept")
+    __slots__ = ("__cuda_array_interface__", "owners")
 
     def __init__(self, array: NDArrayBase) -> None:
-        self.kept = array.chunk, array.chunk.keeper
+        self.owners = array.chunk, array.chunk.keeper
         raw: Any = array.raw()
         self.__cuda_array_interface__ = raw.__cuda_array_interface__
 

@@ -5,7 +5,8 @@ keys give a copy. A key with lists, NumPy arrays or NDArrays (integers, or boole
 MXNet 1.9.1, a key that selects one element gives an array of shape ``(1,)``.
 
 An integer NDArray in a key is read when the operation runs, so indexing does not wait for it, and an index out of range
-is reported at the next wait. Indexing waits for a boolean NDArray, because the shape of the result depends on it.
+is reported at the next wait. Indexing waits for a boolean NDArray, because the shape of the result depends on it. The
+result of a comparison, of ``logical_and`` and of ``isnan`` is a mask, too, though its dtype is that of the operands.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from weftplan import device
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ndarray.arithmetic import NUMBERS, scalar_as
+from weftplan.ndarray.arithmetic import MASK_MAKERS, NUMBERS, scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
 from weftplan.ndarray.inline_calls import copy_inline
-from weftplan.ndarray.pushing import Value, computing, push, push_kernel
+from weftplan.ndarray.pushing import KernelValue, computing, push, push_kernel
 from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import RawArray, Scalar
 
@@ -44,7 +45,7 @@ def getitem(array: Array, key: object) -> Array:
             raise IndexError(f"index {key} is out of bounds for axis 0 with size {rows}")
         key %= rows
         row = array.slice_at(key, key + 1)
-        return cls(array.chunk, array.shape[1:] or (1,), array.dtype, row.offset)
+        return cls(array.chunk, array.shape[1:] or (1,), array.np_dtype, row.offset)
     row_range = _rows(array, key)
     if row_range is not None:
         return array.slice_at(*row_range)
@@ -56,7 +57,10 @@ def getitem(array: Array, key: object) -> Array:
         shape = view.shape or (1,)
         if view.flags.c_contiguous:
             return cls(
-                array.chunk, shape, array.dtype, array.offset + (_address(view) - _address(outline)) * bool(view.size)
+                array.chunk,
+                shape,
+                array.np_dtype,
+                array.offset + (_address(view) - _address(outline)) * bool(view.size),
             )
         out = _result(array, shape, "slice")
         push_kernel(partial(_slice, key), [array, out], (array.var,), (out.var,), array.context, name="slice")
@@ -82,7 +86,7 @@ def _rows(array: NDArrayBase, key: object) -> tuple[int, int] | None:
 
 
 def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
-    return pending(array.__class__, array.context, shape, array.dtype, name)
+    return pending(array.__class__, array.context, shape, array.np_dtype, name)
 
 
 def setitem(array: NDArrayBase, key: object, value: object) -> None:
@@ -114,7 +118,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
     operand: Any
     reads = [index.var for index in moved]
     if isinstance(value, NUMBERS):
-        operand = Value(scalar_as(array.dtype, value))
+        operand = KernelValue(scalar_as(array.np_dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
         if not advanced and contiguous and value.shape == array.shape == shape:
@@ -128,14 +132,14 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
             if not is_number(values.dtype):
                 raise TypeError(f"expected numbers, got elements of dtype {values.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = Value(np.array(values, dtype=array.dtype))
+            operand = KernelValue(np.array(values, dtype=array.np_dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.ready.shape)
 
     if not advanced:
-        no_overlap = operand.__class__ is Value or operand.chunk is not array.chunk
-        source = operand.ready if operand.__class__ is Value else operand
+        no_overlap = operand.__class__ is KernelValue or operand.chunk is not array.chunk
+        source = operand.ready if operand.__class__ is KernelValue else operand
         if no_overlap and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
             return
 
@@ -146,7 +150,7 @@ def setitem(array: NDArrayBase, key: object, value: object) -> None:
         reads.append(array.var)  # elements outside the key keep their values, so an earlier failure stays
     name = "scatter" if advanced else "assign"
     operands = [array, operand, *moved]
-    if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
+    if array.context.device_type == "gpu" and isinstance(operand, KernelValue) and not moved:
         queue, lane = route_from_host(array)
         fn = computing(scatter, operands)
         push(fn, reads, (array.var,), lane, prop=queue, name=name)
@@ -205,7 +209,7 @@ def _parse(array: NDArrayBase, key: object) -> tuple[tuple[Any, ...], bool]:
             parts.append(part)
         elif isinstance(part, array.__class__):
             advanced = True
-            parts.append(part.asnumpy() if part.dtype.kind == "b" else part)
+            parts.append(part if (mask := _mask(part)) is None else mask)
         elif isinstance(part, bool | int | np.integer):
             parts.append(int(part))
         elif isinstance(part, list | tuple | range | np.ndarray):
@@ -216,6 +220,16 @@ def _parse(array: NDArrayBase, key: object) -> tuple[tuple[Any, ...], bool]:
                 f"{part!r} of type {type(part).__name__} is no index: use integers, slices, None, ..., lists or arrays"
             )
     return tuple(parts), advanced
+
+
+def _mask(part: NDArrayBase) -> RawArray | None:
+    """Return an array of booleans, or a result of a comparison, as a NumPy mask; None for positions."""
+    if part.np_dtype.kind == "b":
+        return part.asnumpy()
+    if part.chunk.name not in MASK_MAKERS:
+        return None
+    values: RawArray = part.asnumpy()
+    return values == 1 if np.isin(values, (0, 1)).all() else None  # None: positions were written over the mask
 
 
 def _host_index(array: NDArrayBase, part: Sequence[object] | RawArray) -> RawArray:
@@ -243,11 +257,11 @@ def _outline(array: NDArrayBase) -> RawArray:
     Its values must not be read: it has no memory of its own, and the memory of ``array`` may not be allocated until the
     operation that writes it runs.
     """
-    return np.lib.stride_tricks.as_strided(np.empty(1, array.dtype), array.shape, _strides(array))
+    return np.lib.stride_tricks.as_strided(np.empty(1, array.np_dtype), array.shape, _strides(array))
 
 
 def _strides(array: NDArrayBase) -> tuple[int, ...]:
-    strides, step = [], array.dtype.itemsize
+    strides, step = [], array.np_dtype.itemsize
     for dim in reversed(array.shape):
         strides.append(step)
         step *= dim

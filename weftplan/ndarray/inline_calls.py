@@ -2,8 +2,8 @@
 
 For a few hundred elements, dispatch costs more than arithmetic. So a repeated operation (a call by name in
 ``calls/call_cache.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`. :func:`run_inline`
-runs it on the calling thread, in memory from the free list of dead arrays of the same kind (``release.FreeList``), if
-the engine sees that this changes no order (``engine/edges/inline.py``). An engine under observation refuses, and
+runs it on the calling thread, in memory from the free list of dead arrays of the same kind (``release.ArrayFreeList``),
+if the engine sees that this changes no order (``engine/edges/inline.py``). An engine under observation refuses, and
 nothing is run inline while arrays may be offloaded.
 
 Operations that write existing arrays run inside the engine's region (:func:`write_inline`), in which no other
@@ -29,18 +29,18 @@ from weftplan.engine.var import Var
 from weftplan.ndarray.base import Array, NDArrayBase
 from weftplan.ndarray.errstate import QUIET
 from weftplan.ndarray.memory.chunk import Chunk
-from weftplan.ndarray.memory.release import CLOSED, FreeList, dead, free_list_for, sweep
-from weftplan.ndarray.pushing import Value
+from weftplan.ndarray.memory.release import CLOSED, ArrayFreeList, dead, free_list_for, sweep
+from weftplan.ndarray.pushing import KernelValue
 from weftplan.storage import recording, registry
 from weftplan.support.array_types import DType, RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
-MOST_BYTES = 32 * 1024
+MAX_BYTES = 32 * 1024
 """Maximum bytes of the operands and the result of a small operation, together."""
-MOST_COPIED = 1 << 20
+MAX_COPIED = 1 << 20
 """Maximum bytes of source and target together for a whole copy to run inline. Pushing and waking a worker takes the
 caller as long as copying 512 KiB, and the worker would then wait until the caller releases the interpreter lock. A
-training step of an MLP with a batch of 400 KB takes 0.977 of the time that it takes with :data:`MOST_BYTES` as the
+training step of an MLP with a batch of 400 KB takes 0.977 of the time that it takes with :data:`MAX_BYTES` as the
 bound, on two cores."""
 new = object.__new__
 _UINT8 = np.dtype(np.uint8)
@@ -56,7 +56,7 @@ class SmallWork:
         workspace: bytes of the workspace; 0 for none.
     """
 
-    __slots__ = ("dtype", "free_list", "kernel", "name", "nbytes", "scratch", "shape", "workspace")
+    __slots__ = ("free_list", "kernel", "name", "nbytes", "np_dtype", "scratch", "shape", "workspace")
 
     def __init__(
         self,
@@ -70,14 +70,18 @@ class SmallWork:
         self.kernel = kernel
         self.name = name
         self.shape = shape
-        self.dtype = dtype
+        self.np_dtype = dtype
         self.nbytes = nbytes
         self.workspace = workspace
         self.free_list = self.scratch = CLOSED
 
 
 def run_inline(
-    work: SmallWork, operands: Sequence[NDArrayBase | Value], kind: type[Array], context: Context, reads: Sequence[Var]
+    work: SmallWork,
+    operands: Sequence[NDArrayBase | KernelValue],
+    kind: type[Array],
+    context: Context,
+    reads: Sequence[Var],
 ) -> Array | None:
     """Return the result of ``work`` as a new array; None if it must be pushed.
 
@@ -89,7 +93,7 @@ def run_inline(
     """
     if ARRAY_CHUNK.value is not Chunk:
         return None
-    if dead.due:
+    if dead.pending:
         sweep()
     current = engine.get()
     result: Array | None = current.run_inline(reads, _compute, work, operands, kind, context, current)
@@ -98,7 +102,7 @@ def run_inline(
 
 def write_inline(
     kernel: Callable[..., object],
-    operands: Sequence[NDArrayBase | Value],
+    operands: Sequence[NDArrayBase | KernelValue],
     written: Sequence[NDArrayBase],
     states: Sequence[int] = (),
     workspace: int = 0,
@@ -115,28 +119,28 @@ def write_inline(
     return _within(Computed(kernel, operands, written, states, workspace), operands, written)
 
 
-def copy_inline(source: NDArrayBase | Value, target: NDArrayBase, key: object = ...) -> bool:
+def copy_inline(source: NDArrayBase | KernelValue, target: NDArrayBase, key: object = ...) -> bool:
     """Run ``target[key] = source`` inline, with NumPy's casts; return False, with nothing done, if it must be pushed.
 
     Args:
         source: a value, or an array with another chunk than ``target``.
     """
     # Only whole arrays get the larger bound: a gather or scatter by a key takes longer than its bytes suggest.
-    limit = MOST_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MOST_BYTES
+    limit = MAX_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MAX_BYTES
     return _within(partial(_copy, source, target, key), (source,), (target,), limit)
 
 
-def _copy(source: NDArrayBase | Value, target: NDArrayBase, key: object) -> None:
+def _copy(source: NDArrayBase | KernelValue, target: NDArrayBase, key: object) -> None:
     QUIET.copy().run(setitem, target.ready, key, source.ready)
 
 
 def _within(
     work: Callable[[], object],
-    operands: Sequence[NDArrayBase | Value],
+    operands: Sequence[NDArrayBase | KernelValue],
     written: Sequence[NDArrayBase],
-    most: int = MOST_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> bool:
-    """Run ``work`` in the engine's region if all arrays are in host memory and take at most ``most`` bytes.
+    """Run ``work`` in the engine's region if all arrays are in host memory and take at most ``max_bytes`` bytes.
 
     ``work`` may be called a second time after an interrupt.
     """
@@ -152,7 +156,7 @@ def _within(
         nbytes += array.ready.nbytes
         writes.append(chunk.var)
     for operand in operands:
-        if type(operand) is Value:
+        if type(operand) is KernelValue:
             continue
         ready = operand.ready
         if ready is None or operand.chunk.context.device_type != "cpu":
@@ -161,7 +165,7 @@ def _within(
         var = operand.chunk.var
         if var not in writes and var not in reads:
             reads.append(var)
-    return nbytes <= most and engine.get().write_inline(work, reads, writes)
+    return nbytes <= max_bytes and engine.get().write_inline(work, reads, writes)
 
 
 class Computed:
@@ -172,7 +176,7 @@ class Computed:
     def __init__(
         self,
         kernel: Callable[..., object],
-        operands: Sequence[NDArrayBase | Value],
+        operands: Sequence[NDArrayBase | KernelValue],
         written: Sequence[NDArrayBase],
         states: Sequence[int],
         workspace: int,
@@ -201,7 +205,7 @@ class Computed:
 
 
 def _compute(
-    work: SmallWork, operands: Sequence[NDArrayBase | Value], kind: type[Array], context: Context, current: Engine
+    work: SmallWork, operands: Sequence[NDArrayBase | KernelValue], kind: type[Array], context: Context, current: Engine
 ) -> Array:
     raws = []
     for operand in operands:
@@ -209,11 +213,11 @@ def _compute(
         raws.append(operand.raw() if raw is None else raw)
     free_list, name = work.free_list, work.name
     if free_list.engine is not current or free_list.changes != registry.changes or free_list.context is not context:
-        free_list = work.free_list = free_list_for(context, work.shape, work.dtype)
+        free_list = work.free_list = free_list_for(context, work.shape, work.np_dtype)
     if free_list.entries and recording.recorder is None:
         var, release, raw, view = free_list.entries.pop()  # raises if another thread was faster: then it is pushed
     else:
-        var, release, raw, view = _entry(free_list, work.shape, work.dtype, work.nbytes, name)
+        var, release, raw, view = _entry(free_list, work.shape, work.np_dtype, work.nbytes, name)
     if var.name is not name:
         var.name = release.args[0].name = name
     var.version = 1
@@ -229,8 +233,8 @@ def _compute(
     chunk.var = var
     out = new(kind)
     out.chunk = chunk
-    out.shape = work.shape
-    out.dtype = work.dtype
+    out.dims = work.shape
+    out.np_dtype = work.np_dtype
     out.offset = 0
     out.ready = view
     if work.workspace:
@@ -240,7 +244,7 @@ def _compute(
     return out
 
 
-def _entry(free_list: FreeList, shape: tuple[int, ...], dtype: DType, nbytes: int, name: str) -> Any:
+def _entry(free_list: ArrayFreeList, shape: tuple[int, ...], dtype: DType, nbytes: int, name: str) -> Any:
     """Take an entry from the free list, or make a new entry."""
     if free_list.entries:
         entry = free_list.entries.pop()
@@ -263,7 +267,7 @@ def _with_scratch(work: SmallWork, raws: list[object], view: RawArray, context: 
     try:
         QUIET.copy().run(work.kernel, *raws, view, entry[3])
     finally:
-        if len(free_list.entries) < free_list.room:
+        if len(free_list.entries) < free_list.capacity:
             free_list.entries.append(entry)
         else:
             entry[1]()

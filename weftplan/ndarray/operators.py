@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import did_you_mean
@@ -39,10 +40,14 @@ def names() -> list[str]:
     return [name for name in registry.names() if not name.startswith("_")]
 
 
-class Namespace:
-    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name."""
+class ArrayNamespace(ModuleType):
+    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
+
+    It is a module, so that ``import mxnet.ndarray.contrib`` works.
+    """
 
     def __init__(self, name: str, *prefixes: str) -> None:
+        super().__init__(f"weftplan.ndarray.{name}", type(self).__doc__)
         self._name = name
         self._prefixes = prefixes
 
@@ -59,9 +64,9 @@ class Namespace:
 
 
 NAMESPACES = {
-    "_internal": Namespace("_internal", ""),
-    "contrib": Namespace("contrib", "_contrib_", "contrib_"),
-    "image": Namespace("image", "_image_"),
-    "linalg": Namespace("linalg", "linalg_", "_linalg_"),
-    "op": Namespace("op", ""),
+    "_internal": ArrayNamespace("_internal", ""),
+    "contrib": ArrayNamespace("contrib", "_contrib_", "contrib_"),
+    "image": ArrayNamespace("image", "_image_"),
+    "linalg": ArrayNamespace("linalg", "linalg_", "_linalg_"),
+    "op": ArrayNamespace("op", ""),
 }

@@ -22,7 +22,7 @@ from weftplan.support.slots import MAKE_ROOM
 
 
 class Operand(Protocol):
-    """An argument of a kernel: an array, whose memory is looked up when the operation runs, or a :class:`Value`."""
+    """An argument of a kernel: a :class:`KernelValue`, or an array, whose memory is looked up when it runs."""
 
     @property
     def ready(self) -> object:
@@ -35,7 +35,7 @@ class Operand(Protocol):
 
 
 @final
-class Value:
+class KernelValue:
     """An operand that a kernel gets unchanged, among arrays: a number or a NumPy array."""
 
     __slots__ = ("ready",)
@@ -68,7 +68,7 @@ def computing(kernel: Callable[..., object], operands: list[Operand]) -> Callabl
     """
     if MAKE_ROOM.value is None:
         return partial(compute, kernel, operands)
-    return partial(compute, partial(_together, kernel), [Value(operands)])
+    return partial(compute, partial(_call_jointly, kernel), [KernelValue(operands)])
 
 
 def compute(kernel: Callable[..., object], operands: list[Operand]) -> None:
@@ -85,7 +85,7 @@ def compute(kernel: Callable[..., object], operands: list[Operand]) -> None:
         raise
 
 
-def _together(kernel: Callable[..., object], operands: list[Operand]) -> None:
+def _call_jointly(kernel: Callable[..., object], operands: list[Operand]) -> None:
     """Call ``kernel`` with the raw arrays of ``operands``, allocated jointly; empty the list if it fails."""
     try:
         joint_allocation.run(partial(_raws, operands), partial(_call, kernel))
@@ -122,9 +122,9 @@ def _call(kernel: Callable[..., object], raws: list[object]) -> None:
     kernel(*raws)
 
 
-def _launch(place: Device, kernel: Callable[..., object], *raws: object) -> None:
+def _launch(target_device: Device, kernel: Callable[..., object], *raws: object) -> None:
     """Enqueue the kernel on a device; the host has already allocated its memory."""
-    place.launch(partial(kernel, *raws))
+    target_device.launch(partial(kernel, *raws))
 
 
 class _Inheriting:
@@ -176,7 +176,7 @@ def _vars_of_parts(operands: Sequence[Any]) -> Iterator[Var]:
     """Yield the vars of arrays that are only a part of their chunk, whose single var orders all of it."""
     for operand in operands:
         chunk = getattr(operand, "chunk", None)
-        if chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes:
+        if chunk is not None and operand.size * operand.np_dtype.itemsize < chunk.nbytes:
             yield chunk.var
 
 

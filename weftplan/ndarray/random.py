@@ -19,11 +19,12 @@ from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
-from weftplan.ndarray.operators import Namespace
+from weftplan.ndarray.operators import ArrayNamespace
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
 from weftplan.ndarray.randomness.seeds import get_state, next_key, seed, set_state
+from weftplan.ops.core.params import from_text
 from weftplan.ops.core.schema import OpContext
 from weftplan.support.array_types import ArrayModule, Dims, DTypeLike, Generator, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
@@ -46,7 +47,7 @@ __all__ = [
     "uniform",
 ]
 
-_operators = Namespace("random", "_random_", "_sample_")
+_operators = ArrayNamespace("random", "_random_", "_sample_")
 
 
 def _attribute(name: str) -> Any:
@@ -176,14 +177,14 @@ def randint(
             raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
     if not low < high:
         raise ParameterError(f"randint: low must be below high, got [{low}, {high})")
-    wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype) or "int32")
-    if wanted.kind not in "iu":
-        raise DTypeError(f"randint: the dtype must be an integer, got {wanted}")
+    target_dtype = out.np_dtype if out is not None else check_dtype(wanted_dtype(dtype) or "int32")
+    if target_dtype.kind not in "iu":
+        raise DTypeError(f"randint: the dtype must be an integer, got {target_dtype}")
 
     def draw(generator: Generator, target: RawArray, xp: ArrayModule) -> None:
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
-    return push_draw(draw, (), target_of(shape, wanted, ctx, out, "randint"), "randint")
+    return push_draw(draw, (), target_of(shape, target_dtype, ctx, out, "randint"), "randint")
 
 
 @known_keywords()
@@ -324,11 +325,11 @@ def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = Non
     if not data.shape:
         raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
-        out = fresh(data.context, data.shape, data.dtype, "shuffle")
-    elif out.shape != data.shape or out.dtype != data.dtype or out.context != data.context:
+        out = fresh(data.context, data.shape, data.np_dtype, "shuffle")
+    elif out.shape != data.shape or out.np_dtype != data.np_dtype or out.context != data.context:
         raise ShapeError(
-            f"shuffle: out ({out.shape} {out.dtype} {out.context}) is not like data "
-            f"({data.shape} {data.dtype} {data.context})"
+            f"shuffle: out ({out.shape} {out.np_dtype} {out.context}) is not like data "
+            f"({data.shape} {data.np_dtype} {data.context})"
         )
     key = next_key(data.context)
     # The order is drawn on the host, so that it is the same on every device.
@@ -372,13 +373,14 @@ def multinomial(
         raise ShapeError(f"multinomial: expected probabilities in the last axis, got shape {data.shape}")
     block = block_shape(shape)
     dims = (*data.shape[:-1], *block) or (1,)
+    get_prob = bool(from_text(get_prob))
     outputs = [None] * (1 + get_prob) if out is None else [out] if isinstance(out, NDArray) else list(out)
     if len(outputs) != 1 + get_prob:
         raise ParameterError(
             f"multinomial: out must be {'two arrays' if get_prob else 'one array'}, got {len(outputs)}"
         )
     drawn = target_of(dims, check_dtype(dtype), data.context, outputs[0], "multinomial")
-    logs = target_of(dims, data.dtype, data.context, outputs[1], "multinomial") if get_prob else None
+    logs = target_of(dims, data.np_dtype, data.context, outputs[1], "multinomial") if get_prob else None
     key, xp = next_key(data.context), device.get(data.context).xp
     count = math.prod(block)
 
@@ -400,5 +402,7 @@ def multinomial(
                 chosen[...] = xp.log(xp.take_along_axis(probability, index, axis=1)).reshape(chosen.shape)
 
     results = [drawn] if logs is None else [drawn, logs]
-    push_kernel(draw, [data, *results], (data.var,), [one.var for one in results], data.context, name="multinomial")
+    push_kernel(
+        draw, [data, *results], (data.var,), [result.var for result in results], data.context, name="multinomial"
+    )
     return drawn if logs is None else [drawn, logs]

@@ -61,7 +61,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
         """Copy as :meth:`NDArray.copyto`; a copy on a context is also ``row_sparse``."""
         if isinstance(other, Context):
-            return super().copyto(as_row_sparse(fresh(other, self.shape, self.dtype, "copy")), priority=priority)
+            return super().copyto(as_row_sparse(fresh(other, self.shape, self.np_dtype, "copy")), priority=priority)
         return super().copyto(other, priority=priority)
 
 
@@ -88,7 +88,7 @@ def as_row_sparse(array: NDArray) -> RowSparseNDArray:
     """Return an array over the memory of ``array`` with the storage type ``row_sparse``."""
     if not array.shape:
         raise ShapeError("a row_sparse array has at least one dimension, this one has none")
-    return RowSparseNDArray(array.chunk, array.shape, array.dtype, array.offset)
+    return RowSparseNDArray(array.chunk, array.shape, array.np_dtype, array.offset)
 
 
 slots.ARRAY_AS_ROW_SPARSE.fill(as_row_sparse)
@@ -135,7 +135,14 @@ empty = zeros
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None, name: str | None = None) -> NDArray:
-    """Return a copy with another storage type, ``default`` or ``row_sparse``; or copy into ``out``."""
+    """Return a copy with another storage type.
+
+    Args:
+        data: the array.
+        stype: ``default`` or ``row_sparse``.
+        out: array that takes the values instead.
+        name: ignored.
+    """
     if out is not None:
         return data.copyto(out)
     return data.tostype("default").copy().tostype(stype)

@@ -52,7 +52,7 @@ __all__ = [
 
 _MEMORY = 8
 """Bit of ``MXNET_PROFILER_MODE`` for samples of live bytes."""
-_KNOWN = {
+_SETTINGS = {
     "filename": "profile.json",
     "profile_all": False,
     "profile_symbolic": True,
@@ -64,7 +64,7 @@ _KNOWN = {
     "continuous_dump": False,
     "dump_period": 1.0,
 }
-_config: dict[str, Any] = dict(_KNOWN)
+_config: dict[str, Any] = dict(_SETTINGS)
 
 
 class _Recording:
@@ -95,10 +95,10 @@ def set_config(**kwargs: object) -> None:
     Raises:
         ParameterError: an unknown key, or a file name that is no path.
     """
-    unknown = [key for key in kwargs if key not in _KNOWN]
+    unknown = [key for key in kwargs if key not in _SETTINGS]
     if unknown:
-        hint = did_you_mean(unknown[0], _KNOWN)
-        raise ParameterError(f"profiler.set_config: unknown {unknown}; {hint}known: {', '.join(_KNOWN)}")
+        hint = did_you_mean(unknown[0], _SETTINGS)
+        raise ParameterError(f"profiler.set_config: unknown {unknown}; {hint}known: {', '.join(_SETTINGS)}")
     name = kwargs.get("filename", _config["filename"])
     if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
         raise ParameterError(f"profiler.set_config: filename must be the path of a file, got {name!r}")

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 
 from weftplan.errors import ParameterError
-from weftplan.profiler.recorder import OperationRecord, Recorder
+from weftplan.profiler.recorder import EventRecorder, OperationRecord
 
 
 @dataclass(slots=True)
-class Row:
+class AggregateRow:
     """Durations of one name in milliseconds; ``domain`` is empty for operations of the engine."""
 
     domain: str
@@ -18,7 +18,7 @@ class Row:
     count: int = 0
     total: float = 0.0
     least: float = float("inf")
-    most: float = 0.0
+    max_ms: float = 0.0
 
     @property
     def average(self) -> float:
@@ -34,7 +34,7 @@ class Row:
 _SORT = {"total": "total", "avg": "average", "min": "least", "max": "most", "count": "count"}
 
 
-def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False) -> list[Row]:
+def rows(recorder: EventRecorder, *, sort_by: str = "total", ascending: bool = False) -> list[AggregateRow]:
     """Return rows for all records: engine operations and user spans.
 
     Raises:
@@ -42,32 +42,32 @@ def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False)
     """
     if sort_by not in _SORT:
         raise ParameterError(f"sort_by must be one of {', '.join(_SORT)}, got {sort_by!r}")
-    table: dict[tuple[str, str], Row] = {}
+    table: dict[tuple[str, str], AggregateRow] = {}
     operations = map(OperationRecord._make, recorder.operations)
     spans = [("", r.name or "operation", r.end_ns - r.start_ns) for r in operations]
     spans += [(u.domain, u.name, u.end_ns - u.start_ns) for u in recorder.user if u.kind == "span"]
     for domain, name, ns in spans:
-        row = table.setdefault((domain, name), Row(domain, name))
+        row = table.setdefault((domain, name), AggregateRow(domain, name))
         ms = ns / 1e6
         row.count += 1
         row.total += ms
         row.least = min(row.least, ms)
-        row.most = max(row.most, ms)
+        row.max_ms = max(row.max_ms, ms)
     return sorted(table.values(), key=lambda row: (getattr(row, _SORT[sort_by]), row.title), reverse=not ascending)
 
 
-def as_text(table: list[Row]) -> str:
+def as_text(table: list[AggregateRow]) -> str:
     """Return the table as aligned text."""
     width = max([len(row.title) for row in table] + [len("Name")])
     lines = [f"{'Name':<{width}}  {'Count':>9} {'Total (ms)':>12} {'Min (ms)':>10} {'Max (ms)':>10} {'Avg (ms)':>10}"]
     lines += [
-        f"{r.title:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.most:>10.4f} {r.average:>10.4f}"
+        f"{r.title:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.max_ms:>10.4f} {r.average:>10.4f}"
         for r in table
     ]
     return "\n".join(lines) + "\n"
 
 
-def as_json(table: list[Row]) -> str:
+def as_json(table: list[AggregateRow]) -> str:
     """Return the table in MXNet's form: ``Time`` -> domain -> name -> Count, Total, Min, Max, Avg (milliseconds).
 
     Operations of the engine have the domain ``operator``; spans, frames and events have their creator's domain.
@@ -79,7 +79,7 @@ def as_json(table: list[Row]) -> str:
             "Count": row.count,
             "Total": row.total,
             "Min": row.least,
-            "Max": row.most,
+            "Max": row.max_ms,
             "Avg": row.average,
         }
     return json.dumps({"Time": times, "Memory": {}, "Unit": {"Time": "ms", "Memory": "kB"}})

@@ -55,7 +55,7 @@ class MemorySample(NamedTuple):
     """True for the live bytes of one context; only such counters may be added up."""
 
 
-class Recorder:
+class EventRecorder:
     """Operations, user records and memory samples since the last clear.
 
     While ``active`` is true, this recorder is the tracer of the engine that was process-wide at the start. Only one
@@ -138,5 +138,5 @@ class Recorder:
         self.memory.append(MemorySample(time_ns, "memory of this process", host_memory.resident(), is_live=False))
 
 
-recorder = Recorder()
+recorder = EventRecorder()
 """The process-wide recorder."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.profiler.recorder import OperationRecord, Recorder, UserRecord
+from weftplan.profiler.recorder import EventRecorder, OperationRecord, UserRecord
 from weftplan.support.atomic_files import write_text
 
 _DEFAULT = Context("cpu", 0)
@@ -24,7 +24,7 @@ USER_PID = 2
 FIRST_DEVICE_PID = 10
 
 
-def trace_events(recorder: Recorder) -> list[dict[str, object]]:
+def trace_events(recorder: EventRecorder) -> list[dict[str, object]]:
     """Return all events, ordered by time; timestamps are microseconds since the recorder was created."""
     origin = recorder.origin_ns
     events: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def trace_events(recorder: Recorder) -> list[dict[str, object]]:
         events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": start, **flow})
         depth += [(record.push_ns, 1), (record.start_ns, -1)]
     level = 0
-    for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # at equal times the push comes first
+    for when, change in sorted(depth, key=lambda item: (item[0], -item[1])):  # at equal times the push comes first
         level += change
         events.append(_counter("operations waiting", when - origin, level))
     for sample in recorder.memory:
@@ -99,7 +99,7 @@ def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
     """
     open_ends: dict[str, list[list[int]]] = {}
     placed = []
-    for span in sorted(spans, key=lambda one: (one.start_ns, -one.end_ns)):
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         lanes = open_ends.setdefault(span.thread, [])
         number = 0
         while number < len(lanes):
@@ -116,7 +116,7 @@ def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
     return placed
 
 
-def write_trace(recorder: Recorder, path: Path) -> Path:
+def write_trace(recorder: EventRecorder, path: Path) -> Path:
     """Write the trace file atomically; return ``path``."""
     text = json.dumps({"traceEvents": trace_events(recorder), "displayTimeUnit": "ms"})
     write_text(path, text)

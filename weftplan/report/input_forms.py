@@ -119,14 +119,14 @@ def usual_shape(nodes: Sequence[Node], name: str, form: Form, stored: Mapping[st
 
 def advice(
     symbol: Symbol,
-    given: Mapping[str, Shape],
+    explicit: Mapping[str, Shape],
     stored: Mapping[str, Shape] | None = None,
     usual: Mapping[str, Shape] | None = None,
 ) -> str:
     """Return advice about the first input whose shape is missing or has the wrong number of axes.
 
     Args:
-        given: shapes by name.
+        explicit: shapes by name.
         stored: shapes of available parameters.
         usual: default shapes of inputs.
 
@@ -145,6 +145,6 @@ def advice(
     for name in dict.fromkeys(flowing):
         form = form_of(nodes, name, stored)
         axes = len(usual.get(name, form.axes))
-        if name not in given or (axes and len(given[name]) != axes):
+        if name not in explicit or (axes and len(explicit[name]) != axes):
             return form.advice(name, usual.get(name) or usual_shape(nodes, name, form, stored))
     return ""

@@ -132,15 +132,15 @@ def inspect(
     variables = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     warnings: list[str] = []
     wrong = _wrong_shapes(nodes, explicit, stored, variables)
-    known = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **explicit}
+    all_shapes = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **explicit}
     hints = {key: form_of(nodes, key, stored) for key in fed}
     if args is not None and not explicit:
-        known.update({key: hint.shape for key, hint in hints.items() if hint.shape and len(fed) == 1})
+        all_shapes.update({key: hint.shape for key, hint in hints.items() if hint.shape and len(fed) == 1})
     contradiction = ""
     try:
-        values = infer.infer_shapes(nodes, known)
+        values = infer.infer_shapes(nodes, all_shapes)
     except ShapeError as error:
-        if args is None or known == explicit:
+        if args is None or all_shapes == explicit:
             raise
         contradiction = "the shapes of the parameters contradict each other"
         warnings.append(f"{contradiction}: {str(error).removeprefix('Error in ')}")
@@ -149,7 +149,7 @@ def inspect(
     # Operators may change a label on its way to the loss; its shape then does not follow from the others.
     labels = [key for key in fed if is_label(nodes, key) and not is_known(by_name.get(key))]
     if labels and explicit and not contradiction:
-        values = _with_labels(nodes, known, labels, [explicit[key] for key in fed if key in explicit]) or values
+        values = _with_labels(nodes, all_shapes, labels, [explicit[key] for key in fed if key in explicit]) or values
         by_name = _variable_shapes(nodes, values)
     inputs = []
     for key in fed:
@@ -319,7 +319,7 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
         if mean not in aux or var not in aux:
             fresh.append(node.name)
     for table in (args, aux):
-        broken += [key for key, value in table.items() if is_float(value.dtype) and not _finite(value)]
+        broken += [key for key, value in table.items() if is_float(value.np_dtype) and not _finite(value)]
     if ignored:
         doubts.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
     if fresh:

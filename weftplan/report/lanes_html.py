@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from weftplan.profiler.recorder import OperationRecord, Recorder
+from weftplan.profiler.recorder import EventRecorder, OperationRecord
 from weftplan.report.page import filled
 from weftplan.support import slots
 
@@ -39,7 +39,7 @@ def kind_of(name: str) -> str:
     return "forward" if name.startswith("[") else "other"
 
 
-def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
+def lanes_html(recorder: EventRecorder, *, title: str = "what ran when") -> str:
     """Return the page as text. It loads no other files and needs no network."""
     records = [OperationRecord._make(record) for record in list(recorder.operations)]
     shown = sorted(records, key=lambda record: record.start_ns - record.end_ns)[:SPAN_LIMIT]
@@ -78,7 +78,7 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
     return filled("lanes_page.html", data, marks)
 
 
-def _live_bytes(recorder: Recorder, first_ns: int) -> list[list[float]]:
+def _live_bytes(recorder: EventRecorder, first_ns: int) -> list[list[float]]:
     """Return (µs since ``first_ns``, live bytes of all contexts) for each reading of a context.
 
     The bytes of the process and of a GPU in use by all processes contain live bytes, so they are left out of the sum.

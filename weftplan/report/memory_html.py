@@ -8,7 +8,7 @@ from weftplan.device.context import Context
 from weftplan.report.page import filled
 from weftplan.storage import Snapshot, Statistics
 from weftplan.storage.base import Segment
-from weftplan.storage.recording import Event
+from weftplan.storage.recording import StorageEvent
 from weftplan.storage.report import by_origin
 
 SEGMENT_LIMIT, HOLDER_LIMIT, POINT_LIMIT = 60, 200, 20_000
@@ -31,7 +31,7 @@ def memory_html(snapshot: Snapshot) -> str:
 
 
 def _device(
-    context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[Event]
+    context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[StorageEvent]
 ) -> dict[str, object]:
     """Return one device's data for the page's script."""
     held = [part[2] for segment in segments for part in segment.parts if part[2] is not None]
@@ -62,7 +62,7 @@ def _device(
     }
 
 
-def timeline(events: list[Event], allocated: int, reserved: int) -> list[list[int]]:
+def timeline(events: list[StorageEvent], allocated: int, reserved: int) -> list[list[int]]:
     """Return (µs, bytes in use, bytes from the system) after each event, computed backwards from the final state."""
     bars = []
     for event in reversed(events):

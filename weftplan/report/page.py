@@ -24,7 +24,7 @@ def filled(name: str, data: object, marks: Mapping[str, str]) -> str:
     parts = {"DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"), **marks}
     page = _text(name).replace("@HEAD@\n", _text("page_head.html"), 1)
     # A single pass: a name that resembles a placeholder stays unchanged.
-    return re.sub("@(" + "|".join(parts) + ")@", lambda found: parts[found[1]], page)
+    return re.sub("@(" + "|".join(parts) + ")@", lambda match: parts[match[1]], page)
 
 
 def _text(name: str) -> str:

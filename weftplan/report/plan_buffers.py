@@ -59,7 +59,7 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
     ]
 
 
-class _Place(TypedDict):
+class _Location(TypedDict):
     """The location of a storage."""
 
     device: str
@@ -78,11 +78,11 @@ class _Rows:
         """Return the bar of an entry that has memory."""
         plan, labels = self._plan, self._plan.labels
         maker = labels.makers[eid]
-        name, first = labels.node_names[maker], int(plan.entry_first[eid])
+        name, begin = labels.node_names[maker], int(plan.entry_first[eid])
         return Bar(
             name=labels.name(eid),
             kind=Kind(int(plan.entry_kind[eid])).name.lower(),
-            first=first,
+            first=begin,
             last=int(plan.entry_last[eid]),
             nbytes=int(plan.entry_nbytes[eid]),
             shape=tuple(labels.shapes[eid]),
@@ -90,8 +90,8 @@ class _Rows:
             op=labels.node_op(maker),
             maker=name,
             last_reader=last_reader(plan, eid),
-            use=use_of(plan, name, first),
-            **self._place(int(plan.entry_storage[eid])),
+            use=use_of(plan, name, begin),
+            **self._location(int(plan.entry_storage[eid])),
         )
 
     def of_scratch(self, nid: int, step: int) -> Bar:
@@ -110,10 +110,10 @@ class _Rows:
             maker=name,
             last_reader=name,
             use="scratch",
-            **self._place(int(plan.workspace_storage[nid])),
+            **self._location(int(plan.workspace_storage[nid])),
         )
 
-    def _place(self, storage: int) -> _Place:
+    def _location(self, storage: int) -> _Location:
         """Return the location of a storage as fields of a bar."""
         plan, slab = self._plan, int(self._plan.storage_slab[storage])
         return {
@@ -143,7 +143,7 @@ def _bases(plan: MemoryPlan) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class BufferRuns:
     """All runs of a plan as arrays."""
 
     storage: IntArray
@@ -153,28 +153,28 @@ class Runs:
     device: IntArray
 
 
-def runs(plan: MemoryPlan) -> Runs:
+def runs(plan: MemoryPlan) -> BufferRuns:
     """Return the runs of ``plan``: runs of entries (by storage, then time), then runs of scratch."""
     held = np.flatnonzero(plan.entry_storage >= 0)
     held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
     storage = plan.entry_storage[held].astype(np.int64)
     first = plan.entry_first[held].astype(np.int64)
-    last = plan.entry_last[held].astype(np.int64)
+    ends = plan.entry_last[held].astype(np.int64)
     # A run ends when every earlier entry of the storage is dead. Lifetimes of different storages are made disjoint, so
     # that a single running maximum serves all storages.
-    span = int(last.max(initial=0)) + 1
-    reach = np.maximum.accumulate(last + storage * span) if len(held) else last
+    span = int(ends.max(initial=0)) + 1
+    reach = np.maximum.accumulate(ends + storage * span) if len(held) else ends
     begins = np.ones(len(held), dtype=bool)
     begins[1:] = (first + storage * span)[1:] >= reach[:-1]
     starts = np.flatnonzero(begins)
     if len(held):
-        run_last = np.maximum.reduceat(last, starts)
+        run_last = np.maximum.reduceat(ends, starts)
         run_bytes = np.maximum.reduceat(plan.entry_nbytes[held], starts)
     else:
         run_last = run_bytes = np.zeros(0, dtype=np.int64)
     nodes, moment = scratch(plan)
     storages = np.concatenate([storage[starts], plan.workspace_storage[nodes].astype(np.int64)])
-    return Runs(
+    return BufferRuns(
         storage=storages,
         first=np.concatenate([first[starts], moment]),
         last=np.concatenate([run_last, moment + 1]),

@@ -148,9 +148,9 @@ def loads(text: str) -> MemoryPlan:
 
 def _plan(document: dict[str, Any]) -> MemoryPlan:
     entries, nodes, storages, slabs = (document[key] for key in ("entries", "nodes", "storages", "slabs"))
-    after = [_integers(row["after"], len(storages), "after of a storage") for row in storages]
+    dependencies = [_integers(row["after"], len(storages), "after of a storage") for row in storages]
     pointers = np.zeros(len(storages) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in after], out=pointers[1:])
+    np.cumsum([len(row) for row in dependencies], out=pointers[1:])
     plan = MemoryPlan(
         strategy=str(document["strategy"]),
         options=PlanOptions(**document["options"]),
@@ -169,7 +169,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         workspace_nbytes=_column(nodes, "workspace", np.int64),
         workspace_storage=_column(nodes, "workspace_storage", np.int32),
         after_ptr=pointers,
-        after_storages=np.array([s for row in after for s in row], dtype=np.int32),
+        after_storages=np.array([s for row in dependencies for s in row], dtype=np.int32),
         lower_bound=int(document["lower_bound"]),
         unshared_bytes=int(document["unshared_bytes"]),
         reported_bytes=int(document["reported_bytes"]),

@@ -11,7 +11,7 @@ from weftplan.report import plan_figures
 from weftplan.report.page import filled
 from weftplan.report.plan_text import story
 
-MOST_BARS = 20_000
+MAX_BARS = 20_000
 """Most buffers on a page; the largest are shown. A browser draws this number without delay."""
 LEGEND = {
     "weights": "weights",
@@ -44,7 +44,7 @@ COLUMNS = (
 def plan_html(plan: MemoryPlan, *, title: str = "memory plan", tables: Iterable[str] = ()) -> str:
     """Return the page as text, with ``tables`` of plain text below the figures. It loads nothing over a network.
 
-    If a plan has more than :data:`MOST_BARS` buffers, the page shows the largest and says so.
+    If a plan has more than :data:`MAX_BARS` buffers, the page shows the largest and says so.
     """
     data, omitted = _data(plan)
     notes = list(plan.notes)
@@ -94,7 +94,7 @@ def _data(plan: MemoryPlan) -> tuple[dict[str, object], int]:
     """Return (the data of the page's script, the number of omitted buffers)."""
     bars = plan.bars()
     # Largest first, which is the order of painting: small buffers stay visible.
-    shown = sorted(bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
+    shown = sorted(bars, key=lambda bar: -bar.nbytes)[:MAX_BARS]
     rows = [[bar.as_dict()[column] for column in COLUMNS] for bar in shown]
     devices = [
         {"name": str(context), "peak": peak, "alive": plan.timeline(index).tolist(), "bands": _bands(plan)}

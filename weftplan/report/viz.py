@@ -34,6 +34,8 @@ def print_summary(
 ) -> int:
     """Print one line per layer: name and operator, output shape, parameters, previous layers. Return the parameters.
 
+    Auxiliary states, such as moving statistics, are no parameters.
+
     Args:
         shape: shapes of the inputs, by name; without shapes, the columns that need them are empty.
         positions: the end of each column, as a fraction of ``line_length``.
@@ -55,7 +57,9 @@ def print_summary(
         parameters = [
             e.node for e in node.inputs if e.node.op is None and e.node.name not in inputs and e.node not in data
         ]
+        states = [node.inputs[k].node for k in (node.op.mutated(node.params) if node.op is not None else ())]
         fresh = [n for n in dict.fromkeys(parameters) if n not in counted and not _is_label(node, n)]
+        fresh = [n for n in fresh if n not in states]
         counted.update(fresh)
         count = sum(_size(shapes.get(Entry(n))) for n in fresh)
         total += count

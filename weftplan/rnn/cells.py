@@ -95,9 +95,9 @@ def lstm_step(gates: Symbol, cell: Symbol, name: str, activation: Activation) ->
         for k, letter in ((0, "i"), (1, "f"), (3, "o"))
     )
     change = activated(parts[2], activation, name=f"{name}c")
-    after = sym.elemwise_add(forget * cell, enter * change, name=f"{name}state")
-    output = sym.elemwise_mul(leave, activated(after, activation), name=f"{name}out")
-    return output, [output, after]
+    cell_state = sym.elemwise_add(forget * cell, enter * change, name=f"{name}state")
+    output = sym.elemwise_mul(leave, activated(cell_state, activation), name=f"{name}out")
+    return output, [output, cell_state]
 
 
 class GRUCell(GatedCell):

@@ -13,7 +13,7 @@ from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoi
 Cells = BaseRNNCell | Sequence[BaseRNNCell]
 
 
-def _each(cells: Cells) -> list[BaseRNNCell]:
+def _cell_list(cells: Cells) -> list[BaseRNNCell]:
     return [cells] if isinstance(cells, BaseRNNCell) else list(cells)
 
 
@@ -36,7 +36,7 @@ def save_rnn_checkpoint(
         aux_params: auxiliary states by name.
     """
     weights = dict(arg_params)
-    for cell in _each(cells):
+    for cell in _cell_list(cells):
         weights = cell.unpack_weights(weights)
     return save_checkpoint(prefix, epoch, symbol, weights, aux_params)
 
@@ -50,7 +50,7 @@ def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, 
         epoch: number in the name of the parameter file.
     """
     symbol, weights, aux = load_checkpoint(prefix, epoch)
-    for cell in _each(cells):
+    for cell in _cell_list(cells):
         weights = cell.pack_weights(weights)
     return symbol, weights, aux
 

@@ -71,23 +71,23 @@ class SequentialRNNCell(Container):
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         self._counter += 1
-        after: list[Symbol] = []
+        states_out: list[Symbol] = []
         for cell, share in zip(self._cells, self._shares(states), strict=True):
             inputs, new = cell(inputs, share)
-            after += new
-        return inputs, after
+            states_out += new
+        return inputs, states_out
 
     def _unroll(
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
         states = self.begin_state() if begin_state is None else begin_state
-        after: list[Symbol] = []
+        states_out: list[Symbol] = []
         passed: Any = inputs
         for k, (cell, share) in enumerate(zip(self._cells, self._shares(states), strict=True)):
             merged = merge_outputs if k == len(self._cells) - 1 else None
             passed, new = cell.unroll(length, passed, share, layout, merged)
-            after += new
-        return passed, after
+            states_out += new
+        return passed, states_out
 
 
 class BidirectionalCell(Container):
@@ -114,11 +114,13 @@ class BidirectionalCell(Container):
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
         steps = split_time(length, inputs, layout)
-        forth, back = self._shares(self.begin_state() if begin_state is None else begin_state)
-        left, left_states = self._cells[0].unroll(length, steps, forth, layout, False)
-        right, right_states = self._cells[1].unroll(length, steps[::-1], back, layout, False)
-        pairs = zip(split_time(length, left, layout), reversed(split_time(length, right, layout)), strict=True)
+        forth, backward = self._shares(self.begin_state() if begin_state is None else begin_state)
+        forward_result, forward_states = self._cells[0].unroll(length, steps, forth, layout, False)
+        right, right_states = self._cells[1].unroll(length, steps[::-1], backward, layout, False)
+        pairs = zip(
+            split_time(length, forward_result, layout), reversed(split_time(length, right, layout)), strict=True
+        )
         outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{k}") for k, (a, b) in enumerate(pairs)]
         joined = merge_time(outputs, layout, f"{self._output_prefix}out") if merge_outputs else outputs
-        states: Any = [left_states, right_states]  # nested, as in MXNet
+        states: Any = [forward_states, right_states]  # nested, as in MXNet
         return joined, states

@@ -110,8 +110,8 @@ class FusedRNNCell(BaseRNNCell):
 
     def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
         weights = dict(args)
-        first = weights[f"{self._prefix}l0_i2h{self._gate_names[0]}_weight"]
-        parts = [weights.pop(name).reshape((-1,)) for name, _ in self._pieces(first.shape[1])]
+        head = weights[f"{self._prefix}l0_i2h{self._gate_names[0]}_weight"]
+        parts = [weights.pop(name).reshape((-1,)) for name, _ in self._pieces(head.shape[1])]
         weights[str(self._parameter.name)] = nd.concatenate(parts)
         return weights
 
@@ -143,10 +143,10 @@ class FusedRNNCell(BaseRNNCell):
             name=f"{self._prefix}rnn",
         )
         outputs: Any = results[0] if self._get_next_state else results
-        after = [results[k] for k in range(1, len(results.list_outputs()))] if self._get_next_state else []
+        states_out = [results[k] for k in range(1, len(results.list_outputs()))] if self._get_next_state else []
         if turned:
             outputs = sym.swapaxes(outputs, dim1=0, dim2=1)
-        return (split_time(length, outputs, layout) if merge_outputs is False else outputs), after
+        return (split_time(length, outputs, layout) if merge_outputs is False else outputs), states_out
 
     def unfuse(self) -> containers.SequentialRNNCell:
         """Return the same layers as single-step cells, with the same names of unpacked weights."""
@@ -162,8 +162,8 @@ class FusedRNNCell(BaseRNNCell):
         for k in range(self._num_layers):
             names = [f"{self._prefix}{direction}{k}_" for direction in ("lr" if self._bidirectional else "l")]
             if self._bidirectional:
-                forth, back = (layer(name) for name in names)
-                stack.add(containers.BidirectionalCell(forth, back, output_prefix=f"{self._prefix}bi_l{k}_"))
+                forth, backward = (layer(name) for name in names)
+                stack.add(containers.BidirectionalCell(forth, backward, output_prefix=f"{self._prefix}bi_l{k}_"))
             else:
                 stack.add(layer(names[0]))
             if self._dropout > 0 and k < self._num_layers - 1:

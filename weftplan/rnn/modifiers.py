@@ -101,37 +101,39 @@ class ZoneoutCell(ModifierCell):
         self.prev_output = None
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
-        output, after = self.base_cell(inputs, states)
+        output, states_out = self.base_cell(inputs, states)
 
         def mixed(new: Symbol, old: Symbol, share: float) -> Symbol:
             chosen: Symbol = sym.where(sym.Dropout(sym.ones_like(new), p=share), new, old)
             return chosen
 
         if self.zoneout_outputs:
-            before = sym.zeros_like(output) if self.prev_output is None else self.prev_output
-            output = mixed(output, before, self.zoneout_outputs)
+            previous = sym.zeros_like(output) if self.prev_output is None else self.prev_output
+            output = mixed(output, previous, self.zoneout_outputs)
         if self.zoneout_states:
-            after = [mixed(new, old, self.zoneout_states) for new, old in zip(after, states, strict=True)]
+            states_out = [mixed(new, old, self.zoneout_states) for new, old in zip(states_out, states, strict=True)]
         self.prev_output = output
-        return output, after
+        return output, states_out
 
 
 class ResidualCell(ModifierCell):
     """A modifier that adds the input to the cell's output (He et al., 2016)."""
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
-        output, after = self.base_cell(inputs, states)
-        return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual"), after
+        output, states_out = self.base_cell(inputs, states)
+        return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual"), states_out
 
     def _unroll(
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
         self.base_cell._modified = False
         try:
-            unrolled, after = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
+            unrolled, states_out = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
         finally:
             self.base_cell._modified = True
         if isinstance(unrolled, Symbol):
-            return sym.elemwise_add(unrolled, merge_time(inputs, layout), name=f"{unrolled.name}_plus_residual"), after
+            return sym.elemwise_add(
+                unrolled, merge_time(inputs, layout), name=f"{unrolled.name}_plus_residual"
+            ), states_out
         steps = zip(unrolled, split_time(length, inputs, layout), strict=True)
-        return [sym.elemwise_add(a, b, name=f"{a.name}_plus_residual") for a, b in steps], after
+        return [sym.elemwise_add(a, b, name=f"{a.name}_plus_residual") for a, b in steps], states_out

@@ -45,23 +45,23 @@ def encode_sentences(
     >>> encode_sentences([["a", "b"], ["b", "c"]], start_label=1)
     ([[1, 2], [2, 3]], {'\\n': -1, 'a': 1, 'b': 2, 'c': 3})
     """
-    known = {invalid_key: invalid_label} if vocab is None else vocab
+    vocabulary = {invalid_key: invalid_label} if vocab is None else vocab
     following = start_label
     coded = []
     for sentence in sentences:
         numbers = []
         for word in sentence:
-            if word not in known:
+            if word not in vocabulary:
                 if vocab is not None and unknown_token is None:
                     raise ParameterError(f"encode_sentences: {word!r} is not in vocab, and there is no unknown_token")
                 word = word if unknown_token is None else unknown_token
-                if word not in known:
+                if word not in vocabulary:
                     following += following == invalid_label
-                    known[word] = following
+                    vocabulary[word] = following
                     following += 1
-            numbers.append(known[word])
+            numbers.append(vocabulary[word])
         coded.append(numbers)
-    return coded, known
+    return coded, vocabulary
 
 
 class BucketSentenceIter(DataIter):
@@ -99,13 +99,13 @@ class BucketSentenceIter(DataIter):
         rows: dict[int, list[Any]] = {length: [] for length in lengths}
         self.discarded = 0
         for sentence in sentences:
-            place = bisect_left(lengths, len(sentence))
-            if place == len(lengths):
+            bucket = bisect_left(lengths, len(sentence))
+            if bucket == len(lengths):
                 self.discarded += 1
                 continue
-            row = np.full(lengths[place], invalid_label, dtype)
+            row = np.full(lengths[bucket], invalid_label, dtype)
             row[: len(sentence)] = sentence
-            rows[lengths[place]].append(row)
+            rows[lengths[bucket]].append(row)
         self.data = [np.asarray(bucket_rows, dtype) for bucket_rows in rows.values() if bucket_rows]
         self.buckets = [length for length, bucket_rows in rows.items() if bucket_rows]
         self.invalid_label = invalid_label
@@ -143,9 +143,9 @@ class BucketSentenceIter(DataIter):
 
     def set_state(self, state: Mapping[str, object]) -> None:
         key, batch = read_state(self, state, self._facts, "key", "batch")
-        drawn, place = key_in(self, key), checked_integer(self, "batch", batch, len(self.idx))
+        drawn, batch_index = key_in(self, key), checked_integer(self, "batch", batch, len(self.idx))
         self._begin(drawn)
-        self.curr_idx = place
+        self.curr_idx = batch_index
 
     def next(self) -> DataBatch:
         if self.curr_idx == len(self.idx):
@@ -155,10 +155,10 @@ class BucketSentenceIter(DataIter):
         labels = np.full_like(rows, self.invalid_label)
         labels[:, :-1] = rows[:, 1:]
         length = self.buckets[bucket]
-        both = [part if self.layout == "NT" else np.ascontiguousarray(part.T) for part in (rows, labels)]
+        arrays = [part if self.layout == "NT" else np.ascontiguousarray(part.T) for part in (rows, labels)]
         batch = DataBatch(
-            [array(both[0], dtype=self.dtype)],
-            [array(both[1], dtype=self.dtype)],
+            [array(arrays[0], dtype=self.dtype)],
+            [array(arrays[1], dtype=self.dtype)],
             bucket_key=length,
             provide_data=[self._desc(self.data_name, length)],
             provide_label=[self._desc(self.label_name, length)],

@@ -107,6 +107,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
+        # Guards the counters and `_live`. Reentrant, because a collection under it may run a finalizer that allocates.
         self._lock = consistent_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()

@@ -26,7 +26,7 @@ _ORDER_SHIFT = 64
 """Bits of an offset within a chunk."""
 
 
-class Chunk:
+class PoolChunk:
     """One allocation of the device."""
 
     __slots__ = ("first", "nbytes", "number", "raw")
@@ -35,24 +35,24 @@ class Chunk:
         self.raw = raw
         self.nbytes = nbytes
         self.number = number
-        self.first = Block(self, 0, nbytes)
+        self.first = ChunkBlock(self, 0, nbytes)
 
 
-class Block:
+class ChunkBlock:
     """A range of a chunk; ``left`` and ``right`` are its neighbours."""
 
     __slots__ = ("chunk", "free", "left", "offset", "right", "size")
 
-    def __init__(self, chunk: Chunk, offset: int, size: int) -> None:
+    def __init__(self, chunk: PoolChunk, offset: int, size: int) -> None:
         self.chunk = chunk
         self.offset = offset
         self.size = size
         self.free = False
-        self.left: Block | None = None
-        self.right: Block | None = None
+        self.left: ChunkBlock | None = None
+        self.right: ChunkBlock | None = None
 
     @property
-    def key(self) -> tuple[int, int, Block]:
+    def key(self) -> tuple[int, int, ChunkBlock]:
         """Sort key among free blocks. The first two elements are unique, so the third is never compared."""
         return self.size, (self.chunk.number << _ORDER_SHIFT) | self.offset, self
 
@@ -68,18 +68,18 @@ class ChunkPool(Ledger):
     def __init__(self, device: Device, *, unit: int) -> None:
         super().__init__(device)
         self.unit = unit
-        self._chunks: dict[int, Chunk] = {}
-        self._free: list[tuple[int, int, Block]] = []
-        self._made = 0
+        self._chunks: dict[int, PoolChunk] = {}
+        self._free: list[tuple[int, int, ChunkBlock]] = []
+        self._chunk_count = 0
 
     # -- chunks ---------------------------------------------------------------------------------------------------
 
-    def _grow(self, nbytes: int) -> Block:
+    def _grow(self, nbytes: int) -> ChunkBlock:
         """Allocate a chunk as one block, neither free nor in use; raise OutOfMemoryError."""
         raw = self.device.allocate(nbytes)
         self.count_taken(raw)
-        chunk = Chunk(raw, nbytes, self._made)
-        self._made += 1
+        chunk = PoolChunk(raw, nbytes, self._chunk_count)
+        self._chunk_count += 1
         self._chunks[chunk.number] = chunk
         return chunk.first
 
@@ -97,7 +97,7 @@ class ChunkPool(Ledger):
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 
-    def _best_fit(self, size: int) -> Block | None:
+    def _best_fit(self, size: int) -> ChunkBlock | None:
         """Take the smallest free block of at least ``size`` bytes, the first position among equals.
 
         If streams still work on free blocks, a block that the current stream need not wait for comes first.
@@ -114,10 +114,10 @@ class ChunkPool(Ledger):
         del self._free[at]
         return block
 
-    def _split(self, block: Block, size: int, *, high: bool) -> Block:
+    def _split(self, block: ChunkBlock, size: int, *, high: bool) -> ChunkBlock:
         """Cut ``size`` bytes off the high or low end of a block; the remainder becomes free."""
         remainder = block.size - size
-        new = Block(block.chunk, block.offset + (remainder if high else size), size if high else remainder)
+        new = ChunkBlock(block.chunk, block.offset + (remainder if high else size), size if high else remainder)
         block.size -= new.size
         new.left, new.right, block.right = block, block.right, new
         if new.right is not None:
@@ -127,7 +127,7 @@ class ChunkPool(Ledger):
         insort(self._free, free_part.key)
         return cut
 
-    def _remove(self, block: Block) -> bool:
+    def _remove(self, block: ChunkBlock) -> bool:
         """Remove a free block from the list. Return False if it is missing, which means that it is lost."""
         block.free = False
         at = bisect_left(self._free, block.key[:2])
@@ -136,7 +136,7 @@ class ChunkPool(Ledger):
         del self._free[at]
         return True
 
-    def _merge(self, block: Block) -> None:
+    def _merge(self, block: ChunkBlock) -> None:
         """Free a block and merge it with its free neighbours."""
         right = block.right
         if right is not None and right.free and self._remove(right):
@@ -154,7 +154,7 @@ class ChunkPool(Ledger):
         block.free = True
         insort(self._free, block.key)
 
-    def _view(self, block: Block, nbytes: int) -> RawArray:
+    def _view(self, block: ChunkBlock, nbytes: int) -> RawArray:
         """Return the user's bytes of a block."""
         return block.chunk.raw[block.offset : block.offset + nbytes]
 
@@ -162,7 +162,7 @@ class ChunkPool(Ledger):
         with self._lock:
             self._drain()
             old, size = allocation.block, allocation.size
-            if old.__class__ is not Block or self._live.get(id(allocation)) is not allocation:
+            if old.__class__ is not ChunkBlock or self._live.get(id(allocation)) is not allocation:
                 return 0
             # The lowest position among all blocks that fit, not the best fit: arrays move towards the start.
             fitting = self._free[bisect_left(self._free, (size,)) :]
@@ -189,8 +189,8 @@ class ChunkPool(Ledger):
         self.count_taken(raw)
         return raw, raw[:nbytes] if size != nbytes else raw, size
 
-    def give_block(self, block: Block | RawArray, size: int) -> None:
-        if isinstance(block, Block):
+    def give_block(self, block: ChunkBlock | RawArray, size: int) -> None:
+        if isinstance(block, ChunkBlock):
             self._merge(block)
             return
         self.count_given(block)
@@ -200,11 +200,11 @@ class ChunkPool(Ledger):
         return self._free[-1][0] if self._free else 0
 
     def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
-        direct = [held for held in live.values() if held.block.__class__ is not Block]
+        direct = [held for held in live.values() if held.block.__class__ is not ChunkBlock]
         segments = [Segment(held.block, ((0, held.size, held),)) for held in direct]
         for chunk in self._chunks.values():
             parts: list[tuple[int, int, Allocation | None]] = []
-            block: Block | None = chunk.first
+            block: ChunkBlock | None = chunk.first
             while block is not None:
                 parts.append((block.offset, block.size, live.get(id(block))))
                 block = block.right

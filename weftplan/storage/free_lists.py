@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-TOUCHED_LIMIT = 4096
+SIZE_LIMIT = 4096
 """Maximum number of sizes with a free list."""
 LIST_LIMIT = 1024
 """Maximum length of a free list, enough for loops that create that number of small arrays."""
@@ -48,7 +48,7 @@ class FreeLists(dict[int, FreeList]):
 
     def add(self, nbytes: int) -> None:
         """Create a free list for ``nbytes``, unless there are too many."""
-        if len(self) < TOUCHED_LIMIT:
+        if len(self) < SIZE_LIMIT:
             self.setdefault(nbytes, FreeList())
 
     def emptied(self, size: int | None) -> list[Entry]:

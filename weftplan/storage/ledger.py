@@ -44,6 +44,7 @@ class Ledger(Resource):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
+        # Guards the pool's blocks and counters. Reentrant, because a finalizer may allocate or free under it.
         self._lock = consistent_in_children(ReentrantLock())
         self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
@@ -157,7 +158,7 @@ class Ledger(Resource):
         except OutOfMemoryError as error:
             cause = error
         try:
-            if nbytes <= self._room():
+            if nbytes <= self._headroom():
                 try:
                     return relief.again(partial(self._allocate_now, nbytes, name), relief.climb(self.context, nbytes))
                 except OutOfMemoryError as error:
@@ -198,7 +199,7 @@ class Ledger(Resource):
         """Return whether the cache can serve ``nbytes`` > 0 without draining the free lists of other sizes."""
         return False
 
-    def _room(self) -> int:
+    def _headroom(self) -> int:
         """Return the size beyond which no request can ever be served."""
         return self.device.memory_info()[1]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
-from weftplan.storage.chunks import Block, ChunkPool, up
+from weftplan.storage.chunks import ChunkBlock, ChunkPool, up
 from weftplan.support.array_types import RawArray
 
 HEADER = 64
@@ -99,7 +99,7 @@ class NaiveBestFit(ChunkPool):
     def keeps(self, nbytes: int) -> bool:
         return up(nbytes + self.header, self.unit) <= self.largest
 
-    def _view(self, block: Block, nbytes: int) -> RawArray:
+    def _view(self, block: ChunkBlock, nbytes: int) -> RawArray:
         begin = block.offset + self.header
         return block.chunk.raw[begin : begin + nbytes]
 
@@ -116,7 +116,7 @@ class NaiveBestFit(ChunkPool):
                 raise
         return self._direct(nbytes, size)
 
-    def _capped(self, nbytes: int) -> Block:
+    def _capped(self, nbytes: int) -> ChunkBlock:
         self._check_cap(nbytes)
         return self._grow(nbytes)
 

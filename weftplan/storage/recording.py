@@ -22,9 +22,10 @@ from weftplan.storage.base import Allocation
 from weftplan.support.array_types import RawArray
 
 _CACHE_LIMIT = 65536
+"""Maximum number of entries of each cache of a recorder."""
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     """One pool event. ``action`` is ``alloc``, ``free``, ``segment_alloc``, ``segment_free`` or ``oom``."""
 
     action: str
@@ -38,17 +39,17 @@ class Event(NamedTuple):
 
 
 Record = tuple[str, int, Context, int, int, object] | tuple[str, int, Context, int, int, object, object]
-"""Fields of an :class:`Event`; for a free followed by reuse also the next holder.
+"""Fields of an :class:`StorageEvent`; for a free followed by reuse also the next holder.
 
 Converted on demand, which is slow.
 """
 
 
-class Recorder:
+class StorageRecorder:
     """Callbacks of pools while recording is on.
 
     Args:
-        most: number of records to retain; older records are dropped.
+        max_records: number of records to retain; older records are dropped.
     """
 
     def __init__(self, max_records: int) -> None:
@@ -115,7 +116,7 @@ class Recorder:
         self.records.append((action, time_ns(), context, address, nbytes, name))
 
 
-recorder: Recorder | None = None
+recorder: StorageRecorder | None = None
 """The recorder of all pools; None while recording is off. Read it once per use: another thread may stop recording.
 A variable of the module, because every allocation reads it; it is replaced as a whole."""
 
@@ -142,7 +143,7 @@ def record(*, events: int = 100_000) -> None:
     if isinstance(events, bool) or not isinstance(events, int) or events < 1:
         raise MXNetError(f"storage.record: the number of events must be an integer >= 1, got {events!r}")
     global recorder
-    recorder = Recorder(events)
+    recorder = StorageRecorder(events)
 
 
 def stop_recording() -> None:
@@ -157,14 +158,14 @@ def records() -> list[Record]:
     return [] if current is None else list(current.records)
 
 
-def events_of(records: Iterable[Record]) -> Iterator[Event]:
+def events_of(records: Iterable[Record]) -> Iterator[StorageEvent]:
     """Convert records to events, in order."""
     for record in records:
-        yield Event(*record[:6])
+        yield StorageEvent(*record[:6])
         if len(record) == 7:
-            yield Event("alloc", *record[1:5], record[6])
+            yield StorageEvent("alloc", *record[1:5], record[6])
 
 
-def recorded() -> list[Event]:
+def recorded() -> list[StorageEvent]:
     """Return the events so far, oldest first; empty while recording is off."""
     return list(events_of(records()))

@@ -48,15 +48,15 @@ class _Climbing(threading.local):
 _climbing = _Climbing()
 
 
-def add(height: int, rung: Rung, *, again: bool = False) -> None:
+def add(height: int, rung: Rung, *, retries: bool = False) -> None:
     """Register a rung. Lower rungs are tried first.
 
     Args:
         height: its position on the ladder.
         rung: the function that frees memory.
-        again: repeat it while it frees memory.
+        retries: repeat it while it frees memory.
     """
-    _rungs.setdefault(height, []).append((rung, again))
+    _rungs.setdefault(height, []).append((rung, retries))
 
 
 def climb(context: Context, nbytes: int) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 from weftplan.device.context import Context
 from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
-from weftplan.storage.recording import Event, Record, address_of, events_of, records
+from weftplan.storage.recording import Record, StorageEvent, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
 from weftplan.support import slots
 from weftplan.support.atomic_files import replacing, write_text
@@ -41,7 +41,7 @@ class Snapshot:
     settings: str
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[StorageEvent, ...]:
         """Earlier events, oldest first; empty unless ``storage.record()`` was called."""
         return tuple(events_of(self.records))
 
@@ -140,7 +140,7 @@ def _segment(segment: Segment, number: int) -> dict[str, object]:
     }
 
 
-def _entries(event: Event) -> list[dict[str, object]]:
+def _entries(event: StorageEvent) -> list[dict[str, object]]:
     """Return the viewer's entries for one event; a free has two."""
     entry: dict[str, object] = {
         "action": event.action,

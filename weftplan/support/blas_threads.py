@@ -86,7 +86,9 @@ def limit() -> None:
             for library in libraries:
                 library.set_num_threads(threads)
             _rule.limit = threads
-            _rule.per_thread = [one for one in libraries if getattr(one, "threading_layer", None) == "openmp"]
+            _rule.per_thread = [
+                library for library in libraries if getattr(library, "threading_layer", None) == "openmp"
+            ]
         _rule.applied = True
 
 

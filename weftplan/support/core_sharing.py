@@ -358,10 +358,10 @@ class _Helper:
     Invariant: a task of a finished job does nothing, so only the last task matters.
     """
 
-    __slots__ = ("_at_work", "_given", "_park", "_task")
+    __slots__ = ("_at_work", "_lent", "_park", "_task")
 
     def __init__(self, number: int) -> None:
-        self._at_work, self._given = _Word(), _Word()
+        self._at_work, self._lent = _Word(), _Word()
         self._park = threading.Lock()
         self._park.acquire()
         self._task: deque[tuple[Callable[..., object], Callable[[_Word], None]]] = deque(maxlen=1)
@@ -370,12 +370,12 @@ class _Helper:
     @property
     def looks(self) -> bool:
         """Whether the helper is spinning, waiting for a task."""
-        return self._given.is_seen
+        return self._lent.is_seen
 
     @property
     def words(self) -> int:
         """The address of the words that the helper polls."""
-        return self._given.start
+        return self._lent.start
 
     def give(self, run: Callable[..., object], work: Callable[[_Word], None]) -> None:
         """Hand the helper the task ``run(work, at_work)``, which raises nothing and changes the word at its end.
@@ -385,14 +385,14 @@ class _Helper:
         self._task.append((run, work))
         with contextlib.suppress(RuntimeError):  # the helper has not reached its previous task yet
             self._park.release()
-        self._given.change()
+        self._lent.change()
 
     def _live(self) -> None:
         blas_threads.enter_worker()
         while True:
-            self._given.look()
+            self._lent.look()
             self._park.acquire()
-            self._given.begin()
+            self._lent.begin()
             with contextlib.suppress(IndexError):  # the task is done already
                 run, work = self._task.popleft()
                 run(work, self._at_work)

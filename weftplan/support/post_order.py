@@ -24,11 +24,11 @@ def deepest_first(nodes: Sequence[int], inputs: Mapping[int, Sequence[int]] | Se
     for node in nodes:
         inside = [other for other in inputs[node] if other in depth]
         if len(inside) == 2:
-            first, second = inside
-            if depth[second] > depth[first]:
-                inside = [second, first]
-            elif first == second:
-                inside = [first]
+            deepest, second = inside
+            if depth[second] > depth[deepest]:
+                inside = [second, deepest]
+            elif deepest == second:
+                inside = [deepest]
         elif len(inside) > 2:
             inside = sorted(dict.fromkeys(inside), key=depth.__getitem__, reverse=True)
         # Deep chains are the common case: only branches ask for the depth of their inputs.

@@ -177,7 +177,7 @@ class Progress:
         self._count = 0
         self._start = time.perf_counter()
         self._line = LiveLine(patience=PATIENCE, lines=True) if is_shown(show) else None
-        self._done = threading.Event()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
@@ -218,13 +218,13 @@ class Progress:
 
     def _write(self) -> None:
         assert self._line is not None
-        while not self._done.wait(0.2):
+        while not self._ended.wait(0.2):
             self._line.update(self._shown)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._done.set()
+        self._ended.set()
         if self._thread is not None:
             self._thread.join()
         if self._line is not None:

@@ -24,7 +24,7 @@ from weftplan.symbol.api.creation import (
     zeros,
 )
 from weftplan.symbol.api.functions import function
-from weftplan.symbol.api.functions import internal as _internal  # noqa: F401 - MXNet's name
+from weftplan.symbol.api.functions import internal as _internal
 from weftplan.symbol.attribute import AttrScope
 from weftplan.symbol.name import NameManager, Prefix
 from weftplan.symbol.node import Entry, Node, topological_order
@@ -38,6 +38,7 @@ else:
 
 var = Variable
 pow = power
+op = _internal
 
 __all__ = [
     "AttrScope",
@@ -80,6 +81,10 @@ def _attribute(name: str) -> object:
     if name == "sparse":
         raise UnknownOperatorError(
             "mx.sym.sparse is absent on purpose: every array is dense; use the operators of mx.sym"
+        )
+    if name == "cast_storage":
+        raise UnknownOperatorError(
+            "mx.sym.cast_storage is absent on purpose: every array of a graph is dense; leave it out"
         )
     if name == "Custom":
         return slots.SYMBOL_CUSTOM.get()

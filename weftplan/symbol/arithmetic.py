@@ -54,15 +54,15 @@ def is_number(value: object) -> bool:
     return isinstance(value, Number | np.number | np.bool_)
 
 
-def binary(kind: str, left: object, right: object) -> Node | None:
-    """Make the node of ``left <kind> right``; one side may be a number. Return None for NotImplemented."""
-    both, scalar, reverse = _BINARY[kind]
-    if isinstance(left, Entry) and isinstance(right, Entry):
-        return _node(*both, [left, right], {})
-    if isinstance(left, Entry) and is_number(right):
-        return _node(*scalar, [left], {"scalar": right})
-    if isinstance(right, Entry) and is_number(left):
-        return _node(*reverse, [right], {"scalar": left})
+def binary(kind: str, lhs: object, right: object) -> Node | None:
+    """Make the node of ``lhs <kind> right``; one side may be a number. Return None for NotImplemented."""
+    operator, scalar, reverse = _BINARY[kind]
+    if isinstance(lhs, Entry) and isinstance(right, Entry):
+        return _node(*operator, [lhs, right], {})
+    if isinstance(lhs, Entry) and is_number(right):
+        return _node(*scalar, [lhs], {"scalar": right})
+    if isinstance(right, Entry) and is_number(lhs):
+        return _node(*reverse, [right], {"scalar": lhs})
     return None
 
 

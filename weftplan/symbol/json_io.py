@@ -18,7 +18,7 @@ from weftplan.symbol.node import Entry, Node, NodeParams, topological_order
 
 MXNET_VERSION = 10901
 """The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""
-MOST_OUTPUTS = 1 << 22
+MAX_OUTPUTS = 1 << 22
 """Maximum outputs of all operators of one file together. A file states only their number, so a few characters could
 request more outputs than fit in memory."""
 
@@ -134,9 +134,9 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         if node.op is not None:
             _finish(node, version, where)
             outputs += node.num_outputs
-            if outputs > MOST_OUTPUTS:
+            if outputs > MAX_OUTPUTS:
                 raise FormatError(
-                    f"{where}: {outputs:,} outputs up to node {node.name!r}; at most {MOST_OUTPUTS:,} are read"
+                    f"{where}: {outputs:,} outputs up to node {node.name!r}; at most {MAX_OUTPUTS:,} are read"
                 )
     for reader in (*nodes, None):
         for entry in heads if reader is None else reader.inputs:
@@ -171,8 +171,7 @@ def _finish(node: Node, version: int, source: str) -> None:
     hidden = hidden_keys(node, source)
     if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         del node.attrs["axis"]  # which meant no axis
-    # An operator without parameters may carry any attribute, as in MXNet.
-    texts = {k: v for k, v in node.attrs.items() if k not in hidden} if node.op.params else {}
+    texts = {k: v for k, v in node.attrs.items() if k not in hidden}
     node.params = stored_params(node, texts, source)
     names = node.op.input_names(node.params)
     if version < 900:  # files without auxiliary states

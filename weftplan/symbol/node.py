@@ -35,7 +35,10 @@ class Entry(NamedTuple):
 class Node:
     """An operator instance, or a variable if ``op`` is None."""
 
-    __slots__ = ("attrs", "control_deps", "created_at", "inputs", "mirror_of", "name", "op", "params", "version")
+    __slots__ = (
+        "attrs", "control_deps", "created_at", "ignoring_shown", "inputs", "mirror_of", "name", "op", "params",
+        "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -62,6 +65,8 @@ class Node:
         """``file:line`` of the user's code that made the node, for error messages."""
         self.mirror_of = mirror_of
         """For a recomputed node: the forward node that it repeats."""
+        self.ignoring_shown = False
+        """Whether :func:`warn_of_ignored` has named this node."""
         self.version = 0
         """For a variable: how many operator nodes write to it so far (see :attr:`Entry.version`)."""
 
@@ -123,6 +128,20 @@ def warn(message: str) -> None:
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def warn_of_ignored(nodes: Iterable[Node]) -> None:
+    """Warn once of all attributes that the operators of a network ignore; later binds of these nodes do not warn."""
+    ignored = {}
+    for node in nodes:
+        if node.attrs and node.op is not None and not node.ignoring_shown:
+            keys = node.op.ignored_keys(node.attrs)
+            if keys:
+                node.ignoring_shown = True
+                ignored[f"{node.op.name} {node.name!r}"] = keys
+    if ignored:
+        shown = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in ignored.items())
+        warn(f"attributes without an effect, which MXNet ignores, too: {shown}")
 
 
 Order = tuple[list[Node], dict[Node, int]]

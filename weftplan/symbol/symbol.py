@@ -43,11 +43,11 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         entries: the outputs, in order.
     """
 
-    __slots__ = ("__weakref__", "entries", "kept")
+    __slots__ = ("__weakref__", "cached_plans", "entries")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = list(entries)
-        self.kept: Any = None
+        self.cached_plans: Any = None
         """Executors' cached data for this symbol, with the symbol's lifetime."""
 
     # ------------------------------------------------------------------------------------------------------- names
@@ -238,18 +238,30 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
 
-    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """Insert an axis of length 1, as ``sym.expand_dims``; ``inplace`` is ignored, since the planner decides."""
+    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: object) -> Symbol:
+        """Insert an axis of length 1, as ``sym.expand_dims``.
+
+        Args:
+            axis: position of the new axis.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
         result: Symbol = slots.SYMBOL_OPERATOR.get()("expand_dims")(self, axis=axis, **kwargs)
         return result
 
-    def flatten(self, inplace: bool = False, **kwargs: Any) -> Symbol:
+    def flatten(self, inplace: bool = False, **kwargs: object) -> Symbol:
         """Merge all axes but the first, as ``sym.flatten``; ``inplace`` is ignored."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("flatten")(self, **kwargs)
         return result
 
-    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """Drop axes of length 1, as ``sym.squeeze``; ``inplace`` is ignored."""
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: object) -> Symbol:
+        """Drop axes of length 1, as ``sym.squeeze``.
+
+        Args:
+            axis: the axes; None: all of length 1.
+            inplace: ignored, since the planner decides.
+            **kwargs: further arguments of the operator.
+        """
         result: Symbol = slots.SYMBOL_OPERATOR.get()("squeeze")(self, axis=axis, **kwargs)
         return result
 

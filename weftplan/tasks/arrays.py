@@ -20,7 +20,7 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import StateArray, state_of
 from weftplan.tasks.registry import nothing, registry
-from weftplan.tasks.tiles import Grid, Tiles
+from weftplan.tasks.tiles import TileGrid, Tiles
 
 _CPU0 = Context("cpu", 0)
 LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type)
@@ -193,7 +193,7 @@ def tiles(array: RawArray, tile: int | Sequence[int]) -> Tiles:
     if not isinstance(array, np.ndarray) and not hasattr(array, "__cuda_array_interface__"):
         raise EngineError(f"tiles: expected a NumPy or CuPy array, got {type(array).__name__}")
     engine = get()
-    grid = Grid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
+    grid = TileGrid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
     previous_vars = registry.divide(array, grid, engine)
     engine.push(nothing, (), [*previous_vars, *grid.vars], name="tiles")
     return Tiles(array, grid)

@@ -39,7 +39,7 @@ from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.support.address_ranges import AddressRanges
 from weftplan.support.array_types import RawArray
 from weftplan.tasks.array_slices import Parts
-from weftplan.tasks.tiles import Grid, address, bounds, has_distinct_elements
+from weftplan.tasks.tiles import TileGrid, address, bounds, has_distinct_elements
 
 in_flight: set[object] = set()
 """One item per task in flight, from the look-up of its vars to its push; added and removed atomically, without the
@@ -47,6 +47,7 @@ lock."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=in_flight.clear)
 _PATIENCE_S = 0.1
+"""Seconds that :meth:`_Registry.undivided` waits for tasks that have looked up their vars and are not pushed yet."""
 
 
 def nothing() -> None:
@@ -61,7 +62,7 @@ class _Entry:
     def __init__(self, var: Var) -> None:
         self.var = var
         """The var of all bytes outside the tiles; also the var of the first part."""
-        self.grid: Grid | None = None
+        self.grid: TileGrid | None = None
         self.parts: Parts | None = None
         self.undivided = False
         """Whether a caller holds ``var``, so that it must order every access."""
@@ -224,7 +225,7 @@ class _Registry:
             entry.parts = divided
         return span
 
-    def divide(self, array: RawArray, grid: Grid, engine: Engine) -> list[Var]:
+    def divide(self, array: RawArray, grid: TileGrid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; return its previous vars."""
         with self._lock:
             entry = self._entry(array, engine)

@@ -24,9 +24,10 @@ from weftplan.errors import EngineError
 from weftplan.support.array_types import RawArray
 
 _MAX_CACHED = 4096
+"""Maximum number of cached views per grid. A full cache is emptied."""
 
 
-class Grid:
+class TileGrid:
     """The layout of an array's tiles in memory, and one var per tile.
 
     Args:
@@ -156,7 +157,7 @@ class Tiles:
         shape: the number of tiles along each axis.
     """
 
-    def __init__(self, array: RawArray, grid: Grid) -> None:
+    def __init__(self, array: RawArray, grid: TileGrid) -> None:
         self.array = array
         self.shape = grid.shape
         self._tile = grid.tile

@@ -18,7 +18,7 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
 from weftplan.torch.optimizers import check_optimizer, check_update, update_of
-from weftplan.torch.private import is_compiled, storage_key
+from weftplan.torch.private import is_compiled, kept_storages, storage_key
 from weftplan.torch.private_compile import (
     BackendCompilerFailed,
     RecompileLimit,
@@ -30,7 +30,7 @@ from weftplan.torch.private_compile import (
     skipped_frames,
     tracing_options,
 )
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import reached_tensors
 from weftplan.torch.split import saved_results, split
 from weftplan.torch.step_program import Joint
@@ -163,15 +163,16 @@ class Partition:
                 module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
             )
             return graphs
-        joint = Joint(
-            module.graph,
-            info.is_required_fw,
-            num_outputs=num_fwd_outputs,
-            probes=Probes(run=self.workspaces == "measure"),
-            measured=self.seconds == "measure",
-            repeats_random=self.inner == "eager",
-        )
-        choices = Choices(joint)
+        with measuring() as progress:
+            joint = Joint(
+                module.graph,
+                info.is_required_fw,
+                num_outputs=num_fwd_outputs,
+                probes=Probes(run=self.workspaces == "measure", progress=progress),
+                measured=self.seconds == "measure",
+                repeats_random=self.inner == "eager",
+            )
+            choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
         repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
@@ -187,8 +188,9 @@ class Partition:
         """Plan a graph without a backward part; raise BudgetError if it needs more than the budget."""
         graph = module.graph
         count = len(next(node for node in graph.nodes if node.op == "output").args[0])
-        joint = Joint(graph, lambda _: True, num_outputs=count, probes=Probes(run=self.workspaces == "measure"))
-        choices = Choices(joint)
+        with measuring() as progress:
+            probes = Probes(run=self.workspaces == "measure", progress=progress)
+            choices = Choices(Joint(graph, lambda _: True, num_outputs=count, probes=probes))
         _, plan = self._choose(choices, _title(graph))
         plan.notes.append("without a backward part: nothing can be repeated")
         self._record(choices, plan)
@@ -291,7 +293,7 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any], partition: Partition, *, fullgraph: bool) -> None:
         super().__init__()
-        facts = {"function": function, "_partition": partition, "_fullgraph": fullgraph}
+        facts = {"function": function, "_partition": partition, "_fullgraph": fullgraph, "_uncovered": ""}
         facts["_compiled"] = torch.compile(
             function, backend=backend(None, partition=partition), dynamic=False, fullgraph=fullgraph
         )
@@ -331,13 +333,15 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
         """Call the function within the budget; a call with new shapes is planned and compiled first.
 
         Raises:
-            PlanError: the function cannot be traced, a part of it runs outside every plan, or the call has more sets of
-                shapes than the option ``shapes``.
+            PlanError: the function cannot be traced, a part of it runs outside every plan, the first call keeps more
+                for its backward pass than its plans, or the call has more sets of shapes than the option ``shapes``.
             BudgetError: no plan fits.
         """
         part = self._partition
+        if self._uncovered:
+            raise PlanError(self._uncovered)
         part.update()
-        runs, skipped = part.runs, skipped_frames()
+        runs, skipped, planned = part.runs, skipped_frames(), len(part.plans)
         part.reached = lambda: _storages(reached_tensors(self.function, (args, kwargs)))
         try:
             with plain_errors(part.shapes), tracing_options(part.shapes):
@@ -350,6 +354,16 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
                 f"a part of the step ran outside every plan, so no budget held: PyTorch skips a function with a "
                 f"break inside a loop or a branch ({reasons}). Move reads of values and other breaks out of the loop"
             )
+        if len(part.plans) - planned == part.runs - runs:  # the first call of these plans
+            kept = sum(kept_storages(out, reached_tensors(self.function, (args, kwargs))).values())
+            saved = sum(plan.saved for plan in part.plans[planned:])
+            if kept > saved:
+                self.__dict__["_uncovered"] = (
+                    f"the step keeps {kept:,} bytes for its backward pass, its plans {saved:,}: a part of it runs "
+                    f"outside every plan, so no budget holds. Move functions with torch.compiler.disable, and hooks "
+                    f"that keep tensors, out of the step"
+                )
+                raise PlanError(self._uncovered)
         return out
 
 

@@ -23,7 +23,7 @@ from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import READ, VALUES, FakeTensorMode
-from weftplan.torch.probe import Probes
+from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import Copies
 from weftplan.torch.trace import Kernels, Recorder, Trace
 
@@ -120,8 +120,9 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-    probes = Probes(run=workspaces == "measure")
-    return report(record(step, args, kernels=probes, functions=host_functions(), warm=warm), probes)
+    with measuring() as progress:
+        probes = Probes(run=workspaces == "measure", progress=progress)
+        return report(record(step, args, kernels=probes, functions=host_functions(), warm=warm), probes)
 
 
 def check_step(step: object) -> None:

@@ -68,6 +68,29 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def kept_storages(results: Any, reached: list[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage that the graph behind ``results`` keeps, by key, without those of ``reached``.
+
+    The graph ends at the tensors ``reached``, whose own graphs are not the function's.
+    """
+    seen = {t.grad_fn for t in reached}
+    waiting = [t.grad_fn for t in tensors_in(results)]
+    kept: dict[int, int] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [source for source, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                kept |= {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(getattr(node, name))}
+    for t in (*reached, *tensors_in(results)):
+        if t.layout is torch.strided:
+            kept.pop(storage_key(t), None)
+    return kept
+
+
 def is_compiled(function: Any) -> bool:
     """Return whether a module or function is a result of ``torch.compile``, or a module after ``compile()``."""
     if isinstance(function, torch.nn.Module):

@@ -7,9 +7,7 @@ per machine, on made-up tensors of the traced shapes. Results are stored in the 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from weftplan.support import user_cache
+from weftplan.support.progress import Progress
 from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
@@ -36,6 +35,8 @@ class Probes:
     """Whether calls without a stored measurement are run."""
     unseen: dict[str, int] = field(default_factory=dict)
     """Number of calls of each operator whose scratch is unknown."""
+    progress: Progress | None = None
+    """Counts the measured calls on the terminal."""
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
@@ -62,25 +63,19 @@ class Probes:
         able = self.run and not profiler_enabled() and _is_safe(target)
         if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
             try:
-                with _shown(str(target)), without_modes(), torch.random.fork_rng(enabled=True):
+                with without_modes(), torch.random.fork_rng(enabled=True):
                     facts[what] = measure(target, *_real_arguments(target, args, kwargs))
+                if self.progress is not None:
+                    self.progress.step()
             except Exception:
                 return None  # the operator cannot run on made-up values; its scratch is reported as unseen
             user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
         return facts.get(what)
 
 
-@contextmanager
-def _shown(name: str) -> Iterator[None]:
-    """Show on a terminal which operator is measured; all operators of a model can take a minute."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    print(f"\r\x1b[Kmeasuring scratch or time of {name}", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def measuring() -> Progress:
+    """Return the progress line of measurements, for the option of :class:`Probes` and a ``with`` block around them."""
+    return Progress("measuring kernels of PyTorch, once on this machine", unit="kernels")
 
 
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:

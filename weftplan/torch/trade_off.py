@@ -69,6 +69,8 @@ class Curve:
 
     def page(self) -> str:
         """Return a self-contained HTML page: the picture, and a table of the choices that the text shows."""
+        from weftplan.report.page import filled  # here, because the room of reports loads operators
+
         shown, end = thinned(self.points), self.points[-1]
         columns = ["budget", "bytes", "modelled time", "nodes run twice"]
         rows = [[amount(p.budget), f"{p.budget:,}", f"{p.time:.3f}", f"{p.repeated:,}"] for p in shown]
@@ -89,7 +91,6 @@ class Curve:
             "ROWS": "".join(f"<tr>{''.join(f'<td class=n>{cell}</td>' for cell in row)}</tr>" for row in rows),
             "PLAN": html.escape(str(self.plan)),
         }
-        from weftplan.report.page import filled  # late: a forecast without a page needs no report
 
         return filled("curve_page.html", {}, marks)
 

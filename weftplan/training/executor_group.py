@@ -18,7 +18,7 @@ from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.memory import Share
+from weftplan.training.memory import MemoryShare
 from weftplan.training.metrics.base import EvalMetric
 from weftplan.training.mxnet_names import GroupNames
 
@@ -80,7 +80,7 @@ class ExecutorGroup(GroupNames):
         grad_req: GradReq = "write",
         shared_group: ExecutorGroup | None = None,
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
-        share: Share | None = None,
+        share: MemoryShare | None = None,
         state_names: Sequence[str] = (),
         loads: Sequence[float] | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class ExecutorGroup(GroupNames):
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
         if for_training and inputs_need_grad:
             trained += [desc.name for desc in data_shapes]
-        wanted = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
+        requests = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {
@@ -125,7 +125,7 @@ class ExecutorGroup(GroupNames):
                     symbol,
                     share,
                     ctx,
-                    grad_req=wanted,
+                    grad_req=requests,
                     group2ctx=None if group2ctxs is None else group2ctxs[i],
                     type_dict=types,
                     shared_arg_names=self.param_names if shared is not None else None,
@@ -136,7 +136,7 @@ class ExecutorGroup(GroupNames):
         self.param_arrays = [[e.arg_dict[name] for e in self.executors] for name in self.param_names]
         self.grad_arrays = [
             None
-            if wanted[name] == "null"
+            if requests[name] == "null"
             else [grad for e in self.executors if (grad := e.grad_dict[name]) is not None]
             for name in self.param_names
         ]
@@ -154,7 +154,7 @@ class ExecutorGroup(GroupNames):
         work: list[tuple[DataDesc, NDArray, Placed]] = []
         labels = getattr(batch, "label", None) or []
         ahead = getattr(batch, "placed", None) or [{}] * (len(batch.data) + len(labels))
-        there = {"data": ahead[: len(batch.data)], "label": ahead[len(batch.data) :]}
+        arrays_ahead = {"data": ahead[: len(batch.data)], "label": ahead[len(batch.data) :]}
         for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, labels)):
             if what == "label" and (not arrays or not descs):
                 continue  # a network without labels, or a run that only predicts
@@ -162,7 +162,7 @@ class ExecutorGroup(GroupNames):
                 raise ShapeError(
                     f"the batch has {len(arrays)} {what} arrays, bound were {len(descs)}: {[d.name for d in descs]}"
                 )
-            for desc, value, placed in zip(descs, arrays, there[what], strict=True):
+            for desc, value, placed in zip(descs, arrays, arrays_ahead[what], strict=True):
                 array = as_ndarray(value, f"{what} {desc.name!r} of the batch", dtype=desc.dtype)
                 if tuple(array.shape) != tuple(desc.shape):
                     raise ShapeError(f"{what} {desc.name!r} was bound with shape {desc.shape}, got {array.shape}")
@@ -285,7 +285,7 @@ class ExecutorGroup(GroupNames):
         return args, aux
 
 
-def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -> Executor:
+def _bound(symbol: Symbol, share: MemoryShare | None, ctx: Context, **settings: Any) -> Executor:
     """Bind an executor within its budget share, at least 1 byte so that the error reports the smallest budget."""
     if share is None:
         return simple_bind(symbol, ctx, **settings)

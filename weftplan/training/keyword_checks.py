@@ -38,6 +38,6 @@ def number(value: object, what: str, *, low: float = -math.inf, below: float = m
         raise ParameterError(f"{what} must be a number, got {type(value).__name__}: {value!r}")
     if not (math.isfinite(value) and low <= value < below):
         limits = f">= {low:g}" if below == math.inf else f"in [{low:g}, {below:g})"
-        told = f"{limits if low > -math.inf else 'finite'}, got {value!r}"
-        raise ParameterError(f"{what} must be {told}" + ("" if math.isfinite(value) else ", which is not finite"))
+        message = f"{limits if low > -math.inf else 'finite'}, got {value!r}"
+        raise ParameterError(f"{what} must be {message}" + ("" if math.isfinite(value) else ", which is not finite"))
     return value if isinstance(value, (int, float)) else value.item()

@@ -51,7 +51,7 @@ class Besides:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemoryShare:
     """An executor's share of a Module's memory budget."""
 
     budget: int
@@ -115,7 +115,7 @@ def besides_executors(
     """
     if isinstance(kvstore, str) and "dist" in kvstore:
         every = [_besides(trained, held, contexts, store) for store in late_planned_stores(kvstore, workers)]
-        return max(every, key=lambda one: sum(one.by_purpose.values()))
+        return max(every, key=lambda memory: sum(memory.by_purpose.values()))
     return _besides(trained, held, contexts, kvstore)
 
 
@@ -151,12 +151,12 @@ def _besides(
         by_purpose["optimizer_states"] = states * (1 if on_store or store is None else count)
     # A parameter's buffers and states are on the device that sums it. The store assigns each parameter to the device
     # with the smallest load so far, so a device exceeds the average by at most the largest parameter.
-    each = states if not on_store else 0
+    state_bytes = states if not on_store else 0
     if not (sums_on_host or on_host):
         spread = sum(nbytes for name, nbytes in buffers.items() if name not in _ON_HOST) + (states if on_store else 0)
-        most = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
-        each += min(spread, spread // count + most)
-    return Besides(by_purpose, 0 if on_host else each)
+        max_bytes = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
+        state_bytes += min(spread, spread // count + max_bytes)
+    return Besides(by_purpose, 0 if on_host else state_bytes)
 
 
 def executor_budget(
@@ -170,7 +170,7 @@ def executor_budget(
     contexts: Sequence[Context],
     kvstore: str | KVStoreBase | None,
     optimizer: optimizers.Optimizer | None,
-) -> Share:
+) -> MemoryShare:
     """Divide ``budget`` among a Module's executors, after subtracting the memory outside them.
 
     Args:
@@ -186,17 +186,20 @@ def executor_budget(
     facts = zip(
         (*names, *aux_names), (*(inferred or ()), *(states or ())), (*(types or ()), *(state_types or ())), strict=True
     )
-    known = {name: (shape, np.dtype(dtype)) for name, shape, dtype in facts}
-    sizes = {name: (prod(shape), prod(shape) * dtype.itemsize) for name, (shape, dtype) in known.items()}
+    facts_by_name = {name: (shape, np.dtype(dtype)) for name, shape, dtype in facts}
+    sizes = {name: (prod(shape), prod(shape) * dtype.itemsize) for name, (shape, dtype) in facts_by_name.items()}
     besides = besides_executors(
-        {name: (*sizes[name], 0 if optimizer is None else optimizer.kept_bytes(*known[name])) for name in trained},
+        {
+            name: (*sizes[name], 0 if optimizer is None else optimizer.kept_bytes(*facts_by_name[name]))
+            for name in trained
+        },
         sum(sizes[name][1] for name in (*params, *aux_names)),
         contexts=contexts,
         kvstore=kvstore,
     )
     shared = all(context.device_type in HOST for context in contexts)
     outside = sum(besides.by_purpose.values()) if shared else besides.each_device
-    return Share(budget, outside, len(contexts) if shared else 1)
+    return MemoryShare(budget, outside, len(contexts) if shared else 1)
 
 
 class BudgetedModule(Protocol):
@@ -219,7 +222,7 @@ def module_share(
     label: Sequence[DataDesc],
     kvstore: str | KVStoreBase | None,
     optimizer: optimizers.Optimizer | None,
-) -> Share | None:
+) -> MemoryShare | None:
     """Return each executor's share of a module's memory budget; None without a budget.
 
     Args:
@@ -298,10 +301,10 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
     )
     shared = all(context.device_type in HOST for context in contexts)  # all contexts share the host memory
     outside = sum(besides.by_purpose.values()) if shared else besides.each_device
-    each = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
+    device_budget = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
     try:
         plans = {
-            part: replace(question, shapes=with_batch(question.shapes, part)).within(contexts[0], each)
+            part: replace(question, shapes=with_batch(question.shapes, part)).within(contexts[0], device_budget)
             for part in dict.fromkeys((max(parts), *parts))
         }
     except BudgetError as error:
@@ -315,19 +318,21 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
             smallest=smallest,
         ) from None
     memory = replace(plans[max(parts)].memory, input_bytes=question.input_bytes(plans[max(parts)]))
-    others = list(parts)
-    others.remove(max(parts))
-    extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}
+    part_names = list(parts)
+    part_names.remove(max(parts))
+    extra = {"other_devices": sum(plans[part].memory.total for part in part_names)} if part_names else {}
     external = {**memory.external_bytes, **extra, **besides.by_purpose}
-    away = 0 if shared else sum(external.values()) - sum(memory.external_bytes.values()) - besides.each_device
-    return replace(memory, external_bytes=external, elsewhere=away)
+    external_elsewhere = (
+        0 if shared else sum(external.values()) - sum(memory.external_bytes.values()) - besides.each_device
+    )
+    return replace(memory, external_bytes=external, elsewhere=external_elsewhere)
 
 
-def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
+def _held(planned: PlannedGraph, shapes: Mapping[str, Shape]) -> int:
     """Return the bytes of the parameters and auxiliary states."""
     sizes = planned.memory.entry_nbytes
     row = planned.graph.row
-    nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and is_parameter(name, known)]
+    nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and is_parameter(name, shapes)]
     nids += [nid for nid in planned.aux.values() if nid >= 0]
     return sum(int(sizes[row[nid]]) for nid in nids)
 

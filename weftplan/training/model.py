@@ -8,5 +8,11 @@ from __future__ import annotations
 from weftplan.training.fit.callbacks import BatchEndParam
 from weftplan.training.fit.parameter_files import load_checkpoint, load_params, save_checkpoint
 from weftplan.training.module.feed_forward import FeedForward
+from weftplan.training.mxnet_training import (  # noqa: F401 - private names that scripts for MXNet import
+    _create_kvstore,
+    _initialize_kvstore,
+    _update_params,
+    _update_params_on_kvstore,
+)
 
 __all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "save_checkpoint"]

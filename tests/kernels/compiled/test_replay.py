@@ -74,7 +74,7 @@ def test_later_runs_reuse_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_call_is_made_when_it_is_first_called() -> None:
-    """``RepeatedKernel.on`` prepares a call on its first run, not at binding, because compiling is slow.
+    """``RepeatedKernel.bind`` prepares a call on its first run, not at binding, because compiling is slow.
 
     Calling the kernel directly prepares a call each time.
     """
@@ -86,7 +86,7 @@ def test_a_call_is_made_when_it_is_first_called() -> None:
 
     kernel = replay.RepeatedKernel(make)
     outputs: list[Any] = []
-    call = kernel.on(None, {}, [], outputs)  # type: ignore[arg-type]
+    call = kernel.bind(None, {}, [], outputs)  # type: ignore[arg-type]
     assert not result
     call()
     call()

@@ -83,7 +83,7 @@ def _dtypes(symbol: Symbol, stored: Mapping[str, NDArray], fed: Mapping[str, Raw
     Other inputs, such as pixels in bytes, are omitted: the executor casts them to the inferred dtype.
     """
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    stored_dtypes = {name: value.dtype for name, value in stored.items() if name in names}
+    stored_dtypes = {name: value.np_dtype for name, value in stored.items() if name in names}
     dtypes = stored_dtypes | {name: value.dtype for name, value in fed.items() if name in names}
     try:
         symbol.infer_type_partial(**dtypes)

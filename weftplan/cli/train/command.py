@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from weftplan import engine, models, profiler, storage
+from weftplan.cli.columns import output_width
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.model_files import class_names_path
 from weftplan.cli.options import (
@@ -32,7 +32,7 @@ from weftplan.cli.options import (
 from weftplan.cli.train import tasks as train_tasks
 from weftplan.cli.train.photos import explain_images, photos
 from weftplan.cli.train.report import write_report
-from weftplan.cli.train.result import print_result, result_rows, weights_sha256
+from weftplan.cli.train.result import result_lines, result_rows, say_lines, weights_sha256
 from weftplan.device.context import Context
 from weftplan.engine.registry import registered
 from weftplan.errors import FormatError, MXNetError
@@ -216,7 +216,7 @@ def command(
         )
     store = create_store(kvstore) if kvstore != "none" else None
     is_first = store is None or store.rank == 0  # of several processes only the first prints
-    console = Console(stderr=as_json, quiet=as_json or not is_first, highlight=False)
+    say = _say_nothing if as_json or not is_first else say_lines
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
@@ -234,10 +234,12 @@ def command(
                 task = train_tasks.make(
                     network, batch_size or BATCH, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings
                 )
-            result = _run(network, task, devices, store, wishes, console, as_json=as_json and is_first)
+            result = _run(network, task, devices, store, wishes, say, as_json=as_json and is_first)
         except MXNetError as error:
             text = explain_images(data) if data is not None and isinstance(error, FormatError) else ""
-            raise click.ClickException(text or str(error).replace("resume=True", "--resume")) from error
+            told = str(error).replace("resume=True", "--resume")
+            told = told.replace("pass resume='changed' to let those of now hold", "give another --checkpoint")
+            raise click.ClickException(text or told) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
@@ -285,13 +287,17 @@ def _partners(store: KVStoreBase) -> str:
     return " of this process alone (weftplan launch starts several)" if store.type.startswith("dist") else ""
 
 
+def _say_nothing(text: str) -> None:
+    """Print nothing: another process prints, or JSON is wanted."""
+
+
 def _run(
     network: str,
     task: train_tasks.TrainingTask,
     devices: list[Context],
     store: KVStoreBase | None,
     wishes: _Wishes,
-    console: Console,
+    say: Callable[[str], None],
     *,
     as_json: bool,
 ) -> dict[str, Any]:
@@ -301,7 +307,7 @@ def _run(
     report = wishes.report if rank == 0 else None
     stop = StopAtBatchEnd()
     display = Display(
-        epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet or not is_shown(True)
+        epochs, task.batches, memory=lambda: _memory(devices)[0], silent=say is _say_nothing or not is_shown(True)
     )
     start = time.perf_counter()
     interrupted = False
@@ -311,10 +317,9 @@ def _run(
     following = [] if report is None else [_Recording(epochs)]
     with stop:
         # A reader of this line may interrupt: from here on Ctrl-C waits for the end of a batch.
-        console.print(
+        say(
             f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
-            f"{'none' if store is None else store.type + _partners(store)}, {task.described}",
-            highlight=False,
+            f"{'none' if store is None else store.type + _partners(store)}, {task.described}"
         )
         try:
             module.fit(
@@ -369,7 +374,7 @@ def _run(
         **task.facts,
     }
     rows = result_rows(result)
-    print_result(rows, console)
+    say("\n".join(result_lines(rows, output_width())))
     if as_json:
         click.echo(json.dumps(result))
     if rank == 0:
@@ -377,44 +382,50 @@ def _run(
             task,
             wishes,
             display.epoch if interrupted else epochs,
-            console,
+            say,
             interrupted=interrupted,
             is_single=workers == 1,
         )
     if events is not None and report is not None:
         write_report(report, network, plans[0], events, lanes, result, rows)
-        console.print(f"report: {report / 'index.html'}")
+        say(f"report: {report / 'index.html'}")
     return result
 
 
 def _save(
-    task: train_tasks.TrainingTask, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, is_single: bool
+    task: train_tasks.TrainingTask,
+    wishes: _Wishes,
+    epoch: int,
+    say: Callable[[str], None],
+    *,
+    interrupted: bool,
+    is_single: bool,
 ) -> None:
     """Save after Ctrl-C the state that a continuation needs, otherwise the trained network."""
     module = task.module
     if interrupted and wishes.checkpoint is not None and is_single:
         newest = Checkpoints(wishes.checkpoint).files()[-1:]
         message = f"saved {newest[0]}" if newest else "no step had ended"
-        console.print(f"interrupted: {message}; type the same command with --resume to go on")
+        say(f"interrupted: {message}; type the same command with --resume to go on")
     elif interrupted:
         prefix = wishes.checkpoint or Path(task.prefix)
         if isinstance(module, Module):
             path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
             shell = f"weftplan train --data FOLDER --from {prefix} {epoch}, or " if "classes" in task.facts else ""
-            console.print(
+            say(
                 f"interrupted: saved {path}; continue with {shell}mx.mod.Module.load({str(prefix)!r}, {epoch}, "
                 f"load_optimizer_states={module.optimizer_initialized})"
             )
         else:
             path = module.owner().save_checkpoint(prefix, epoch)
-            console.print(f"interrupted: saved {path}; with --checkpoint and --resume a run goes on where it was")
+            say(f"interrupted: saved {path}; with --checkpoint and --resume a run goes on where it was")
     elif wishes.checkpoint is not None:
-        console.print(f"saved {module.owner().save_checkpoint(wishes.checkpoint, epoch)}")
+        say(f"saved {module.owner().save_checkpoint(wishes.checkpoint, epoch)}")
         if "classes" in task.facts:
             write_text(class_names_path(wishes.checkpoint), "".join(f"{name}\n" for name in task.facts["classes"]))
-            console.print(f"use it: weftplan run {wishes.checkpoint} {epoch} --input FOLDER {task.usage}")
+            say(f"use it: weftplan run {wishes.checkpoint} {epoch} --input FOLDER {task.usage}")
     elif "classes" in task.facts:
-        console.print("the network was not saved: --checkpoint PREFIX saves it")
+        say("the network was not saved: --checkpoint PREFIX saves it")
 
 
 class _Recording:

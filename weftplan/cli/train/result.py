@@ -6,16 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import click
 
 from weftplan import engine
-from weftplan.cli.columns import labelled
+from weftplan.cli.columns import Column, labelled, output_width, paragraph, table
 from weftplan.device.amounts import amount
 from weftplan.ndarray import NDArray
-
-WIDE = 62
-"""Columns that the tables need."""
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
@@ -49,20 +45,17 @@ def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """Print the result and the operations of each queue, as tables if the terminal is wide enough."""
-    queues = [
-        (str(row.context or "any CPU"), row.queue, f"{row.completed:,}") for row in engine.get().statistics().queues
+def say_lines(text: str) -> None:
+    """Print a text; on a terminal, in lines that it can show."""
+    click.echo("\n".join(line for part in text.split("\n") for line in paragraph(part, output_width())))
+
+
+def result_lines(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
+    """Return the lines of the result and of the operations of each queue for ``width`` columns (None: no limit)."""
+    queues = engine.get().statistics().queues
+    columns = [
+        Column("device", [str(queue.context or "any CPU") for queue in queues]),
+        Column("queue", [queue.queue for queue in queues]),
+        Column("operations", [f"{queue.completed:,}" for queue in queues], right=True),
     ]
-    if console.width < WIDE:
-        counts = [(f"{device}, {queue}", f"{count} operations") for device, queue, count in queues]
-        console.print("\n".join(labelled([*rows, *counts], console.width)), highlight=False, markup=False)
-        return
-    table = Table(title="result", show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
-    operations = Table("device", "queue", "operations", title="what the engine did")
-    for cells in queues:
-        operations.add_row(*cells)
-    console.print(operations)
+    return [*labelled(rows, width), "", *table(columns, width)]

@@ -13,32 +13,65 @@ import numpy as np
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import OnnxCall, rule
-from weftplan.ops.elementwise.unary import ONNX
+from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
+from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
 from weftplan.symbol import Symbol
 
-_BINARY = {"Add": ("add", "_plus_scalar", "_plus_scalar"), "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),
-           "Mul": ("mul", "_mul_scalar", "_mul_scalar"), "Div": ("div", "_div_scalar", "_rdiv_scalar"),
-           "Pow": ("power", "_power_scalar", "_rpower_scalar")}  # fmt: skip
+_BROADCAST = {theirs: ours for ours, theirs in ONNX_BINARY.items() if ours.startswith("broadcast_")}
+_SCALAR = {key: ours for ours, key in ONNX_SCALAR.items()}
+"""The operator by (ONNX's name, whether the number is its left operand)."""
+_BINARY = ("Add", "Sub", "Mul", "Div", "Pow")
 
 
 @rule(*_BINARY)
 def _binary(call: OnnxCall) -> Symbol:
-    name, right, left = _BINARY[call.op]
-    for k, op in ((1, right), (0, left)):
+    for k, number_is_left in ((1, False), (0, True)):
         if not isinstance(call.inputs[k], Symbol) and np.size(call.inputs[k]) == 1:
             number = float(np.reshape(call.inputs[k], -1)[0])
+            op = _SCALAR.get((call.op, number_is_left)) or _SCALAR[call.op, False]  # sums and products are symmetric
             result: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
             return result
-    return call.make(f"broadcast_{name}", call.symbol(), call.symbol(1))
+    return call.make(_BROADCAST[call.op], call.symbol(), call.symbol(1))
+
+
+_COMPARISONS = {"Equal": ("equal", "equal"), "Greater": ("greater", "lesser"), "Less": ("lesser", "greater"),
+                "GreaterOrEqual": ("greater_equal", "lesser_equal"),
+                "LessOrEqual": ("lesser_equal", "greater_equal")}  # fmt: skip
+"""ONNX's comparison -> the operator here, and that of the exchanged operands."""
+
+
+@rule(*_COMPARISONS)
+def _comparison(call: OnnxCall) -> Symbol:
+    for k, name in enumerate(_COMPARISONS[call.op]):
+        if not isinstance(call.inputs[1 - k], Symbol) and np.size(call.inputs[1 - k]) == 1:
+            number = float(np.reshape(call.inputs[1 - k], -1)[0])
+            result: Symbol = getattr(sym, f"_{name}_scalar")(call.symbol(k), scalar=number)
+            return result
+    return call.make(f"broadcast_{_COMPARISONS[call.op][0]}", call.symbol(), call.symbol(1))
+
+
+@rule("Not")
+def _not(call: OnnxCall) -> Symbol:
+    return call.make("logical_not", call.symbol())
+
+
+@rule("Where")
+def _where(call: OnnxCall) -> Symbol:
+    parts = [call.symbol(k) for k in range(3)]
+    shape = tuple(np.broadcast_shapes(*(call.shape(k) for k in range(3))))
+    full = [
+        part if call.shape(k) == shape else call.make("broadcast_to", part, shape=shape) for k, part in enumerate(parts)
+    ]
+    return call.make("where", *full)
 
 
 @rule("Sum", "Max", "Min", "Mean")
 def _several(call: OnnxCall) -> Symbol:
     parts = [call.symbol(k) for k in range(len(call.inputs))]
-    name = {"Sum": "add", "Mean": "add", "Max": "maximum", "Min": "minimum"}[call.op]
+    name = _BROADCAST.get(call.op, _BROADCAST["Add"])
     result = parts[0]
     for part in parts[1:]:
-        result = call.make(f"broadcast_{name}", result, part)
+        result = call.make(name, result, part)
     return result / len(parts) if call.op == "Mean" else result
 
 

@@ -31,7 +31,7 @@ class OnnxModel:
         self.values: dict[str, Value] = {"": None}
         self.args: dict[str, Any] = {}
         self.aux: dict[str, Any] = {}
-        self.parameters: dict[tuple[int, str], Symbol] = {}
+        self.parameters: dict[tuple[object, ...], Symbol] = {}
 
     def parameter(self, name: str, values: ArrayLike, *, state: bool = False) -> Symbol:
         """Return a variable that holds ``values``."""
@@ -93,7 +93,13 @@ class OnnxCall:
         values = self.constant(k) if values is None else values
         if np.size(values) == 0:
             raise self.refuse(f"input {k} has no elements")
-        return self.model.parameter(self.names[k], as_parameter(values), state=state)
+        array = as_parameter(values)
+        # Nodes that read one initializer share its parameter, if they need the same values of it.
+        key = (self.names[k], array.shape, array.dtype.str, array.tobytes(), state)
+        result = self.model.parameters.get(key)
+        if result is None:
+            result = self.model.parameters[key] = self.model.parameter(self.names[k], array, state=state)
+        return result
 
     def constant(self, k: int) -> RawArray:
         """Return input ``k``, which must be constant during the import."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_out.writing import RULES, NodeWriter, rule
-from weftplan.ops.elementwise.unary import ONNX
+from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
+from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
 
 
 def _plain(names: Mapping[str, str]) -> None:
@@ -21,16 +22,8 @@ def _plain(names: Mapping[str, str]) -> None:
         RULES[ours] = lambda call, theirs=theirs: call.end(theirs, call.inputs)  # type: ignore[misc]
 
 
-_plain(
-    {
-        **ONNX, "_copy": "Identity",
-        "BlockGrad": "Identity", "MakeLoss": "Identity",
-        "make_loss": "Identity", "add_n": "Sum", "elemwise_add": "Add", "elemwise_sub": "Sub", "elemwise_mul": "Mul",
-        "elemwise_div": "Div", "broadcast_add": "Add", "broadcast_sub": "Sub", "broadcast_mul": "Mul",
-        "broadcast_div": "Div", "broadcast_power": "Pow", "_power": "Pow", "broadcast_maximum": "Max",
-        "broadcast_minimum": "Min", "_maximum": "Max", "_minimum": "Min",
-    }
-)  # fmt: skip
+_plain({**ONNX, **ONNX_BINARY, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"),
+        "add_n": "Sum"})  # fmt: skip
 
 
 @rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")
@@ -43,28 +36,40 @@ def _logistic(call: NodeWriter) -> None:
     call.end("Sigmoid", call.inputs[:1])
 
 
-_SCALARS = {
-    "plus": "Add",
-    "minus": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "power": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
+@rule(*ONNX_SCALAR)
+def _scalar(call: NodeWriter) -> None:
+    assert call.node.op is not None
+    theirs, number_is_left = ONNX_SCALAR[call.node.op.name]
+    number = call.constant(call.params["scalar"], call.dtype())
+    call.end(theirs, [number, call.inputs[0]] if number_is_left else [call.inputs[0], number])
+
+
+_COMPARISONS = {
+    "equal": "Equal",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "lesser": "Less",
+    "lesser_equal": "LessOrEqual",
 }
 
 
-@rule(*(f"_{side}{word}_scalar" for word in _SCALARS for side in ("", "r")))
-def _scalar(call: NodeWriter) -> None:
+@rule(*(form.format(word) for word in (*_COMPARISONS, "not_equal") for form in ("broadcast_{}", "_{}", "_{}_scalar")))
+def _comparison(call: NodeWriter) -> None:
     assert call.node.op is not None
-    word = call.node.op.name.removeprefix("_").removesuffix("_scalar")
-    number = call.constant(call.params["scalar"], call.dtype())
-    pair = [call.inputs[0], number] if word in _SCALARS else [number, call.inputs[0]]
-    call.end(_SCALARS[word if word in _SCALARS else word[1:]], pair)
+    word = call.node.op.name.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
+    number = [] if len(call.inputs) == 2 else [call.constant(call.params["scalar"], call.dtype())]
+    truth = call.emit(_COMPARISONS.get(word, "Equal"), [*call.inputs, *number])
+    truth = call.emit("Not", [truth]) if word == "not_equal" else truth
+    call.end("Cast", [truth], to=onnx_module().helper.np_dtype_to_tensor_dtype(call.dtype()))
 
 
-for _word in ("plus", "mul", "maximum", "minimum"):
-    RULES.pop(f"_r{_word}_scalar")
+@rule("where")
+def _where(call: NodeWriter) -> None:
+    condition, shape = call.inputs[0], call.shape(1)
+    if call.shape() != shape:  # one number for each row
+        dims = [call.shape()[0], *[1] * (len(shape) - 1)]
+        condition = call.emit("Reshape", [condition, call.constant(dims, np.int64)])
+    call.end("Where", [call.emit("Cast", [condition], to=onnx_module().TensorProto.BOOL), *call.inputs[1:]])
 
 
 @rule("square")

@@ -71,6 +71,19 @@ def _slice_axis(call: NodeWriter) -> None:
     call.end("Slice", [call.inputs[0], *numbers])
 
 
+@rule("slice")
+def _slice(call: NodeWriter) -> None:
+    shape = call.shape()
+    steps = [*(step or 1 for step in call.params["step"] or ()), *[1] * len(shape)][: len(shape)]
+    limits: list[list[int]] = []
+    for key, forwards, backwards in (("begin", 0, -1), ("end", 1 << 31, -(1 << 31))):
+        given = [*call.params[key], *[None] * len(shape)][: len(shape)]
+        ends = [backwards if step < 0 else forwards for step in steps]
+        limits.append([end if number is None else number for number, end in zip(given, ends, strict=True)])
+    numbers = [call.constant(values, np.int64) for values in (*limits, range(len(shape)), steps)]
+    call.end("Slice", [call.inputs[0], *numbers])
+
+
 @rule("Pad")
 def _pad(call: NodeWriter) -> None:
     width = call.params["pad_width"]

@@ -76,9 +76,9 @@ class ImageDetRecordIter(ThreadedImageIter):
         label_name: str = "softmax_label",
         **augmentation: Any,
     ) -> None:
-        self._records = recordio.RecordReader(path_imgrec, path_imgidx)
+        self._records = recordio.RecordReader(path_imgrec, path_imgidx or None)
         self._path = os.fspath(path_imgrec)
-        self._lists = image_list(path_imglist, None, np.float32)
+        self._lists = image_list(path_imglist or None, None, np.float32)
         self._label_numbers, self._pad_value = label_width, label_pad_value
         keys = Progress(f"reading labels of {self._path}", len(self._records.keys), unit="records").each(
             self._records.keys
@@ -104,7 +104,7 @@ class ImageDetRecordIter(ThreadedImageIter):
             round_batch=round_batch,
             preprocess_threads=preprocess_threads,
             prefetch_buffer=prefetch_buffer,
-            mean_img=mean_img,
+            mean_img=mean_img or None,
             dtype=dtype,
             data_name=data_name,
             label_name=label_name,

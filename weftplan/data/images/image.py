@@ -22,6 +22,7 @@ from weftplan.data.images import resampling
 from weftplan.data.random_draws import draw_generator
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.ops.core.params import from_text
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import open_to_read
 
@@ -116,6 +117,7 @@ def imresize(src: NDArray | ArrayLike, w: int, h: int, interp: int = 1, out: NDA
     (2, 4, 3)
     """
     pixels = host(src)
+    w, h, interp = map(from_text, (w, h, interp))
     sizes = (*pixels.shape[:2], h, w)
     return _give(resampling.resize(pixels, w, h, resampling.method_of(interp, sizes, _draw(interp))), out)
 

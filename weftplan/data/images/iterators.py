@@ -75,6 +75,7 @@ class ImageIter(DataIter):
             raise ParameterError(
                 f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
             )
+        path_imgrec, path_imglist, path_imgidx = path_imgrec or None, path_imglist or None, path_imgidx or None
         if path_imgrec is None and path_imglist is None and imglist is None:
             raise ParameterError("ImageIter needs path_imgrec, path_imglist or imglist")
         if not 0 <= part_index < num_parts:
@@ -127,7 +128,17 @@ class ImageIter(DataIter):
     def next(self) -> DataBatch:
         if self._ended:
             raise StopIteration
-        rows, self._carried = self._carried, []
+        before = self.cur, self._carried
+        try:
+            return self._batch()
+        except StopIteration:
+            raise
+        except BaseException:  # so that the next call makes the same batch
+            (self.cur, self._carried), self._ended = before, False
+            raise
+
+    def _batch(self) -> DataBatch:
+        rows, self._carried = [*self._carried], []
         pad = 0
         while len(rows) < self.batch_size:
             try:

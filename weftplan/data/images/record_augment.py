@@ -186,11 +186,11 @@ def _cropped(pixels: Host, to: Augmentation, size: tuple[int, int], draw: np.ran
         if side > min(rows, columns):
             raise ShapeError(f"an image of {columns} x {rows} pixels has no crop of {side} (max_crop_size)")
         return resized(_part(pixels, side, side, to, draw), size, to, draw)
-    if columns < size[0] or rows < size[1]:
-        raise ShapeError(
-            f"an image of {columns} x {rows} pixels is smaller than data_shape, {size[0]} x {size[1]}: "
-            f"pass resize={max(size)} or more"
-        )
+    if rows < size[1]:  # as in MXNet, an image that is too small is enlarged, first to the height, then to the width
+        pixels = resized(pixels, (int(np.float32(size[1]) / np.float32(rows) * np.float32(columns)), size[1]), to, draw)
+        rows, columns = pixels.shape[:2]
+    if columns < size[0]:
+        pixels = resized(pixels, (size[0], int(np.float32(size[0]) / np.float32(columns) * np.float32(rows))), to, draw)
     return _part(pixels, *size, to, draw)
 
 

@@ -65,8 +65,8 @@ class ImageRecordIter(ThreadedImageIter):
         label_name: str = "softmax_label",
         **augmentation: Any,
     ) -> None:
-        self._records = recordio.RecordReader(path_imgrec, path_imgidx)
-        self._labels = image_list(path_imglist, None, np.float32)
+        self._records = recordio.RecordReader(path_imgrec, path_imgidx or None)
+        self._labels = image_list(path_imglist or None, None, np.float32)
         super().__init__(
             self._records.keys,
             os.fspath(path_imgrec),
@@ -81,7 +81,7 @@ class ImageRecordIter(ThreadedImageIter):
             round_batch=round_batch,
             preprocess_threads=preprocess_threads,
             prefetch_buffer=prefetch_buffer,
-            mean_img=mean_img,
+            mean_img=mean_img or None,
             dtype=self._dtype if dtype is None else dtype,
             data_name=data_name,
             label_name=label_name,

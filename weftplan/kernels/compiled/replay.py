@@ -17,7 +17,7 @@ Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]
 
 
 class RepeatedKernel:
-    """A kernel whose calls are prepared by ``make`` and can be replayed."""
+    """A kernel whose calls are prepared by ``make`` and can be repeated in runs with the same settings."""
 
     __slots__ = ("make",)
 
@@ -27,7 +27,7 @@ class RepeatedKernel:
     def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.make(ctx, params, inputs, outputs)()
 
-    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    def bind(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call that is prepared on its first run; one thread at a time may run it."""
         return _Later(partial(self.make, ctx, params, inputs, outputs))
 

@@ -32,6 +32,7 @@ from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
 from weftplan.support import program_end, slots
+from weftplan.support.rollback import rollback
 
 EXIT_S = 30.0
 """Seconds allowed for the last exchanges of a process that ends normally."""
@@ -80,9 +81,10 @@ class KVStoreDist(KVStoreLocal):
         with self._turn:
             self._sequencer.check()
             new_values = self._new_values(key, value)
-            super().init(key, value)
-            for k, _ in new_values:
-                self._from(None, "init", k, self._stored[k])
+            with rollback(self):
+                super().init(key, value)
+                for k, _ in new_values:
+                    self._from(None, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         with self._naming_this_rank():
@@ -125,7 +127,7 @@ class KVStoreDist(KVStoreLocal):
                 sources.append(source)
                 totals.append(total)
                 continue
-            wire = self._wire.setdefault(key, empty(total.shape, ctx=cpu_pinned(0), dtype=total.dtype))
+            wire = self._wire.setdefault(key, empty(total.shape, ctx=cpu_pinned(0), dtype=total.np_dtype))
             copy(source, wire, priority)
             sources.append(wire)
             totals.append(wire)
@@ -237,7 +239,7 @@ class KVStoreDist(KVStoreLocal):
 
 def described(key: Key, array: NDArray) -> str:
     """Return a key with the shape and dtype of its array."""
-    return f"{key!r} {array.shape} {array.dtype}"
+    return f"{key!r} {array.shape} {array.np_dtype}"
 
 
 def arrays_in(state: object) -> Iterator[NDArray]:

@@ -319,8 +319,8 @@ class Server:
         if not isinstance(weight, NDArray):
             weight = part.values = array(weight, dtype=weight.dtype)
         if part.gradient is None:
-            part.gradient = empty(weight.shape, dtype=weight.dtype)
-        part.gradient[:] = data.view(weight.dtype)
+            part.gradient = empty(weight.shape, dtype=weight.np_dtype)
+        part.gradient[:] = data.view(weight.np_dtype)
         updater(part.key, part.gradient, weight)
         weight.wait_to_read()
         late = part.version - request.version

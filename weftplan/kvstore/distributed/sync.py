@@ -103,7 +103,7 @@ class KVStoreDistSync(SyncFootprint, RecoveringStore):
         A bucket is then one range of memory, which MPI can send without a copy.
         """
         new = sorted((key for key in keys if key not in self._merged), key=self._keys.number, reverse=True)
-        for dtype, run in groupby(new, key=lambda key: self._stored[key].dtype):
+        for dtype, run in groupby(new, key=lambda key: self._stored[key].np_dtype):
             arrays = [(key, self._stored[key]) for key in run]
             total = sum(array.nbytes for _, array in arrays)
             if len(arrays) < 2 or not total:

@@ -89,7 +89,7 @@ class Between:
             if any(array.chunk.var is item.stored.chunk.var for array in arrays):
                 return False
             contexts = [array.context for array in arrays]
-            if self.plan(contexts, home.context, home.size, home.dtype.itemsize) is None:
+            if self.plan(contexts, home.context, home.size, home.np_dtype.itemsize) is None:
                 return False
         if not item.arrays or not item.outs:
             return bool(item.arrays or item.outs)
@@ -137,7 +137,7 @@ class Between:
 
     def _plan_of(self, arrays: Sequence[NDArray], total: NDArray) -> ExchangePlan:
         contexts = [array.context for array in arrays]
-        plan = self.plan(contexts, total.context, total.size, total.dtype.itemsize)
+        plan = self.plan(contexts, total.context, total.size, total.np_dtype.itemsize)
         assert plan is not None, "asked of arrays that `takes` accepts"
         return plan
 
@@ -182,7 +182,7 @@ class Between:
         for position, (size, context) in needed.items():
             buffer = buffers.get(position)
             if buffer is None or buffer.context != context or buffer.size < size:
-                buffers[position] = empty((size,), ctx=context, dtype=like.dtype)
+                buffers[position] = empty((size,), ctx=context, dtype=like.np_dtype)
         if contexts is not None:
             for position in buffers.keys() - needed.keys():
                 del buffers[position]

@@ -13,8 +13,8 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import registry
+from weftplan.ops.core.registry import by_position, call_order, order_advice
 from weftplan.ops.core.schema import Op
-from weftplan.ops.core.signatures import by_position, call_order, order_advice
 
 EXTRA = ("out", "name")
 """Arguments that every array operator accepts after its parameters."""
@@ -56,15 +56,15 @@ def understood(
 
 
 def _named_inputs(
-    op: Op, inputs: Sequence[NDArray], given: dict[str, NDArray], params: Mapping[str, object]
+    op: Op, inputs: Sequence[NDArray], named: dict[str, NDArray], params: Mapping[str, object]
 ) -> list[NDArray]:
     """Return positional inputs followed by the named inputs, in the operator's order."""
     filled = dict(params)
     if op.variadic is not None:
-        filled.setdefault(op.variadic, len(inputs) + len(given))
+        filled.setdefault(op.variadic, len(inputs) + len(named))
     names = op.input_names(registry.parse_params(op, filled))
     placed = dict(zip(names, inputs, strict=False))
-    for key, array in given.items():
+    for key, array in named.items():
         if key not in names or key in placed:
             raise ParameterError(f"{op.name}: unknown or repeated input {key!r}; the inputs are {', '.join(names)}")
         placed[key] = array

@@ -18,14 +18,14 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
+from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec
 from weftplan.support import slots
 from weftplan.support.slots import ARRAY_CHUNK
 
-_MOST_KEPT = 256
+_MAX_CACHED = 256
 """Maximum number of cached calls of one function."""
 _NAMED = object()
 """Separates positional arguments from named arguments in a key."""
@@ -40,21 +40,29 @@ class Repeated:
     Attributes:
         plan: the resolved call.
         order: positions of the operator's inputs among the arrays of the call; None: in the same order.
+        is_complete: whether ``small`` is set. It is set when the call is repeated, because many calls, such as those of
+            an optimizer whose rate changes, never are.
         small: the inline operation if the arrays are small, else None.
     """
 
-    __slots__ = ("op", "order", "plan", "small")
+    __slots__ = ("is_complete", "op", "order", "plan", "small")
 
-    def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
+    def __init__(self, op: Op, plan: SettledCall, order: tuple[int, ...] | None) -> None:
         self.op = op
         self.plan = plan
         self.order = order
+        self.is_complete = False
         self.small: SmallWork | None = None
+
+    def complete(self, arrays: Sequence[NDArray]) -> None:
+        """Set ``small`` for the operator's inputs."""
+        plan, op = self.plan, self.op
         nbytes, shape, dtype = plan.outputs[0]
-        if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
-            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+        if nbytes + sum(array.nbytes for array in arrays) <= MAX_BYTES and not plan.ignored:
+            specs = [TensorSpec(array.shape, array.np_dtype) for array in arrays]
             kernel_call = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
             self.small = SmallWork(kernel_call, op.name, shape, dtype, nbytes, plan.workspace)
+        self.is_complete = True
 
 
 Calls: TypeAlias = "dict[tuple[object, ...], Repeated | None]"
@@ -77,8 +85,8 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         kind = value.__class__
         if kind is NDArray:
             arrays.append(value)
-            parts.append(value.shape)
-            parts.append(value.dtype)
+            parts.append(value.dims)
+            parts.append(value.np_dtype)
             chunk = value.chunk
             reads.append(chunk.var)
             if chunk.context is not context:
@@ -97,7 +105,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             if kind in _PLAIN:
                 parts += (key, kind, value)
             elif kind is NDArray:
-                parts += (key, value.shape, value.dtype)
+                parts += (key, value.dims, value.np_dtype)
                 chunk = value.chunk
                 if chunk.context is not context:
                     same_context = context is None or (same_context and context == chunk.context)
@@ -114,11 +122,15 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     form = tuple(parts)
     cached = cache.get(form)
     if cached is None:
-        return call_settled(name, args, kwargs) if form in cache else _first(cache, form, name, args, kwargs, arrays)
+        return (
+            call_settled(name, args, kwargs) if form in cache else _first_call(cache, form, name, args, kwargs, arrays)
+        )
     if not same_context or context is None or context.device_type != "cpu":
         return call_settled(name, args, kwargs)
     if cached.order is not None:
         arrays = [arrays[i] for i in cached.order]
+    if not cached.is_complete:
+        cached.complete(arrays)
     if target is not None:
         if all(may_share(cached.plan, i, 0, array, target) for i, array in enumerate(arrays)):
             push_into(cached.op, cached.plan, arrays, target, context, cached.small)
@@ -135,7 +147,7 @@ def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     return out
 
 
-def _first(
+def _first_call(
     cache: Calls, form: tuple[object, ...], name: str, args: Sequence[object], kwargs: Mapping[str, object],
     arrays: Sequence[NDArray],
 ) -> NDArray | list[NDArray]:  # fmt: skip
@@ -151,8 +163,8 @@ def _first(
     if usual and not op.random and not op.single and arrays[0].context.device_type == "cpu":
         plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
-            repeated = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
-    if len(cache) >= _MOST_KEPT:
+            repeated = Repeated(op, plan, None if order == tuple(range(len(inputs))) else order)
+    if len(cache) >= _MAX_CACHED:
         cache.clear()
     cache[form] = repeated
     return results[0] if len(results) == 1 else results

@@ -7,6 +7,7 @@ outcome.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import implementations, registry, tiling
 from weftplan.ops.core.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
-_MOST_PLANS = 4096
+_MAX_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ def settled(
     key: Any = (
         op.name,
         on_gpu,
-        tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
-        tuple((a.shape, a.dtype) for a in inputs),
-        tuple((a.shape, a.dtype) for a in targets) if targets else None,
+        tuple((name, params[name], _isolated(params[name])) for name in sorted(params)),
+        tuple((a.shape, a.np_dtype) for a in inputs),
+        tuple((a.shape, a.np_dtype) for a in targets) if targets else None,
     )
     try:
         plan = _plans.get(key)
@@ -59,13 +60,13 @@ def settled(
     if plan is None:
         plan = _settle(op, inputs, params, targets, on_gpu)
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
+            if len(_plans) >= _MAX_PLANS:
                 _plans.clear()
             _plans[key] = plan
     return plan
 
 
-def _apart(value: object) -> object:
+def _isolated(value: object) -> object:
     """Return a key that distinguishes equal values of different meaning, also in tuples: 1, True, 1.0; 0.0, -0.0."""
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
@@ -76,6 +77,9 @@ def _settle(
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}
     parsed = registry.parse_params(op, params)
+    ignored = op.ignored_keys(params)
+    if ignored:
+        warnings.warn(f"{op.name} ignores {', '.join(ignored)}, as in MXNet", stacklevel=7)
     names = op.input_names(parsed)
     if len(inputs) != len(names):
         raise ParameterError(
@@ -88,29 +92,30 @@ def _settle(
     if targets and len(targets) not in (visible, count):
         raise ParameterError(f"{op.name}: out= needs {visible} arrays, got {len(targets)}")
     shapes: list[Shape | None] = [a.shape for a in inputs]
-    kinds: list[DType | None] = [a.dtype for a in inputs]
+    kinds: list[DType | None] = [a.np_dtype for a in inputs]
     out_shapes = [*(t.shape for t in targets), *[None] * (count - len(targets))]
-    target_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
+    target_kinds = [*(t.np_dtype for t in targets), *[None] * (count - len(targets))]
     try:
         ins, outs = op.infer_shape(parsed, list(shapes), list(out_shapes))
         in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(target_kinds))
     except (ShapeError, DTypeError) as error:
-        shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))
+        shown = ", ".join(f"{name}: {a.shape} {a.np_dtype}" for name, a in zip(names, inputs, strict=True))
         raise type(error)(f"{op.name}({shown}): {error}") from own(error)
     for name, array, shape, dtype in zip(names, inputs, ins, in_kinds, strict=True):
         if shape is not None and shape != array.shape:
             raise ShapeError(f"{op.name}: input {name} must have shape {shape}, got {array.shape}")
-        if dtype is not None and dtype != array.dtype:
-            raise DTypeError(f"{op.name}: input {name} must be {dtype}, got {array.dtype}; use astype")
+        if dtype is not None and dtype != array.np_dtype:
+            raise DTypeError(f"{op.name}: input {name} must be {dtype}, got {array.np_dtype}; use astype")
     specs = []
     for name, shape, dtype in zip(op.output_names(parsed), outs, out_kinds, strict=True):
         if shape is None or 0 in shape:
             raise ShapeError(f"{op.name}: the shape of output {name} cannot be told from the inputs (known: {shape})")
         specs.append(TensorSpec(tuple(shape), np.dtype(np.float32) if dtype is None else np.dtype(dtype)))
     for target, spec in zip(targets, specs, strict=False):
-        if target.shape != spec.shape or target.dtype != spec.dtype:
-            raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
-    sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
+        if target.shape != spec.shape or target.np_dtype != spec.dtype:
+            came, result = f"{target.shape} {target.np_dtype}", f"{spec.shape} {spec.dtype}"
+            raise ShapeError(f"{op.name}: out has {came}, the result {result}")
+    sources = [TensorSpec(a.shape, a.np_dtype) for a in inputs]
     # On a host single calls use NumPy; compiled kernels are only for plans.
     mode = "numpy"
     if on_gpu:

@@ -24,10 +24,10 @@ from weftplan.support.array_types import RawArray
 class _Writable:
     """A writable array interface of a NumPy array's bytes."""
 
-    __slots__ = ("__array_interface__", "kept")
+    __slots__ = ("__array_interface__", "owner")
 
     def __init__(self, values: RawArray) -> None:
-        self.kept = values
+        self.owner = values
         described = values.__array_interface__
         self.__array_interface__ = {**described, "data": (described["data"][0], False)}
 
@@ -113,8 +113,12 @@ _lent: dict[int, weakref.ref[Any]] = {}
 def from_numpy(ndarray: RawArray, zero_copy: bool = True, array_cls: type[NDArray] = NDArray) -> NDArray:
     """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
-    ``array_cls`` must be NDArray, since arrays with NumPy's semantics do not exist. If memory is shared, the NumPy
-    array becomes read-only, as in MXNet, because the engine would not notice its writes.
+    If memory is shared, the NumPy array becomes read-only, as in MXNet, because the engine would not notice its writes.
+
+    Args:
+        ndarray: the NumPy array.
+        zero_copy: whether the memory is shared.
+        array_cls: NDArray, since arrays with NumPy's semantics do not exist.
 
     Raises:
         DTypeError: not a NumPy array, or a dtype that is not supported.
@@ -137,7 +141,7 @@ def from_numpy(ndarray: RawArray, zero_copy: bool = True, array_cls: type[NDArra
     ndarray.flags.writeable = False
     if not lent:
         identity = id(ndarray)
-        _lent[identity] = weakref.ref(ndarray, lambda gone: _lent.pop(identity, None))
+        _lent[identity] = weakref.ref(ndarray, lambda reference: _lent.pop(identity, None))
     return shared
 
 

@@ -24,7 +24,7 @@ _DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 _NAMES = {np.dtype(text): name for name, text in _DTYPES.items()}
-_MOST_HEADER = 100_000_000
+_MAX_HEADER = 100_000_000
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ def decode(content: bytes, file: str) -> tuple[dict[str, Host], dict[str, Any]]:
         FormatError: as :func:`read`.
     """
     size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
+    if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MAX_HEADER):
         what = other_kind(content[:64]) or f"the header is said to have {size:,} of {len(content):,} bytes"
         raise FormatError(f"{file}: no safetensors file: {what}")
     try:

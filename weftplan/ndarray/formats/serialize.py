@@ -79,13 +79,18 @@ def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapp
 def _write(file: BinaryIO, arrays: Sequence[NDArray], names: Sequence[str]) -> None:
     file.write(struct.pack("<QQQ", _LIST_MAGIC, 0, len(arrays)))
     for array in arrays:
-        file.write(_header(array))
-        file.write(np.ascontiguousarray(array.asnumpy()).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        file.write(dump_record(array))
     file.write(struct.pack("<Q", len(names)))
     for name in names:
         text = name.encode()
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
+
+
+def dump_record(array: NDArray) -> bytes:
+    """Return a single array record, as MXNet pickles arrays."""
+    values = np.ascontiguousarray(array.asnumpy()).astype(array.np_dtype.newbyteorder("<"), copy=False)
+    return _header(array) + values.tobytes()
 
 
 def _header(array: NDArray) -> bytes:
@@ -94,7 +99,7 @@ def _header(array: NDArray) -> bytes:
     # MXNet knows no simulated devices, and memory that is pinned here need not be there.
     kind, index = (context.device_typeid, context.device_id) if context.device_type in ("cpu", "gpu") else (1, 0)
     return struct.pack(
-        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.dtype)
+        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.np_dtype)
     )
 
 
@@ -114,14 +119,14 @@ def load(fname: str | os.PathLike[str]) -> list[NDArray] | dict[str, NDArray]:
     """
     if not isinstance(fname, str | os.PathLike):  # open() would take a number for a file descriptor, and close it
         raise DTypeError(f"load needs the path of a file, got {type(fname).__name__}; use load_frombuffer for bytes")
-    where = os.fspath(fname)
+    path = os.fspath(fname)
     with open_to_read(fname) as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):  # a pipe has no size and cannot be mapped
-            return _read(memoryview(file.read()), where)
+            return _read(memoryview(file.read()), path)
         if facts.st_size == 0:
-            raise FormatError(f"{where}: the file is empty")
-        return _read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), where)
+            raise FormatError(f"{path}: the file is empty")
+        return _read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), path)
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict[str, NDArray]:
@@ -147,7 +152,7 @@ def load_record(data: bytes, file: str) -> NDArray:
     """
     reader = _Reader(memoryview(data), file)
     record = reader.record(0)
-    if isinstance(record, str) or reader.left:
+    if isinstance(record, str) or reader.remaining:
         raise FormatError(f"{file}: expected one dense array, got {record if isinstance(record, str) else 'more'}")
     values, context, _ = record
     return from_host(values, context)
@@ -163,15 +168,15 @@ def _read(data: memoryview, file: str) -> list[NDArray] | dict[str, NDArray]:
     magic, _, count = reader.unpack("<QQQ", "header")
     if magic != _LIST_MAGIC:
         raise FormatError(f"{file}: no .params file: {_instead(bytes(data[:512]), magic)}")
-    if count > reader.left // 4:
-        raise FormatError(f"{file}: truncated or damaged: {count:,} arrays cannot fit in {reader.left:,} bytes")
+    if count > reader.remaining // 4:
+        raise FormatError(f"{file}: truncated or damaged: {count:,} arrays cannot fit in {reader.remaining:,} bytes")
     records = [reader.record(index) for index in range(count)]
     (named,) = reader.unpack("<Q", "number of names")
     if named not in (0, count):
         raise FormatError(f"{file}: damaged: {named:,} names for {count:,} arrays")
     names = list(reader.names(named))
-    if reader.left:
-        raise FormatError(f"{file}: damaged: {reader.left:,} bytes follow the last name")
+    if reader.remaining:
+        raise FormatError(f"{file}: damaged: {reader.remaining:,} bytes follow the last name")
     if len(set(names)) != len(names):
         raise FormatError(f"{file}: damaged: a name occurs twice")
     arrays = []
@@ -210,20 +215,21 @@ def _instead(start: bytes, magic: int) -> str:
 class _Reader:
     """A cursor over the bytes, whose errors name the position."""
 
-    def __init__(self, data: memoryview, where: str) -> None:
+    def __init__(self, data: memoryview, path: str) -> None:
         self._data = data
-        self._where = where
+        self._path = path
         self._at = 0
         self._empty = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self._data) - self._at
 
     def take(self, nbytes: int, what: str) -> memoryview:
-        if nbytes > self.left:
+        if nbytes > self.remaining:
             raise FormatError(
-                f"{self._where}: truncated: {what} needs {nbytes:,} bytes at byte {self._at:,}, {self.left:,} are left"
+                f"{self._path}: truncated: {what} needs {nbytes:,} bytes at byte {self._at:,}, "
+                f"{self.remaining:,} are left"
             )
         start = self._at
         self._at += nbytes
@@ -234,12 +240,12 @@ class _Reader:
 
     def shape(self, ndim: int, form: str, what: str) -> tuple[int, ...]:
         if not 0 <= ndim <= _MAX_DIMS:
-            raise FormatError(f"{self._where}: damaged: {what} has {ndim} dimensions")
+            raise FormatError(f"{self._path}: damaged: {what} has {ndim} dimensions")
         dims = self.unpack(f"<{ndim}{form}", f"shape of {what}")
         # NumPy makes no array of (0, 2**62): of the other dimensions it wants a product, too.
         empty = 0 in dims and math.prod(dim for dim in dims if dim) >= _MAX_ELEMENTS
         if empty or any(dim < 0 for dim in dims):
-            raise FormatError(f"{self._where}: damaged: {what} has the shape {dims}")
+            raise FormatError(f"{self._path}: damaged: {what} has the shape {dims}")
         return dims
 
     def names(self, count: int) -> Iterator[str]:
@@ -248,7 +254,7 @@ class _Reader:
             try:
                 yield bytes(self.take(length, f"name {index}")).decode()
             except UnicodeDecodeError as error:
-                raise FormatError(f"{self._where}: damaged: name {index} is not UTF-8") from error
+                raise FormatError(f"{self._path}: damaged: name {index} is not UTF-8") from error
 
     def record(self, index: int) -> tuple[RawArray, Context, str] | str:
         """Return (values, context, note) of one array, or the name of its sparse storage type."""
@@ -262,7 +268,7 @@ class _Reader:
                 sparse = _SPARSE[stype]
                 storage_shape = self.shape(self.unpack("<i", what)[0], "q", f"storage of {what}")
             elif stype not in (0, -1):
-                raise FormatError(f"{self._where}: damaged: {what} has the storage type {stype}")
+                raise FormatError(f"{self._path}: damaged: {what} has the storage type {stype}")
             ndim = self.unpack("<i", what)[0]
             shape, none = ((), True) if ndim == -1 and magic == _V3 else (self.shape(ndim, "q", what), False)
             none = none or (magic == _V2 and not shape)
@@ -275,7 +281,7 @@ class _Reader:
         if none:  # an array that was never given a shape: the record ends here
             self._empty += 1
             if self._empty > _MAX_EMPTY:
-                raise FormatError(f"{self._where}: damaged: more than {_MAX_EMPTY:,} arrays have no shape")
+                raise FormatError(f"{self._path}: damaged: more than {_MAX_EMPTY:,} arrays have no shape")
             return np.empty(0, np.float32), Context("cpu", 0), ""
         kind, device_id, code = self.unpack("<iii", f"context and dtype of {what}")
         aux = [(self._dtype(c, what), self._aux_shape(what)) for c in self._aux_codes(sparse, what)]
@@ -306,7 +312,7 @@ class _Reader:
         if code == _BFLOAT16:
             return np.dtype("<u2")
         if code not in _DTYPES:
-            raise FormatError(f"{self._where}: damaged: {what} has the unknown dtype code {code}")
+            raise FormatError(f"{self._path}: damaged: {what} has the unknown dtype code {code}")
         return np.dtype(_DTYPES[code]).newbyteorder("<")
 
     def _context(self, kind: int, device_id: int, what: str) -> Context:
@@ -318,5 +324,5 @@ class _Reader:
             except DeviceError:
                 return Context("cpu", 0)
         if kind not in (1, 3, 5):
-            raise FormatError(f"{self._where}: damaged: {what} has the device type {kind}")
+            raise FormatError(f"{self._path}: damaged: {what} has the device type {kind}")
         return Context("cpu", max(device_id, 0) if kind == 1 else 0)

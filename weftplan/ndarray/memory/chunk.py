@@ -22,7 +22,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, consistent_in_children
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
-from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, FreeList, dead, drain, sweep
+from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, ArrayFreeList, dead, drain, sweep
 from weftplan.storage import Allocation, Resource, relief
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK
@@ -70,7 +70,7 @@ class Chunk:
     _release: Callable[[], object] | None
     _resource: Resource | None
     """The resource for a delayed allocation: the resource in force when the chunk was made."""
-    _free_list: FreeList | None
+    _free_list: ArrayFreeList | None
     """The free list that takes var and memory when the chunk dies. None if another object owns the memory; the chunk
     then may keep more memory alive than ``nbytes``."""
     _view: Any
@@ -83,7 +83,7 @@ class Chunk:
     def __init__(
         self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
     ) -> None:
-        if dead.queue and (prompt or dead.due):
+        if dead.queue and (prompt or dead.pending):
             sweep()
         self.context = ctx
         self.nbytes = nbytes
@@ -115,7 +115,7 @@ class Chunk:
         return raw if raw is not None else self._first_use()
 
     def _first_use(self) -> RawArray:
-        if dead.due:  # the loop that pushed this may be over, so that no later push frees the dead chunks
+        if dead.pending:  # the loop that pushed this may be over, so that no later push frees the dead chunks
             sweep()
         resource, allocation = self._take()
         # Allocate without the lock, because allocation may wait for other operations. Two readers of a chunk that was
@@ -204,7 +204,7 @@ class Chunk:
             free_list, var = self._free_list, self.var
             if (
                 free_list is not None
-                and len(free_list.entries) < free_list.room
+                and len(free_list.entries) < free_list.capacity
                 and getrefcount(var) == _ALONE
                 and getrefcount(self._view) <= _VIEWED
                 and var.failure is None
@@ -214,7 +214,7 @@ class Chunk:
                 return
             dead.queue.append((self.engine, var, self.context, self._release or nothing))
             if free_list is None or self.nbytes > SMALL or len(dead.queue) > FEW:
-                dead.due.append(self.nbytes)
+                dead.pending.append(self.nbytes)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
 
@@ -341,10 +341,10 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
         if joint_allocation.refused(ctx):
             raise
     with relief.Starved(ctx):
-        return resource, joint_allocation.patiently(partial(_after_others, resource, nbytes, origin), ctx)
+        return resource, joint_allocation.patiently(partial(_allocate_after_progress, resource, nbytes, origin), ctx)
 
 
-def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:
+def _allocate_after_progress(resource: Resource, nbytes: int, origin: object) -> Allocation:
     """Allocate after freeing the chunks that have died meanwhile."""
     drain(everything=True)
     return resource.allocate(nbytes, name=origin)

@@ -65,11 +65,11 @@ class _Attempt:
         """Chunks whose first memory was allocated in this attempt."""
 
 
-class _Here(threading.local):
+class _Attempts(threading.local):
     attempt: _Attempt | None = None
 
 
-_here = _Here()
+_attempts = _Attempts()
 
 
 class Look:
@@ -126,23 +126,23 @@ def _all_of(get: Callable[[], list[object]], look: Look) -> list[object]:
             if held is not None:
                 return held
         with _beginning:
-            for last in _ends_of_looks():
-                held = _tried(get, look, attempt, last=last)
+            for is_last in _ends_of_looks():
+                held = _tried(get, look, attempt, is_last=is_last)
                 if held is not None:
                     return held
     raise AssertionError("the last attempt has raised")
 
 
 def _tried(
-    get: Callable[[], list[object]], look: Look, attempt: _Attempt, *, last: bool = False
+    get: Callable[[], list[object]], look: Look, attempt: _Attempt, *, is_last: bool = False
 ) -> list[object] | None:
     """Return the result of ``get``, or None if there was no room; new memory is freed then.
 
     Raises:
-        OutOfMemoryError: there was no room in the ``last`` attempt, or a retry cannot help.
+        OutOfMemoryError: there was no room in the ``is_last`` attempt, or a retry cannot help.
     """
     with _beginning:
-        previous, _here.attempt = _here.attempt, attempt
+        previous, _attempts.attempt = _attempts.attempt, attempt
         attempt.context = None
         try:
             held = get()
@@ -151,12 +151,12 @@ def _tried(
         except OutOfMemoryError as error:
             for chunk in attempt.fresh:
                 chunk.drop()
-            if last or attempt.context is None:
+            if is_last or attempt.context is None:
                 raise error.with_traceback(None) from None
             return None
         finally:
             attempt.fresh.clear()
-            _here.attempt = previous
+            _attempts.attempt = previous
 
 
 def refused(context: Context) -> bool:
@@ -164,7 +164,7 @@ def refused(context: Context) -> bool:
 
     A thread inside an attempt must not wait, since it may hold memory that other threads wait for.
     """
-    attempt = _here.attempt
+    attempt = _attempts.attempt
     if attempt is not None:
         attempt.context = context
     return attempt is not None
@@ -172,21 +172,21 @@ def refused(context: Context) -> bool:
 
 def first_memory(chunk: FreshChunk) -> None:
     """Record that a chunk got its first memory, still unwritten; it is freed if the attempt fails."""
-    if _here.attempt is not None:
-        _here.attempt.fresh.append(chunk)
+    if _attempts.attempt is not None:
+        _attempts.attempt.fresh.append(chunk)
 
 
 class Impatient:
     """A ``with`` block in which allocations of this thread never wait: they succeed immediately or fail."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_previous",)
 
     def __enter__(self) -> Self:
-        self._before, _here.attempt = _here.attempt, _Attempt()
+        self._previous, _attempts.attempt = _attempts.attempt, _Attempt()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _here.attempt = self._before
+        _attempts.attempt = self._previous
 
 
 def patiently(attempt: Callable[[], T], context: Context) -> T:
@@ -200,11 +200,11 @@ def patiently(attempt: Callable[[], T], context: Context) -> T:
         if engine.get().in_operation:
             raise
     with _beginning:  # no other thread is inside an attempt, holding memory without an open look
-        for last in _ends_of_looks(time.monotonic() + PATIENCE_S):
+        for is_last in _ends_of_looks(time.monotonic() + PATIENCE_S):
             try:
                 return attempt()
             except OutOfMemoryError:
-                if last:
+                if is_last:
                     raise
     raise AssertionError("the last attempt has raised")
 
@@ -235,27 +235,27 @@ def _ends_of_looks(end: float = math.inf) -> Iterator[bool]:
     """
     late = time.monotonic() + _MOMENT_S
     while time.monotonic() < end:
-        begun = _others()
-        if not begun and not (_looks_of_others() and time.monotonic() < late):
+        begun = _other_looks()
+        if not begun and not (_looks_elsewhere() and time.monotonic() < late):
             break
         yield False
-        _await_one(begun, end)
+        _await_completion(begun, end)
     yield True
 
 
-def _await_one(begun: dict[int, int], end: float) -> None:
+def _await_completion(begun: dict[int, int], end: float) -> None:
     """Wait until one of these looks ends or its thread is starved; wait a moment if there are none."""
     time.sleep(_GLANCE_S)
-    while begun and begun.keys() <= _others().keys() and time.monotonic() < end:
+    while begun and begun.keys() <= _other_looks().keys() and time.monotonic() < end:
         time.sleep(_GLANCE_S)
 
 
-def _looks_of_others() -> dict[int, int]:
+def _looks_elsewhere() -> dict[int, int]:
     caller = threading.get_ident()
     return {key: thread for key, thread in list(_looks.items()) if thread != caller}
 
 
-def _others() -> dict[int, int]:
+def _other_looks() -> dict[int, int]:
     """Return the looks of other threads that are not starved, which therefore end without further help."""
     lacking = relief.starved_threads()
-    return {key: thread for key, thread in _looks_of_others().items() if thread not in lacking}
+    return {key: thread for key, thread in _looks_elsewhere().items() if thread not in lacking}

@@ -29,7 +29,7 @@ from weftplan.storage import Resource, registry, relief, stream_order
 from weftplan.support.array_types import DType
 
 SMALL, FEW = 4096, 1024
-"""Largest chunk and longest queue for which :attr:`DeadChunks.due` does not count a dead chunk: 4 MiB in all."""
+"""Largest chunk and longest queue for which :attr:`DeadChunks.pending` does not count a dead chunk: 4 MiB in all."""
 PATIENCE_S = 10.0
 """Seconds that an allocation of host memory waits for pending operations, in all."""
 E = TypeVar("E")
@@ -46,7 +46,7 @@ _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gi
 """The count without other references; 0, which no count equals, without a GIL, since counts may be inexact then."""
 
 
-class FreeList:
+class ArrayFreeList:
     """A free list of dead arrays of one kind: var, memory, and a typed view of it.
 
     Only small host arrays are added, and only if no other object has their var, since no operation can be pending then.
@@ -57,16 +57,16 @@ class FreeList:
         changes: storage's change count when the free list was made; another resource may be in force since.
     """
 
-    __slots__ = ("changes", "context", "engine", "entries", "resource", "room")
+    __slots__ = ("capacity", "changes", "context", "engine", "entries", "resource")
 
     def __init__(
-        self, context: Context, engine: Engine | None, resource: Resource | None, changes: int, room: int
+        self, context: Context, engine: Engine | None, resource: Resource | None, changes: int, capacity: int
     ) -> None:
         self.context = context
         self.engine = engine
         self.resource = resource
         self.changes = changes
-        self.room = room
+        self.capacity = capacity
         self.entries: list[tuple[Any, Any, Any, Any]] = []
 
     def clear(self) -> None:
@@ -84,9 +84,9 @@ class FreeList:
                 dead.queue.append((self.engine, var, self.context, release))
 
 
-CLOSED = FreeList(cpu(), None, None, 0, 0)
+CLOSED = ArrayFreeList(cpu(), None, None, 0, 0)
 """The free list of arrays that are never reused."""
-_MOST_FREE_LISTS, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
+_MAX_FREE_LISTS, _CAPACITY, _CAPACITY_BYTES = 64, 16, 64 << 10
 """Free lists, entries per list, and bytes per list: together at most 4 MiB."""
 
 
@@ -104,27 +104,27 @@ class DeadChunks:
         free_lists: the free list of each (context, shape, dtype).
     """
 
-    __slots__ = ("_threshold", "coming", "due", "free_lists", "queue")
+    __slots__ = ("_threshold", "coming", "free_lists", "pending", "queue")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Engine, Var, Context, Callable[[], object]]] = deque()
-        self.due: deque[int] = deque()
+        self.pending: deque[int] = deque()
         self.coming: deque[None] = deque()
-        self.free_lists: dict[tuple[Context, tuple[int, ...], DType], FreeList] = {}
+        self.free_lists: dict[tuple[Context, tuple[int, ...], DType], ArrayFreeList] = {}
         self._threshold: float | None = None  # bytes of FLAGS_eager_delete_tensor_gb; None: not read yet
 
-    def free_list_for(self, context: Context, shape: tuple[int, ...], dtype: DType) -> FreeList:
+    def free_list_for(self, context: Context, shape: tuple[int, ...], dtype: DType) -> ArrayFreeList:
         """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
         key = context, shape, dtype
         current, changes = engine.get(), registry.changes
         free_list = self.free_lists.get(key)
         if free_list is None or free_list.engine is not current or free_list.changes != changes:
-            if free_list is not None or len(self.free_lists) >= _MOST_FREE_LISTS:
+            if free_list is not None or len(self.free_lists) >= _MAX_FREE_LISTS:
                 self._close_free_lists()
             resource = storage.get(context)
-            room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
-            room = room if resource.hands_over and _ALONE else 0
-            free_list = self.free_lists[key] = FreeList(context, current, resource, changes, room)
+            capacity = min(_CAPACITY, _CAPACITY_BYTES // max(1, math.prod(shape) * dtype.itemsize))
+            capacity = capacity if resource.hands_over and _ALONE else 0
+            free_list = self.free_lists[key] = ArrayFreeList(context, current, resource, changes, capacity)
         return free_list
 
     def _close_free_lists(self) -> None:
@@ -134,7 +134,7 @@ class DeadChunks:
                 _, free_list = self.free_lists.popitem()
             except KeyError:  # another thread took the last free list
                 return
-            free_list.room = 0
+            free_list.capacity = 0
             free_list.clear()
 
     def drain(self, *, everything: bool = False) -> None:
@@ -161,7 +161,7 @@ class DeadChunks:
         if self._threshold != 0.0 and not everything and self._early():
             return
         queue = self.queue
-        self.due.clear()
+        self.pending.clear()
         while queue:
             try:
                 owner, var, context, release, count = _next(queue)
@@ -181,7 +181,7 @@ class DeadChunks:
         """Return whether too few bytes are dead to be freed."""
         if self._threshold is None:
             self._threshold = float(config.process("FLAGS_eager_delete_tensor_gb")) * 2**30
-        return self._threshold < 0 or sum(list(self.due)) < self._threshold
+        return self._threshold < 0 or sum(list(self.pending)) < self._threshold
 
     def _arrive(self, release: Callable[[], object]) -> None:
         """Free memory whose var the engine has deleted."""

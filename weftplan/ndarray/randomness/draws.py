@@ -23,6 +23,7 @@ from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.params import from_text
 from weftplan.ops.core.schema import OpContext
 from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, Generator, RawArray, Scalar
 
@@ -30,6 +31,7 @@ UNSET: Any = ()
 
 
 def _dims(shape: Dims | None) -> tuple[int, ...]:
+    shape = from_text(shape)
     dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape or (1,))
     if any(dim < 0 for dim in dims):
         raise ShapeError(f"a shape has no negative dimensions, got {shape!r}")
@@ -41,12 +43,12 @@ def block_shape(shape: Dims | None) -> tuple[int, ...]:
     return () if shape is None or shape == UNSET else _dims(shape)
 
 
-def target_of(shape: Dims | None, wanted: DType, ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
+def target_of(shape: Dims | None, dtype: DType, ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
     """Return ``out``, whose shape must equal ``shape`` if given, or a new array."""
     if out is None:
         dims = _dims(shape)
         context = check_context(ctx)
-        return fresh(context, dims, wanted, name)
+        return fresh(context, dims, dtype, name)
     if shape is not None and shape != UNSET and _dims(shape) != out.shape:
         raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
     return out
@@ -108,7 +110,7 @@ def sample(
     whether a number or in an array, is reported when the operation has run: at the next wait, as in MXNet.
     """
     name = draw.__name__
-    wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype))
+    wanted = out.np_dtype if out is not None else check_dtype(wanted_dtype(dtype))
     if not is_float(wanted):
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
     arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
@@ -116,25 +118,25 @@ def sample(
     values = [
         value if isinstance(value, NDArray) else _number(name, key, value) for key, (value, _) in parameters.items()
     ]
-    known = [None if isinstance(value, NDArray) else value for value in values]
+    numbers = [None if isinstance(value, NDArray) else value for value in values]
     if not arrays:
-        return push_draw(partial(_run, draw, bounds, known, 0), (), target_of(shape, wanted, ctx, out, name), name)
-    first = arrays[0]
+        return push_draw(partial(_run, draw, bounds, numbers, 0), (), target_of(shape, wanted, ctx, out, name), name)
+    head = arrays[0]
     for array in arrays:
-        if array.shape != first.shape or array.context != first.context:
+        if array.shape != head.shape or array.context != head.context:
             raise ShapeError(
-                f"{name}: arrays of parameters must have one shape and context, got {first.shape} on {first.context} "
+                f"{name}: arrays of parameters must have one shape and context, got {head.shape} on {head.context} "
                 f"and {array.shape} on {array.context}"
             )
     block = block_shape(shape)
-    target = target_of((*first.shape, *block), wanted, first.context, out, name)
-    return push_draw(partial(_run, draw, bounds, known, len(block)), arrays, target, name)
+    target = target_of((*head.shape, *block), wanted, head.context, out, name)
+    return push_draw(partial(_run, draw, bounds, numbers, len(block)), arrays, target, name)
 
 
 def _run(
     draw: fills.Draw,
     bounds: Mapping[str, str],
-    known: Sequence[float | None],
+    numbers: Sequence[float | None],
     inner: int,
     generator: Generator,
     target: RawArray,
@@ -147,7 +149,7 @@ def _run(
     """
     following = iter(arrays)
     values: list[Any] = [
-        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in known
+        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in numbers
     ]
     _check(draw.__name__, bounds, values)
     if not all(isinstance(value, float) for value in values):

@@ -57,8 +57,8 @@ def next_key(ctx: Context) -> tuple[int, int]:
 
     Within ``with Draws(…):`` the key comes from that sequence.
     """
-    if _here.draws is not None:
-        return _here.draws.next_key(ctx)
+    if _generators.draws is not None:
+        return _generators.draws.next_key(ctx)
     with _lock:
         stream = _keys.streams.get(ctx)
         if stream is None:
@@ -82,7 +82,7 @@ def set_state(state: dict[str, Any]) -> None:
         ParameterError: ``state`` is no result of :func:`get_state`. Nothing is changed then.
     """
     try:
-        first = int(state["seed"])
+        seed = int(state["seed"])
         streams = {
             Context(str(kind), int(number)): [int(start), int(counter)]
             for kind, number, start, counter in state["streams"]
@@ -90,7 +90,7 @@ def set_state(state: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise ParameterError(f"this is no state of random numbers: {error!r}") from error
     with _lock:
-        _keys.seed = first
+        _keys.seed = seed
         _keys.streams.clear()
         _keys.streams.update(streams)
 
@@ -146,15 +146,15 @@ class Draws:
         return cls(*state)
 
     def __enter__(self) -> Self:
-        self._outer, _here.draws = _here.draws, self
+        self._outer, _generators.draws = _generators.draws, self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _here.draws = self._outer
+        _generators.draws = self._outer
 
 
-class _Here(threading.local):
+class _ThreadGenerators(threading.local):
     draws: Draws | None = None
 
 
-_here = _Here()
+_generators = _ThreadGenerators()

@@ -28,9 +28,9 @@ class DynamicChunk(SpillableChunk):
         if spilling.moving() or self._target is not None:
             raw = super()._first_use(stream_ordered=stream_ordered)
         else:  # no other thread moves the bytes
-            if dead.due:
+            if dead.pending:
                 drain()
-            resource, allocation = self._place = self._take()
+            resource, allocation = self._allocation = self._take()
             self._release = partial(resource.free, allocation)
             raw = self._raw = allocation.raw
         self._address = address_of(raw) if self.nbytes else 0
@@ -41,7 +41,7 @@ class DynamicChunk(SpillableChunk):
             super().drop()
             return
         release = self._release
-        self._release = self._raw = self._place = None
+        self._release = self._raw = self._allocation = None
         if release is not None:
             release()
 

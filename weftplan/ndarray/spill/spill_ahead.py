@@ -45,11 +45,11 @@ class Guest(Protocol):
     engine: Any
     nbytes: int
     var: Any
-    sent_away: bool
+    is_offloading: bool
 
     @property
-    def away(self) -> bool: ...
-    def leave(self, where: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool: ...
+    def is_offloaded(self) -> bool: ...
+    def leave(self, targets: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool: ...
     def return_beside(self) -> None: ...
 
 
@@ -139,11 +139,11 @@ def make_room(targets: tuple[OffloadTarget, ...], context: Context, operands: Se
             if chunk is not None and chunk.may_leave and chunk.context == context:
                 chunks[id(chunk)] = chunk
         need = sum([chunk.nbytes for key, chunk in chunks.items() if key not in model.present])
-        offloaded = [chunk for key, chunk in chunks.items() if chunk.away or chunk.sent_away]
+        offloaded = [chunk for key, chunk in chunks.items() if chunk.is_offloaded or chunk.is_offloading]
         leaving = _victims(model, need, chunks, current) if need else []
         for chunk in chunks.values():
             model.add(chunk)
-            chunk.sent_away = False
+            chunk.is_offloading = False
     orders = []
     for chunk in leaving:
         order = current.new_order("room")
@@ -191,7 +191,7 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: object) 
             continue
         model.remove(key)
         if chunk is not None:
-            chunk.sent_away = True
+            chunk.is_offloading = True
             victims.append(chunk)
     return victims
 
@@ -218,7 +218,7 @@ def _write_back(ref: weakref.ref[Guest], targets: tuple[OffloadTarget, ...]) -> 
 def _bring_back(ref: weakref.ref[Guest]) -> None:
     """Bring a chunk back if it is offloaded; runs as an operation."""
     chunk = ref()
-    if chunk is not None and chunk.away:
+    if chunk is not None and chunk.is_offloaded:
         try:
             with joint_allocation.Look(), joint_allocation.Impatient():
                 chunk.return_beside()

@@ -66,7 +66,7 @@ _members: dict[int, weakref.ref[SpillableChunk]] = {}
 """Chunks with memory that may be offloaded or moved, by id."""
 
 
-def _alone(raw: object) -> int:
+def _reference_count(raw: object) -> int:
     """Return the reference count of ``raw``; compare it with :data:`_ALONE`."""
     return getrefcount(raw)
 
@@ -74,24 +74,24 @@ def _alone(raw: object) -> int:
 class SpillableChunk(Chunk):
     """A chunk whose bytes may be offloaded while they have no views."""
 
-    __slots__ = ("_moving", "_place", "_target", "_used", "sent_away")
+    __slots__ = ("_allocation", "_moving", "_target", "_used", "is_offloading")
     movable = True
-    sent_away: bool
+    is_offloading: bool
     """Whether ``spill_ahead.py`` has scheduled an offload and no return since; only that module sets it."""
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
         self._moving = threading.Lock()
         self._target: offload.Offloaded | None = None
         """The offloaded bytes while ``_raw`` is None. Guarded by ``_moving``."""
-        self._place: tuple[Resource, Allocation] | None = None
+        self._allocation: tuple[Resource, Allocation] | None = None
         """The resource and allocation of the bytes, while they may move there. Guarded by ``_moving``."""
         self._used = _tick()
-        self.sent_away = False
+        self.is_offloading = False
         super().__init__(ctx, nbytes, **options)
         if self._raw is not None:
             assert isinstance(self._release, partial)
             free: Any = self._release.func
-            self._place = free.__self__, self._release.args[0]
+            self._allocation = free.__self__, self._release.args[0]
             self._raw = counted(self._raw)
             self._enrol()
             if self.may_leave:
@@ -120,7 +120,7 @@ class SpillableChunk(Chunk):
         self._first_use(stream_ordered=True)
 
     def _first_use(self, *, stream_ordered: bool = False) -> RawArray:
-        if dead.due:
+        if dead.pending:
             drain()
         with self._moving:  # wait for a copy in progress
             if self._raw is not None:
@@ -136,7 +136,7 @@ class SpillableChunk(Chunk):
                     if offloaded is not None:
                         offloaded.read(raw, self.context, stream_ordered=stream_ordered)
                     self._target, self._release, self._raw = None, partial(resource.free, allocation), raw
-                    self._place = resource, allocation
+                    self._allocation = resource, allocation
                     used = allocation
                     if offloaded is None:
                         joint_allocation.first_memory(self)
@@ -158,11 +158,11 @@ class SpillableChunk(Chunk):
         if (_setting.targets or _setting.movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
-    def leave(self, where: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool:
+    def leave(self, targets: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool:
         """Offload the bytes; return False if they are in use.
 
         Args:
-            where: offload targets, in order of preference.
+            targets: offload targets, in order of preference.
             stream_ordered: copy in the order of the current stream, if any, for operations that declared the var.
                 Otherwise nothing may be pending on the device.
 
@@ -180,15 +180,15 @@ class SpillableChunk(Chunk):
                 stream = current_stream() if stream_ordered else None
                 if stream is not None:  # enqueued kernels use the bytes, too
                     stream.record().synchronize()
-                if _alone(raw) == _ALONE:
-                    offloaded = offload.offload(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
+                if _reference_count(raw) == _ALONE:
+                    offloaded = offload.offload(raw, self.context, targets, self._origin, stream_ordered=stream_ordered)
             finally:
                 if offloaded is None:
                     self._raw = raw
             if offloaded is None:
                 return False
-            reservation, release = self._place, self._release
-            self._release, self._target, self._place = offloaded.free, offloaded, None
+            reservation, release = self._allocation, self._release
+            self._release, self._target, self._allocation = offloaded.free, offloaded, None
         finally:
             self._moving.release()
         del raw
@@ -217,8 +217,8 @@ class SpillableChunk(Chunk):
                 return 0
             moved = 0
             try:
-                if self._place is not None and _alone(raw) == _ALONE:
-                    resource, allocation = self._place
+                if self._allocation is not None and _reference_count(raw) == _ALONE:
+                    resource, allocation = self._allocation
                     moved = resource.relocate(allocation)
                     if moved:
                         raw = counted(allocation.raw)
@@ -239,7 +239,7 @@ class SpillableChunk(Chunk):
         The contents are undefined afterwards.
         """
         with self._moving:
-            release, self._release, self._raw, self._target, self._place = self._release, None, None, None, None
+            release, self._release, self._raw, self._target, self._allocation = self._release, None, None, None, None
         _members.pop(id(self), None)
         spill_ahead.gone(self)
         if release is not None:
@@ -248,9 +248,9 @@ class SpillableChunk(Chunk):
     def drop_in_order(self) -> None:
         """Free the memory as :meth:`drop` does, in the order of the current stream, without waiting for it."""
         with self._moving:
-            reservation = self._place if self._raw is not None else None
+            reservation = self._allocation if self._raw is not None else None
             if reservation is not None:
-                self._release = self._raw = self._place = None
+                self._release = self._raw = self._allocation = None
         if reservation is None:
             self.drop()
             return
@@ -259,7 +259,7 @@ class SpillableChunk(Chunk):
         _free_behind(*reservation)
 
     @property
-    def away(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether the bytes are offloaded."""
         return self._target is not None
 
@@ -287,11 +287,11 @@ def counted(raw: RawArray) -> RawArray:
 
 def _measured() -> int:
     raw = np.empty(0, np.uint8)
-    return _alone(raw)
+    return _reference_count(raw)
 
 
 _ALONE = _measured() if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
-"""The value of :func:`_alone` without other references; 0, which it never returns, if counts are not exact."""
+"""Value of :func:`_reference_count` without other references; 0, which it never returns, if counts are not exact."""
 
 
 def _settled(context: Context) -> list[SpillableChunk]:
@@ -323,7 +323,7 @@ def _move_together(context: Context, nbytes: int) -> bool:
     return resource is not None and resource.statistics().cached_bytes >= nbytes and _compact(context) > 0
 
 
-def _send_away(context: Context, nbytes: int) -> bool:
+def _offload_arrays(context: Context, nbytes: int) -> bool:
     """Offload the least recently used arrays until ``nbytes`` are freed; a step of the ladder."""
     if not _setting.targets:
         return False
@@ -342,22 +342,22 @@ def _send_away(context: Context, nbytes: int) -> bool:
 
 
 relief.add(26, _move_together)
-relief.add(28, _send_away, again=True)
+relief.add(28, _offload_arrays, retries=True)
 slots.COMPACTOR.fill(_compact)
 
 
-def start(where: tuple[OffloadTarget, ...], *, movable: bool = False) -> None:
+def start(targets: tuple[OffloadTarget, ...], *, movable: bool = False) -> None:
     """Let new arrays be offloaded to these targets; with targets or ``movable``, also let them move within their pools.
 
     Raises:
         DeviceError: a folder has another number in this process already.
     """
-    device.name_folders(where)
-    _setting.targets, _setting.movable = where, movable
+    device.name_folders(targets)
+    _setting.targets, _setting.movable = targets, movable
     spill_ahead.forget()
-    slots.MAKE_ROOM.value = partial(spill_ahead.make_room, where) if where else None
-    slots.TASK_MEMORY.value = pushing.holding if where else None
-    slots.ARRAY_CHUNK.value = SpillableChunk if where or movable else Chunk
+    slots.MAKE_ROOM.value = partial(spill_ahead.make_room, targets) if targets else None
+    slots.TASK_MEMORY.value = pushing.holding if targets else None
+    slots.ARRAY_CHUNK.value = SpillableChunk if targets or movable else Chunk
 
 
 def active() -> bool:
@@ -375,7 +375,7 @@ def moving() -> bool:
     return bool(_setting.targets or _setting.movable)
 
 
-def _first(*args: Any, **kwargs: Any) -> Chunk:
+def _first_chunk(*args: Any, **kwargs: Any) -> Chunk:
     """Make the first array's chunk after reading the setting; ``true``, the default, concerns only budgeted plans."""
     text = config.process("WEFTPLAN_SPILL")
     start(() if text.lower() in ("true", "1") else parse(text), movable=config.process("WEFTPLAN_STORAGE_COMPACT"))
@@ -395,4 +395,4 @@ def using(text: str, *, movable: bool = False) -> Iterator[None]:
         slots.ARRAY_CHUNK.value = before_class
 
 
-slots.ARRAY_CHUNK.value = _first
+slots.ARRAY_CHUNK.value = _first_chunk

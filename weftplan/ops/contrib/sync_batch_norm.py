@@ -94,6 +94,7 @@ _numpy = _offered(Implementation(name="numpy", kernel=_BASE.forward, workspace=_
 _FIRST = register(
     Op(
         name="BatchNorm_v1",
+        positions=("data", "gamma", "beta"),
         forward=_numpy.kernel,
         infer_shape=_infer_shape,
         infer_dtype=_infer_dtype,
@@ -118,6 +119,7 @@ register(
     replace(
         _FIRST,
         name=NAME,
+        positions=None,
         params=(
             *_FIRST.params,
             Param("ndev", p_int, 1, "Number of contexts that train together; more than 1: see a Module's refusal."),

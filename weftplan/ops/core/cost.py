@@ -2,16 +2,17 @@
 
 Arithmetic is counted for operators with more than a few operations per element, which are matrix products,
 convolutions and RNNs. A multiplication with its addition counts as two operations. The time of all other operators
-follows from their memory traffic; :data:`SWEEPS` has those that read their data several times. The functions are pure,
+follows from their memory traffic; :data:`SWEEPS` has those that read their data several times. On a host a formula
+takes at least the time of its functions (:data:`FUNCTIONS`). No function keeps state but a cache of a kernel's price,
 so any thread may call them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod, sqrt
 
-from weftplan.ops.core.schema import Shape
+from weftplan.ops.core.schema import Params, Shape
 
 SWEEPS: Mapping[str, float] = {
     # Mean, variance and normalisation each pass over the data once.
@@ -32,6 +33,19 @@ SWEEPS: Mapping[str, float] = {
 }
 """Memory traffic of an operator and of its backward node, relative to one read of every input and one write of every
 output."""
+
+FUNCTIONS: Mapping[str, float] = {
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "sqrt", "cbrt", "hypot"), 4.0e-10),
+    **dict.fromkeys(("sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh"), 5.0e-10),
+    **dict.fromkeys(("arcsinh", "arccosh", "arctanh", "power", "remainder", "fmod", "floor_divide"), 7.0e-10),
+    "erf": 1.9e-8,
+    **dict.fromkeys(("_erfinv", "_gamma", "_gammaln", "_psi", "_psi1"), 2.6e-8),
+}
+"""Seconds per float32 element of one core under NumPy, for functions that take longer than :data:`PASS`. The last two
+rows are made of many passes over blocks in the cache. Smallest processor time of nine calls, AVX-512, loaded."""
+
+PASS = 1.3e-10
+"""Seconds per float32 element of an addition of arrays in the cache."""
 
 _PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
 COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}
@@ -64,6 +78,22 @@ def operations(
     # (m, k) by (k, n): the root of mk * kn * mn is mkn. In a batch of B products the root has a factor B too many.
     batch = left[0] if name == "batch_dot" else 1
     return times * sqrt(prod(out) * prod(left) * prod(right) / max(batch, 1))
+
+
+def formula_seconds(kernel: object, params: Params, count: int, nbytes: int) -> float:
+    """Return the seconds of the functions of an elementwise kernel on a host; 0 if the kernel is no formula.
+
+    Args:
+        kernel: the kernel of the operator.
+        params: the parameters of the node.
+        count: number of inputs.
+        nbytes: bytes of the output; float64 takes twice as long as float32.
+    """
+    choose = getattr(kernel, "choose", None)
+    if choose is not None:
+        kernel, params = choose(params)
+    price: Callable[[Params, int], float] | None = getattr(kernel, "seconds_per_element", None)
+    return 0.0 if price is None else price(params, count) * nbytes / 4
 
 
 def window(params: Mapping[str, object]) -> int:

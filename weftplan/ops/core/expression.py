@@ -12,6 +12,7 @@ Expressions never change after they are made, so any thread may read them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -55,6 +56,14 @@ class FormulaError(ValueError):
     """The error of a formula that cannot be traced, or that contradicts its operator."""
 
 
+def _quotient(a: Any, b: Any) -> Any:
+    """Return a / b by the rules of IEEE 754, as MXNet does: a division by 0 is infinite or NaN, no error."""
+    try:
+        return a / b
+    except ZeroDivisionError:
+        return math.copysign(math.inf, a) * math.copysign(1.0, b) if a else math.nan
+
+
 class Scalar:
     """A number that each call of a kernel computes once, from its parameters and the dtype of its arrays.
 
@@ -79,7 +88,10 @@ class Scalar:
         if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
             first, rest = arguments[0].at, arguments[1:]
             return cls(lambda params, dtype: function(first(params, dtype), *rest))
-        return cls(lambda params, dtype: function(*(value_of(one, params, dtype) for one in arguments)))
+        if len(arguments) == 2 and isinstance(arguments[1], Scalar) and not isinstance(arguments[0], Scalar):
+            number, second = arguments[0], arguments[1].at
+            return cls(lambda params, dtype: function(number, second(params, dtype)))
+        return cls(lambda params, dtype: function(*[value_of(one, params, dtype) for one in arguments]))
 
     def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
         if isinstance(a, Expr) or isinstance(b, Expr):
@@ -108,10 +120,10 @@ class Scalar:
         return self._pair(lambda a, b: a * b, other, self)
 
     def __truediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, self, other)
+        return self._pair(_quotient, self, other)
 
     def __rtruediv__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a / b, other, self)
+        return self._pair(_quotient, other, self)
 
     def __pow__(self, other: object) -> Scalar:
         return self._pair(lambda a, b: a**b, self, other)

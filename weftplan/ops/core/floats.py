@@ -62,3 +62,11 @@ def is_number(dtype: DType) -> bool:
 def limits(dtype: DType) -> Any:
     """Return ``finfo`` of a float dtype: ``min``, ``max``, ``eps``, ``nmant``."""
     return np.finfo(dtype) if dtype.kind == "f" else importlib.import_module("ml_dtypes").finfo(dtype)
+
+
+def holds_positions(dtype: DType, size: int) -> bool:
+    """Return whether ``dtype`` represents every position below ``size`` exactly."""
+    if dtype.kind == "b":
+        return size <= 2
+    most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
+    return size - 1 <= most

@@ -1,7 +1,7 @@
 """Kernel forms: decorators that make kernels of functions with one argument per array.
 
 :func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None if
-unwanted) and its scratch arrays, each as one argument, and can always be prepared for replay::
+unwanted) and its scratch arrays, each as one argument, and can always be replayed::
 
     @kernel
     def _double(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
@@ -10,7 +10,7 @@ unwanted) and its scratch arrays, each as one argument, and can always be prepar
 :func:`workspace_kernel` is for kernels whose helper functions take scratch themselves: its function gets a
 :class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for kernels that
 depend on the run, through random numbers or the training flag: its function gets the whole
-:class:`~weftplan.ops.core.schema.OpContext`, and cannot be prepared. Elementwise formulas are a
+:class:`~weftplan.ops.core.schema.OpContext`, and cannot be replayed. Elementwise formulas are a
 :class:`~weftplan.ops.core.formula_kernel.FormulaKernel`, which cuts large arrays into blocks.
 
 Each form satisfies the protocol :data:`~weftplan.ops.core.schema.Kernel`. Kernels keep no state between calls, so any
@@ -38,32 +38,58 @@ unwanted output)."""
 Specs = Sequence[TensorSpec]
 
 
-class ArrayKernel:
+Bare = Callable[[Params, Specs, Specs], "Callable[..., object] | None"]
+"""A function that returns the bare form of a kernel for a call, or None (:data:`weftplan.ops.core.schema.Kernel`)."""
+Formula = Callable[..., "tuple[Any, ...]"]
+
+
+class BoundKernel:
+    """A kernel whose calls are those of :meth:`bind`, and may be repeated in every run."""
+
+    __slots__ = ()
+    replayable = True
+
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call on these arrays, which may be repeated."""
+        raise NotImplementedError
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.bind(ctx, params, inputs, outputs)()
+
+
+class ArrayKernel(BoundKernel):
     """A kernel that calls ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
 
-    __slots__ = ("elementwise", "expressions", "function", "scratch", "workspace")
+    __slots__ = ("elementwise", "expressions", "function", "scratch", "special", "workspace")
 
     def __init__(
-        self, function: Function, scratch: Scratch | None = None, formula: Callable[..., tuple[Any, ...]] | None = None
+        self,
+        function: Function,
+        scratch: Scratch | None = None,
+        formula: Formula | None = None,
+        special: Bare | None = None,
     ) -> None:
         self.function = function
         self.elementwise = formula is not None
         self.expressions = None if formula is None else lambda params, dtype, operands: formula(params, *operands)
         self.scratch = scratch
+        self.special = special
         self.workspace = None if scratch is None else self._bytes
         """The ``Op.workspace`` of this kernel; None: it takes no scratch."""
 
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the function with all arguments bound."""
-        return partial(self.function, ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
-
-    on = prepare
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return the function with all arguments bound, or the special bare form."""
+        special = _special_call(self.special, ctx, params, inputs, outputs, () if self.scratch is None else ctx.flat)
+        if special is not None:
+            return special
+        specs = () if self.scratch is None else self.scratch(params, *inputs, *outputs)
+        return partial(self.function, ctx.xp, params, *inputs, *outputs, *[ctx.take(*spec) for spec in specs])
 
     def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
         """Return the function with NumPy and ``params`` bound; it gets the arrays, then the flat workspace if any."""
+        special = None if self.special is None else self.special(params, inputs, outputs)
+        if special is not None:
+            return special
         function = partial(self.function, np, params)
         return function if self.scratch is None else with_views(function, self.scratch(params, *inputs, *outputs))
 
@@ -71,12 +97,21 @@ class ArrayKernel:
     def __wrapped__(self) -> Function:
         return self.function
 
-    def _taken(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[RawArray]:
-        return () if self.scratch is None else [ctx.take(*spec) for spec in self.scratch(params, *inputs, *outputs)]
-
     def _bytes(self, params: Params, inputs: Specs, outputs: Specs) -> int:
         assert self.scratch is not None
         return sum(aligned(TensorSpec(*spec).nbytes) for spec in self.scratch(params, *inputs, *outputs))
+
+
+def _special_call(
+    special: Bare | None, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays, flat: Sequence[RawArray]
+) -> Call | None:
+    """Return the call of a special bare form, if there is one for NumPy arrays of which none is None."""
+    arrays = (*inputs, *outputs)
+    if special is None or ctx.xp is not np or any(array is None for array in arrays):
+        return None
+    specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+    bare = special(params, specs[: len(inputs)], specs[len(inputs) :])
+    return None if bare is None else partial(bare, *arrays, *flat)
 
 
 def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
@@ -104,10 +139,12 @@ def with_views(function: Callable[..., object], room: Room) -> Callable[..., obj
 class ContextKernel:
     """A kernel that calls ``function(ctx, p, *inputs, *outputs)``; see :func:`context_kernel`."""
 
-    __slots__ = ("function",)
+    __slots__ = ("function", "special")
+    replayable = False
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, special: Bare | None = None) -> None:
         self.function = function
+        self.special = special
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.function(ctx, params, *inputs, *outputs)
@@ -116,27 +153,22 @@ class ContextKernel:
     def __wrapped__(self) -> Function:
         return self.function
 
-    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the function with all arguments bound, for one call in a run like that of ``ctx``."""
-        return partial(self.function, ctx, params, *inputs, *outputs)
+    def bind(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return the function with all arguments bound, for calls in a run like that of ``ctx``."""
+        special = _special_call(self.special, ctx, params, inputs, outputs, ctx.flat)
+        return special or ctx.repeated(partial(self.function, ctx, params, *inputs, *outputs))
+
+    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
+        """Return the special bare form if there is one."""
+        return None if self.special is None else self.special(params, inputs, outputs)
 
 
 class WorkspaceKernel(ContextKernel):
     """A kernel that calls ``function(ctx, p, *inputs, *outputs)``, which uses only the workspace of ``ctx``."""
 
     __slots__ = ()
+    replayable = True
     workspace = None  # the operator declares it
-
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        self.function(ctx, params, *inputs, *outputs)
-
-    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the function with all arguments bound, for one call."""
-        return partial(self.function, ctx, params, *inputs, *outputs)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the function with all arguments bound, for any number of calls in any run."""
-        return ctx.repeated(self.on(ctx, params, inputs, outputs))
 
 
 class ChosenKernel:
@@ -161,23 +193,6 @@ class ChosenKernel:
         chosen, values = self.choose(params)
         chosen(ctx, values, inputs, outputs)
 
-    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the chosen kernel's call with all arguments bound."""
-        chosen, values = self.choose(params)
-        return bound(chosen, ctx, values, inputs, outputs)
-
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call | None:
-        """Return the chosen kernel's prepared call; None if it cannot be prepared."""
-        chosen, values = self.choose(params)
-        prepare: Callable[..., Call | None] | None = getattr(chosen, "prepare", None)
-        return None if prepare is None else prepare(ctx, values, inputs, outputs)
-
-    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
-        """Return the chosen kernel's bare form; None if it has none."""
-        chosen, values = self.choose(params)
-        make: Callable[..., Callable[..., object] | None] | None = getattr(chosen, "bare", None)
-        return None if make is None else make(values, inputs, outputs)
-
 
 @overload
 def kernel(function: Function, /) -> ArrayKernel: ...
@@ -185,7 +200,7 @@ def kernel(function: Function, /) -> ArrayKernel: ...
 
 @overload
 def kernel(
-    *, scratch: Scratch | None = None, formula: Callable[..., tuple[Any, ...]] | None = None
+    *, scratch: Scratch | None = None, formula: Formula | None = None, bare: Bare | None = None
 ) -> Callable[[Function], ArrayKernel]: ...
 
 
@@ -194,7 +209,8 @@ def kernel(
     /,
     *,
     scratch: Scratch | None = None,
-    formula: Callable[..., tuple[Any, ...]] | None = None,
+    formula: Formula | None = None,
+    bare: Bare | None = None,
 ) -> ArrayKernel | Callable[[Function], ArrayKernel]:
     """Decorator: make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``.
 
@@ -202,6 +218,7 @@ def kernel(
         scratch: returns the shapes and dtypes of the scratch arrays; the operator's workspace follows from them.
         formula: ``formula(p, *inputs)`` returns the outputs as expressions, for calls on arrays of one shape, which
             may then be fused.
+        bare: returns a faster form for NumPy arrays.
 
     >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
     ... def cube(xp, p, x, out, square):
@@ -211,12 +228,12 @@ def kernel(
     64
     """
     if function is None:
-        return lambda given: ArrayKernel(given, scratch, formula)
+        return lambda given: ArrayKernel(given, scratch, formula, bare)
     return ArrayKernel(function)
 
 
 def context_kernel(function: Function) -> ContextKernel:
-    """Decorator: make a kernel of ``function(ctx, p, *inputs, *outputs)``, which cannot be prepared."""
+    """Decorator: make a kernel of ``function(ctx, p, *inputs, *outputs)``, which cannot be replayed."""
     return ContextKernel(function)
 
 
@@ -225,7 +242,17 @@ def workspace_kernel(function: Function) -> WorkspaceKernel:
     return WorkspaceKernel(function)
 
 
-def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    """Return a call of any kernel with all arguments bound; it calls the author's function directly if possible."""
-    on: Callable[..., Call] | None = getattr(kernel, "on", None)
-    return partial(kernel, ctx, params, inputs, outputs) if on is None else on(ctx, params, inputs, outputs)
+def resolved(kernel: Kernel, params: Params) -> tuple[Kernel, Params]:
+    """Return the kernel that computes a call with these parameters, and its own parameters."""
+    while isinstance(kernel, ChosenKernel):
+        kernel, params = kernel.choose(params)
+    return kernel, params
+
+
+def bind(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    """Return a call of any kernel on these arrays, which may be repeated in a run like that of ``ctx``."""
+    kernel, params = resolved(kernel, params)
+    method: Callable[..., Call] | None = getattr(kernel, "bind", None)
+    if method is None:
+        return ctx.repeated(partial(kernel, ctx, params, inputs, outputs))
+    return method(ctx, params, inputs, outputs)

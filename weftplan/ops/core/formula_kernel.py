@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weftplan.ops.core import tiling
-from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, value_of
+from weftplan.ops.core import cost, tiling
+from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves, operations, value_of
 from weftplan.ops.core.floats import is_float
-from weftplan.ops.core.forms import Call, with_views
+from weftplan.ops.core.forms import BoundKernel, Call, with_views
 from weftplan.ops.core.formulas import Computation, computation
-from weftplan.ops.core.kernels import block_bytes, blocks, replayed
+from weftplan.ops.core.kernels import block_bytes, blocks, bound_blocks
 from weftplan.ops.core.lowering import Program, lower
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
 from weftplan.support.array_types import ArrayModule, RawArray
@@ -36,7 +36,7 @@ a slope in float64, which is truncated to the integer dtype and multiplied there
 runs on the integers; "zero": the gradient is 0."""
 
 
-class FormulaKernel:
+class FormulaKernel(BoundKernel):
     """The kernel of a formula with one output.
 
     Args:
@@ -48,10 +48,9 @@ class FormulaKernel:
         integer: the formula for integers other than booleans, if it is another.
         integers: see :data:`Integers`; "slope" and "zero" are for gradients, whose input 0 is the output gradient.
         choices: see :data:`Choices`.
+        numbers: indices of inputs of one element, which all blocks share.
         base: index of the input whose dtype is that of the computation; None: the dtype of the output.
     """
-
-    elementwise = True
 
     def __init__(
         self,
@@ -64,13 +63,17 @@ class FormulaKernel:
         integer: Formula | None = None,
         integers: Integers = "formula",
         choices: Choices | None = None,
+        numbers: Sequence[int] = (),
         base: int | None = None,
     ) -> None:
         self.formula, self.inputs, self.states, self.overlaps = formula, inputs, tuple(states), overlaps
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
         self.choices = choices or {}
+        self.numbers = frozenset(f"x{k}" for k in numbers)
+        self.elementwise = not numbers
         self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
         self._computations: dict[object, Computation | None] = {}
+        self._seconds: dict[object, float] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
         """Return the values of the choices."""
@@ -105,6 +108,17 @@ class FormulaKernel:
         formula = self._computations[key]
         return None if formula is None else formula.at(params, dtype)
 
+    def seconds_per_element(self, params: Params, count: int) -> float:
+        """Return the modelled seconds of one float32 element on a host, for ``count`` inputs."""
+        choices = self.chosen(params)
+        key = (*choices.values(), count)
+        if key not in self._seconds:
+            operands = [Expr("input", f"x{k}") for k in range(count)]
+            passes = operations(self.expressions(choices, np.dtype(np.float32), operands))
+            names = [one.op if one.function is None else one.function.__name__ for one in passes]
+            self._seconds[key] = sum(cost.FUNCTIONS.get(name, cost.PASS) for name in names)
+        return self._seconds[key]
+
     def program(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
     ) -> tuple[Program, tuple[int, ...]]:
@@ -136,42 +150,23 @@ class FormulaKernel:
         program = lower(
             results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
             dtype=base.dtype, kinds=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute,
+            numbers=self.numbers,
         )  # fmt: skip
         return program, used
 
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call of the ufunc, or of the step on every block."""
         out = outputs[0]
         if out is None:  # possible if the operator has states, which then do not change either
-            return
+            return nothing
         program, used = self.program(params, inputs, out)
         arrays = [inputs[k] for k in used]
         if program.single is not None:
-            self._single(program, ctx.xp, params, used, arrays, out)()
-            return
+            return self._single(program, ctx.xp, params, used, arrays, out)
         step = program.step(ctx.xp, params)
-        for block in self._blocks(ctx, program, used, arrays, out):
-            step(*block)
-
-    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call with all arguments bound."""
-        out = outputs[0]
-        if out is not None:
-            program, used = self.program(params, inputs, out)
-            if program.single is not None:
-                return self._single(program, ctx.xp, params, used, [inputs[k] for k in used], out)
-        return partial(self, ctx, params, inputs, outputs)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call of the ufunc, or of the step on the views of every block; if these are many, of the kernel."""
-        whole = ctx.repeated(self.on(ctx, params, inputs, outputs))
-        out = outputs[0]
-        if out is None:
-            return whole
-        program, used = self.program(params, inputs, out)
-        arrays = [inputs[k] for k in used]
-        if program.single is not None:
-            return self._single(program, ctx.xp, params, used, arrays, out, prepared=True)
-        return replayed(program.step(ctx.xp, params), self._blocks(ctx, program, used, arrays, out)) or whole
+        if out.size <= tiling.block() and _are_equal(arrays, out):
+            return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
+        return bound_blocks(ctx, step, partial(self._blocks, ctx, program, used, arrays, out))
 
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
@@ -183,8 +178,7 @@ class FormulaKernel:
             return None
         if program.single is not None:
             return program.ufunc(np) or program.step(np, params)
-        size = math.prod(out.shape)
-        if size > tiling.block() or any(math.prod(one.shape) != size for one in inputs):
+        if math.prod(out.shape) > tiling.block() or not _are_equal(inputs, out):
             return None
         step = program.step(np, params)
         return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
@@ -199,8 +193,10 @@ class FormulaKernel:
         step = program.ufunc(xp) or program.step(xp, {})
         if not program.scratch:
             return step
-        dtypes = [dtype for dtype, _ in program.scratch]
-        return lambda *arrays: step(*arrays, *[xp.empty(arrays[-1].shape, dtype) for dtype in dtypes])
+        empty, dtypes = xp.empty, [dtype for dtype, _ in program.scratch]
+        if len(dtypes) == 1:
+            return lambda *arrays: step(*arrays, empty(arrays[-1].shape, dtypes[0]))
+        return lambda *arrays: step(*arrays, *[empty(arrays[-1].shape, dtype) for dtype in dtypes])
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
@@ -208,16 +204,16 @@ class FormulaKernel:
         program, used = self.program(params, inputs, out)
         if not program.scratch:
             return 0
-        size = math.prod(out.shape)
-        if all(math.prod(inputs[k].shape) == size for k in used):
+        size, arrays = math.prod(out.shape), [inputs[k] for k in used]
+        if _are_equal(arrays, out):
             return block_bytes(size, [dtype for dtype, _ in program.scratch])
-        return sum(
-            aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, [inputs[k] for k in used], out)
-        )
+        if not self._has_blocks(used, arrays, out):
+            return sum(aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, arrays, out))
+        return sum(block_bytes(1 if self._is_shared(reads) else size, [dtype]) for dtype, reads in program.scratch)
 
     def _single(
         self, program: Program, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
-        out: RawArray, *, prepared: bool = False,
+        out: RawArray,
     ) -> Call:  # fmt: skip
         assert program.single is not None
         name, operands, options = program.single
@@ -228,18 +224,52 @@ class FormulaKernel:
                 values.append(named[one])
                 continue
             value = value_of(program.constants[one], params, program.dtype)
-            if prepared and out.dtype.kind == "f" and isinstance(value, (int, float)) and not options:
+            if out.dtype.kind == "f" and isinstance(value, (int, float)) and not options:
                 value = np.asarray(value, dtype=out.dtype)
                 value = value if xp is np else value[()]  # an array would belong to the current device and stream
             values.append(value)
         return partial(getattr(xp, name), *values, out=out, **options)
 
+    def _has_blocks(self, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike) -> bool:
+        """Return whether a call is cut into blocks, because its arrays have equal sizes."""
+        size = math.prod(out.shape)
+        return all(math.prod(one.shape) == size or f"x{k}" in self.numbers for k, one in zip(used, arrays, strict=True))
+
+    def _is_shared(self, reads: frozenset[str]) -> bool:
+        """Return whether a scratch array has one element, which all blocks share."""
+        return bool(reads) and reads <= self.numbers
+
     def _blocks(
         self, ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
     ) -> Iterator[tuple[RawArray, ...]]:
-        if all(one.size == out.size for one in arrays):
-            return blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
-        return iter([(*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))])
+        """Yield the arguments of the step, block by block."""
+        if not self._has_blocks(used, arrays, out):
+            yield (*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))
+            return
+        if not self.numbers:
+            yield from blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
+            return
+        shared: list[RawArray | None] = [
+            *[one.reshape(-1) if f"x{k}" in self.numbers else None for k, one in zip(used, arrays, strict=True)], None,
+            *[ctx.take((1,), dtype) if self._is_shared(reads) else None for dtype, reads in program.scratch],
+        ]  # fmt: skip
+        whole = [one for one, number in zip((*arrays, out), shared, strict=False) if number is None]
+        for block in blocks(ctx, whole, [dtype for dtype, reads in program.scratch if not self._is_shared(reads)]):
+            parts = iter(block)
+            yield tuple([next(parts) if one is None else one for one in shared])
+
+
+def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
+    """Return whether all arrays have the shape of ``out``."""
+    shape = out.shape
+    for one in arrays:  # noqa: SIM110 - a generator would take several times as long
+        if one.shape != shape:
+            return False
+    return True
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 def ufunc_kernel(name: str, count: int) -> FormulaKernel:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weftplan.ops.core.expression import COMPARISONS, Expr, FormulaError, Scalar, dtype_of, operations
-from weftplan.ops.core.forms import ChosenKernel
+from weftplan.ops.core.forms import resolved
 from weftplan.ops.core.schema import DType, Kernel, Params
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -96,8 +96,7 @@ class Flattening:
         Raises:
             FormulaError: the kernel has no formula, or one with an operation that is not accepted.
         """
-        while isinstance(kernel, ChosenKernel):
-            kernel, params = kernel.choose(params)
+        kernel, params = resolved(kernel, params)
         expressions = getattr(kernel, "expressions", None)
         if expressions is None:
             raise FormulaError("a kernel without a formula")

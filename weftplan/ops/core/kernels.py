@@ -20,13 +20,12 @@ import numpy as np
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.floats import is_half
-from weftplan.ops.core.forms import ArrayKernel, Call, WorkspaceKernel
+from weftplan.ops.core.forms import BoundKernel, Call
 from weftplan.ops.core.schema import (
     Arrays,
     DType,
     Params,
     Shape,
-    TensorSpec,
     Workspace,
     aligned,
 )
@@ -48,15 +47,12 @@ COMPARISONS = (
 """Operators whose results are 0 or 1: (MXNet's name, NumPy's function, the condition for 1)."""
 
 
-class _CopyKernel:
+class _CopyKernel(BoundKernel):
     """A kernel that copies the elements of input 0 in order to output 0, whose shape may be another."""
 
     __slots__ = ()
 
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call that copies these arrays."""
         return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
 
@@ -66,38 +62,6 @@ class _CopyKernel:
 
 
 copy_kernel = _CopyKernel()
-
-
-Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[..., object] | None"]
-"""A function that returns the bare form of a kernel for a call, or None (:data:`weftplan.ops.core.schema.Kernel`)."""
-
-
-class KernelWithBare:
-    """A kernel with a bare form, which is replayed faster than the kernel itself; ``bare`` returns the form."""
-
-    __slots__ = ("bare", "kernel", "workspace")
-
-    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare) -> None:
-        self.kernel = kernel
-        self.bare = bare
-        self.workspace = kernel.workspace
-
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        self.kernel(ctx, params, inputs, outputs)
-
-    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the kernel with all arguments bound."""
-        return self.kernel.on(ctx, params, inputs, outputs)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the bare form on these arrays if it exists and no array is None; else the kernel's prepared call."""
-        arrays = (*inputs, *outputs)
-        if ctx.xp is np and not any(array is None for array in arrays):
-            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-            bare = self.bare(params, specs[: len(inputs)], specs[len(inputs) :])
-            if bare is not None:
-                return partial(bare, *arrays, *ctx.flat)
-        return self.kernel.prepare(ctx, params, inputs, outputs)
 
 
 def accumulator(dtype: DType) -> DType:
@@ -226,12 +190,18 @@ MOST_PREPARED = 64
 the work on large arrays."""
 
 
-def replayed(step: Callable[..., object], made: Iterator[tuple[object, ...]]) -> Callable[[], object] | None:
-    """Return a function that calls ``step`` with each block; None if there are more than :data:`MOST_PREPARED`."""
-    calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
+def bound_blocks(ctx: Workspace, step: Callable[..., object], made: Callable[[], Iterator[tuple[object, ...]]]) -> Call:
+    """Return a call of ``step`` on each block that ``made`` yields; the views of few blocks are made only once."""
+    every = ctx.repeated(partial(_run_blocks, step, made))
+    calls = [partial(step, *block) for block in islice(made(), MOST_PREPARED + 1)]
     if len(calls) > MOST_PREPARED:
-        return None
+        return every
     return calls[0] if len(calls) == 1 else partial(_run_all, calls)
+
+
+def _run_blocks(step: Callable[..., object], made: Callable[[], Iterator[tuple[object, ...]]]) -> None:
+    for block in made():
+        step(*block)
 
 
 def _run_all(calls: Sequence[Callable[[], object]]) -> None:

@@ -84,8 +84,10 @@ class _Lowering:
         overlaps: Mapping[str, frozenset[str]],
         dtype: DType,
         compute: Kind,
+        numbers: frozenset[str],
     ) -> None:
         self.dtypes, self.overlaps, self.dtype, self.compute = dtypes, overlaps, dtype, compute
+        self.numbers = numbers
         self.same: dict[int, Expr] = {}
         """Casts to the dtype that their operand has, with the operand."""
         self.operations: list[Expr] = []
@@ -160,20 +162,26 @@ class _Lowering:
         dying = {
             self.slot[a.number]: a.number for a in self.operands(one) if a.op != "input" and self.last[a.number] <= k
         }
-        slot = self._slot(one, k, [name for name in dying if name not in barred], barred)
+        reads = self.reads[one.number] = set()
+        for operand in self.operands(one):
+            reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
+        slot = self._slot(one, k, [name for name in dying if name not in barred], barred, self.is_small(reads))
         for name, number in dying.items():
             if self.holder.get(name) == number:
                 del self.holder[name]
         self.holder[slot] = one.number
         self.slot[one.number] = slot
-        reads = self.reads[one.number] = set()
-        for operand in self.operands(one):
-            reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
         if slot in self.scratch:
             self.scratch[slot][1].update(reads)
+        else:
+            reads.add(slot)
         return slot
 
-    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str]) -> str:
+    def is_small(self, reads: set[str]) -> bool:
+        """Return whether a value that depends on these inputs has one element."""
+        return bool(reads) and reads <= self.numbers
+
+    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str], small: bool) -> str:
         wide = self.kind(one)
 
         def is_free(name: str) -> bool:
@@ -185,19 +193,22 @@ class _Lowering:
                 and all(self.last_read.get(a, -1) <= k for a in inputs)
             )
 
+        def fits(name: str) -> bool:
+            return small == self.is_small(self.scratch[name][1])
+
         own = [name for name, value in self.results.items() if value is one]
-        for name in own:
+        for name in () if small else own:
             # These values must not be rounded when they are written.
             exact = one.op in ("select", "clip") or one.number in self.later_reads or one.kind != "default"
             if is_free(name) and (self.dtypes[name] == wide or not exact):
                 return name
         for name in dying:
-            if self.dtype_at(name) == wide and (name in self.scratch or is_free(name)):
+            if self.dtype_at(name) == wide and (fits(name) if name in self.scratch else not small and is_free(name)):
                 return name
         for name, (held, _) in self.scratch.items():
-            if held == wide and name not in self.holder:
+            if held == wide and name not in self.holder and fits(name):
                 return name
-        for name in self.results:
+        for name in () if small else self.results:
             if self.dtypes[name] == wide and is_free(name) and not own:
                 return name
         name = f"t{len(self.scratch)}"
@@ -249,6 +260,7 @@ def lower(
     dtype: DType,
     kinds: DType,
     compute: Kind = None,
+    numbers: frozenset[str] = frozenset(),
 ) -> Program:
     """Return the program that writes ``results``: expressions or numbers by the names of outputs and states.
 
@@ -259,8 +271,9 @@ def lower(
         dtype: the dtype for which scalars are computed.
         kinds: the dtype that :data:`Kind` refers to.
         compute: kind of the results that do not state their own.
+        numbers: names of inputs of one element; scratch for values that depend on them alone has one element, too.
     """
-    low = _Lowering(results, dtypes, overlaps, kinds, compute)
+    low = _Lowering(results, dtypes, overlaps, kinds, compute, numbers)
     for k, one in enumerate(low.operations):
         if one.op not in UFUNCS and one.op not in ("cast", "select", "clip", "call"):
             raise FormulaError(f"unknown function {one.op!r}")

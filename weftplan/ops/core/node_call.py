@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weftplan.ops.core.forms import bound
+from weftplan.ops.core.forms import bind, resolved
 from weftplan.ops.core.schema import Kernel, Op, OpContext, Params, Shape, TensorSpec
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -78,30 +78,31 @@ class NodeCall:
         self._idle = not op.has_work(outputs)
 
     def prepared(self) -> Call | None:
-        """Return a call that may be replayed in every run; None if the kernel cannot be prepared."""
+        """Return a call that may be replayed in every run; None if the kernel depends on the run."""
         if self._idle:
             return _nothing
-        prepare = getattr(self._kernel, "prepare", None)
-        if prepare is None:
+        if not is_replayable(self._kernel, self._params):
             return None
-        context = OpContext(self._xp, workspace=self._workspace)
-        replay: Call | None = prepare(context, self._params, self._inputs, self._outputs)
-        return replay if replay is None or not self._added else self._adding(replay)
+        return self._bind(OpContext(self._xp, workspace=self._workspace))
 
     def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
         """Return a call for runs with this training flag and random key; it may be called repeatedly."""
         if self._idle:
             return _nothing
-        context = OpContext(
-            self._xp,
-            is_train=is_train,
-            workspace=self._workspace,
-            random_key=random_key,
-            recompute=self._recompute,
-            output_shapes=self._output_shapes,
+        return self._bind(
+            OpContext(
+                self._xp,
+                is_train=is_train,
+                workspace=self._workspace,
+                random_key=random_key,
+                recompute=self._recompute,
+                output_shapes=self._output_shapes,
+            )
         )
-        work = context.repeated(bound(self._kernel, context, self._params, self._inputs, self._outputs))
-        return self._adding(work) if self._added else work
+
+    def _bind(self, context: OpContext) -> Call:
+        call = bind(self._kernel, context, self._params, self._inputs, self._outputs)
+        return self._adding(call) if self._added else call
 
     def _adding(self, call: Call) -> Call:
         def both() -> None:
@@ -112,6 +113,11 @@ class NodeCall:
         return both
 
 
+def is_replayable(kernel: Kernel, params: Params) -> bool:
+    """Return whether calls with these parameters do not depend on the run, so that one call serves every run."""
+    return bool(getattr(resolved(kernel, params)[0], "replayable", False))
+
+
 def bare_call(
     kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
 ) -> Callable[..., object]:
@@ -120,6 +126,7 @@ def bare_call(
     Its arguments are the inputs, the outputs, and a flat array of ``workspace`` bytes unless that is 0. Any number of
     threads may call it, any number of times.
     """
+    kernel, params = resolved(kernel, params)
     make = getattr(kernel, "bare", None)
     bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
     if bare is not None:

@@ -7,6 +7,7 @@ parsing the text that :func:`format_value` returns gives the same value.
 
 from __future__ import annotations
 
+import ast
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,6 +59,20 @@ _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "flo
 _TRUE = frozenset({"true", "1"})
 _FALSE = frozenset({"false", "0"})
 _NONE = frozenset({"none", ""})
+
+
+def from_text(value: Any) -> Any:
+    """Return the number, tuple or truth value that a text names, as in an attribute of an operator; else ``value``.
+
+    >>> from_text("(2, 3)"), from_text("0.5"), from_text((2, 3)), from_text("same")
+    ((2, 3), 0.5, (2, 3), 'same')
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        return value
 
 
 def dtype_code(dtype: DTypeLike) -> int:

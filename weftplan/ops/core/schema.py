@@ -30,7 +30,7 @@ IEEE 754, as in MXNet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -187,12 +187,13 @@ class Workspace:
         return () if self._workspace is None else (self._workspace,)
 
     def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return a repeatable form of ``call``: it resets this workspace before each run."""
+        """Return a repeatable form of ``call``: each run takes scratch from what is free in this workspace now."""
         if self._workspace is None:
             return call
+        start = self._offset
 
         def again() -> None:
-            self._offset = 0
+            self._offset = start
             call()
 
         return again
@@ -243,9 +244,10 @@ class OpContext(Workspace):
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
 """A kernel; see the kernel contract of this module.
 
-A kernel may have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments (or None)
-with the same effect on these arrays. An executor, whose arrays keep their addresses, replays the function instead of
-the kernel. Each call of it may use the array module and workspace of ``ctx``.
+A kernel may have a method ``bind(ctx, params, inputs, outputs)`` that returns a function without arguments with the
+same effect on these arrays, which may be repeated and uses the array module and workspace of ``ctx``. If the kernel's
+attribute ``replayable`` is true, the function does not depend on the rest of ``ctx``: an executor, whose arrays keep
+their addresses, replays it in every run.
 
 A kernel may have a method ``bare(params, inputs, outputs)`` that returns a function (or None) for the specs ``inputs``
 and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the call declares
@@ -311,6 +313,8 @@ class Op:
     """Name in symbol files if it is not ``name``."""
     in_mxnet: bool = True
     """Whether MXNet 1.9.1 has an operator of this name with these parameters."""
+    lenient: bool | None = None
+    """Whether unknown parameters are ignored, as by MXNet's operators without parameters; None: if this is such one."""
     single: bool = False
     """Whether the operator belongs to a single node (``Custom``): it is not in the registry, and no results are cached
     under its name."""
@@ -319,6 +323,15 @@ class Op:
     def __post_init__(self) -> None:
         if self.workspace is None:
             object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
+        if self.lenient is None:
+            object.__setattr__(self, "lenient", self.in_mxnet and not self.params and not self.single)
+
+    def ignored_keys(self, attrs: Iterable[str]) -> list[str]:
+        """Return the keys that a :attr:`lenient` operator ignores; attributes in underscores are no parameters."""
+        if not self.lenient:
+            return []
+        declared = {param.name for param in self.params}
+        return [key for key in attrs if key not in declared and not (key.startswith("__") and key.endswith("__"))]
 
     @property
     def any_number(self) -> bool:

@@ -23,6 +23,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import GradientRule, InplacePair, Op
 from weftplan.ops.elementwise.binary_gradients import SidesKernel, sum_backward
+from weftplan.ops.elementwise.rows import ONNX_BINARY
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """For backward operators of sums and differences: either gradient may share the output gradient's memory."""
@@ -45,6 +46,7 @@ def _binary(
     integer: Callable[[Expr, Expr], object] | None = None,
     integers: Integers = "slope",
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
+    onnx: str = "",
 ) -> None:
     """Register both forms of an operator; ``elementwise`` and ``broadcast`` are (name, *aliases) of a form.
 
@@ -53,12 +55,15 @@ def _binary(
         grads: the gradients of both arrays before sums, functions of (output gradient, lhs, rhs).
         integer: the formula for integers, if it is another.
         integers: how the gradients treat integers.
+        onnx: ONNX's name of the operator.
     """
     forward = FormulaKernel(
         lambda p, a, b: formula(a, b), 2, integer=None if integer is None else lambda p, a, b: integer(a, b)
     )
     for (name, *aliases), rule in ((elementwise, same_shape), (broadcast, broadcast_shape)):
         target = f"_backward_{name.lstrip('_')}"
+        if onnx:
+            ONNX_BINARY[name] = onnx
         register(
             Op(
                 name=name,
@@ -83,6 +88,7 @@ def _binary(
 
 
 def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool, doc: str) -> None:
+    ONNX_BINARY[name] = "Add" if sign > 0 else "Sub"
     gradient: GradientRule = grad(f"_backward_{name}", "g0", params={})
     needs_node = not (equal and sign > 0)  # both gradients of an elementwise sum are the output's gradient itself
     register(
@@ -127,6 +133,7 @@ _binary(
     integers="formula",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
     broadcast=("broadcast_mul",),
+    onnx="Mul",
     # In each block g * rhs is written before g * lhs: the first may overwrite rhs, the second g or lhs.
     elementwise_inplace=(InplacePair(0, 1), InplacePair(2, 0), InplacePair(1, 1)),
 )
@@ -137,6 +144,7 @@ _binary(
     integer=quotient,
     elementwise=("elemwise_div", "_div", "_Div"),
     broadcast=("broadcast_div",),
+    onnx="Div",
 )
 _binary(
     lambda a, b: where(f.equal(b, 0), 0, f.remainder(a, b)),
@@ -153,6 +161,7 @@ _binary(
     grads=(lambda g, a, b: f.power(a, b - 1) * b * g, lambda g, a, b: f.power(a, b) * g * f.log(a)),
     elementwise=("_power", "_Power"),
     broadcast=("broadcast_power",),
+    onnx="Pow",
 )
 _binary(
     f.maximum,
@@ -161,6 +170,7 @@ _binary(
     integers="formula",
     elementwise=("_maximum", "_Maximum"),
     broadcast=("broadcast_maximum",),
+    onnx="Max",
 )
 _binary(
     f.minimum,
@@ -169,6 +179,7 @@ _binary(
     integers="formula",
     elementwise=("_minimum", "_Minimum"),
     broadcast=("broadcast_minimum",),
+    onnx="Min",
 )
 _binary(
     f.hypot,

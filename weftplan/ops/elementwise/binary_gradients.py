@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.expression import Expr
-from weftplan.ops.core.forms import Call, kernel
+from weftplan.ops.core.forms import BoundKernel, Call, kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
-from weftplan.ops.core.kernels import block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
+from weftplan.ops.core.kernels import block_bytes, blocks, bound_blocks, collapse, reduce_to, rows_per_block
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
 from weftplan.support.array_types import ArrayModule, RawArray
@@ -134,7 +134,7 @@ def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows
     return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
 
 
-class SidesKernel:
+class SidesKernel(BoundKernel):
     """The backward kernel (ograd, lhs, rhs) -> both gradients, for equal or broadcast shapes.
 
     Args:
@@ -161,24 +161,12 @@ class SidesKernel:
             found = self._steps[dtype] = _Steps(self.sides, self.integers, dtype)
         return found
 
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call of the formulas on each block, or of sums of rows for unequal shapes."""
         steps = self.steps(inputs[0].dtype)
         if inputs[1].shape != inputs[2].shape:
-            _unequal_shapes(steps, ctx, inputs, outputs)
-            return
-        for block in steps.equal_blocks(ctx, inputs, outputs):
-            steps.run(ctx.xp, *block)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call that applies the formulas to each block, with the blocks' views already built.
-
-        For unequal shapes or very many blocks, return a call of the unprepared kernel.
-        """
-        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
-        if inputs[1].shape != inputs[2].shape:
-            return whole
-        steps = self.steps(inputs[0].dtype)
-        return replayed(partial(steps.run, ctx.xp), steps.equal_blocks(ctx, inputs, outputs)) or whole
+            return ctx.repeated(partial(_unequal_shapes, steps, ctx, inputs, outputs))
+        return bound_blocks(ctx, partial(steps.run, ctx.xp), partial(steps.equal_blocks, ctx, inputs, outputs))
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""

@@ -20,6 +20,7 @@ from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
 from weftplan.ops.core.schema import DType, DTypeRule, GradientRule, InplacePair, Op, Param
+from weftplan.ops.elementwise.rows import ONNX_SCALAR
 from weftplan.support.array_types import ArrayModule, RawArray
 
 SCALAR = (
@@ -59,6 +60,7 @@ def _scalar_op(
     gradient: GradientRule = zero_gradient,
     infer_dtype: DTypeRule = same_dtype,
     params: tuple[Param, ...] = SCALAR,
+    onnx: str = "",
 ) -> None:
     """Register an operator of an array and a number, and its backward operator if it has a derivative.
 
@@ -68,7 +70,10 @@ def _scalar_op(
         uses: the array that the derivative reads: the input ``"x0"`` or the output ``"y0"``.
         integer: the formula for integers, if it is another.
         integers: how the derivative treats integers.
+        onnx: ONNX's name of the operator of two arrays; the number is its left operand in names that begin with _r.
     """
+    if onnx:
+        ONNX_SCALAR[name] = onnx, name.startswith("_r")
 
     def with_number(function: Callable[..., object], convert: Callable[..., object]) -> Callable[..., object]:
         def traced(p: Parameters, *arrays: Expr) -> object:
@@ -129,11 +134,14 @@ _COPY = grad("_copy", "g0", params={})
 _SQUARES: Choices = {"squares": lambda p: p["scalar"] == 2.0}
 """The most common exponent, for which a product is twenty times cheaper than a power."""
 
-_scalar_op("_plus_scalar", "_PlusScalar", lambda x, s: x + s, "data + scalar.", gradient=_COPY)
-_scalar_op("_minus_scalar", "_MinusScalar", lambda x, s: x - s, "data - scalar.", gradient=_COPY)
+_scalar_op("_plus_scalar", "_PlusScalar", lambda x, s: x + s, "data + scalar.", gradient=_COPY,
+           onnx="Add")  # fmt: skip
+_scalar_op("_minus_scalar", "_MinusScalar", lambda x, s: x - s, "data - scalar.", gradient=_COPY,
+           onnx="Sub")  # fmt: skip
 _scalar_op("_rminus_scalar", "_RMinusScalar", lambda x, s: s - x, "scalar - data.",
-           gradient=grad("negative", "g0", params={}))  # fmt: skip
-_scalar_op("_mul_scalar", "_MulScalar", lambda x, s: x * s, "data * scalar.", gradient=grad("_mul_scalar", "g0"))
+           gradient=grad("negative", "g0", params={}), onnx="Sub")  # fmt: skip
+_scalar_op("_mul_scalar", "_MulScalar", lambda x, s: x * s, "data * scalar.", gradient=grad("_mul_scalar", "g0"),
+           onnx="Mul")  # fmt: skip
 _scalar_op(
     "_div_scalar",
     "_DivScalar",
@@ -141,6 +149,7 @@ _scalar_op(
     "data / scalar; integers drop the fraction.",
     integer=quotient,
     gradient=grad("_div_scalar", "g0"),
+    onnx="Div",
 )
 _scalar_op(
     "_rdiv_scalar",
@@ -149,6 +158,7 @@ _scalar_op(
     "scalar / data; integers drop the fraction.",
     integer=lambda x, s: quotient(s, x),
     derivative=lambda g, x, s: -s / (x * x) * g,
+    onnx="Div",
 )
 _scalar_op(
     "_mod_scalar",
@@ -174,6 +184,7 @@ _scalar_op(
     "data to the power of scalar.",
     derivative=lambda g, x, s, p: (x * s if p.squares else f.power(x, s - 1.0) * s) * g,
     choices=_SQUARES,
+    onnx="Pow",
 )
 _scalar_op(
     "_rpower_scalar",
@@ -182,12 +193,14 @@ _scalar_op(
     "scalar to the power of data.",
     derivative=lambda g, y, s: g * y * Scalar.call(_log, s),
     uses="y0",
+    onnx="Pow",
 )
 _scalar_op(
     "_maximum_scalar",
     "_MaximumScalar",
     f.maximum,
     "The greater of data and scalar.",
+    onnx="Max",
     derivative=lambda g, x, s: g * f.greater_equal(x, s),
     integers="formula",
 )
@@ -196,6 +209,7 @@ _scalar_op(
     "_MinimumScalar",
     f.minimum,
     "The smaller of data and scalar.",
+    onnx="Min",
     derivative=lambda g, x, s: g * f.less_equal(x, s),
     integers="formula",
 )

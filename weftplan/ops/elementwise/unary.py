@@ -15,7 +15,6 @@ from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only, grad
 from weftplan.ops.core.schema import Param
 from weftplan.ops.elementwise.erf import erf
-from weftplan.ops.elementwise.rows import ONNX as ONNX
 from weftplan.ops.elementwise.rows import row
 from weftplan.support.array_types import ArrayModule, RawArray
 

@@ -78,12 +78,12 @@ def _normalized(relu: str) -> Op:
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         own, norm_inputs = _apart(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
-        conv.forward(ctx, params, own, outputs)
         # Convolution and batch norm use the same scratch, one after the other.
-        normalize = partial(
-            behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None]
+        normalize = ctx.repeated(
+            partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None])
         )
-        ctx.repeated(normalize)()
+        conv.forward(ctx, params, own, outputs)
+        normalize()
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         own, norm_inputs = _apart(inputs)

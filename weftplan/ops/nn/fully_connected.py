@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import KernelWithBare, accumulator
+from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
+from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.products import FEW, multiply, product, products
 from weftplan.ops.core.registry import register
@@ -91,7 +91,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return _wide_bytes((*inputs[:2], outputs[0]))
 
 
-@workspace_kernel
 def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
@@ -169,11 +168,12 @@ def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight
 register(
     Op(
         name="FullyConnected",
-        forward=KernelWithBare(_forward, _bare),
+        forward=WorkspaceKernel(_forward, _bare),
         infer_shape=_infer_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "weight", "bias"),
         gradient=grad("_backward_FullyConnected", "g0", "x0", "x1"),
         workspace=_workspace,
         doc="data · weightᵀ + bias, with weight (num_hidden, inputs) and bias (num_hidden,): (batch, num_hidden), or "

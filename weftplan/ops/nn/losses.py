@@ -104,6 +104,7 @@ def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kern
             inplace=UNARY_INPLACE,
             ignored_inputs=(1,),
             loss=True,
+            lenient=True,
             doc=doc,
         )
     )

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weftplan.errors import ParameterError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import KernelWithBare
+from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -89,7 +88,6 @@ def _scale(params: Params, sign: float) -> float:
 def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
     params = _PARAMS
 
-    @workspace_kernel
     def forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         rows = as_rows(inputs[0].shape, p["axis"])
@@ -131,7 +129,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=KernelWithBare(forward, bare),
+            forward=WorkspaceKernel(forward, bare),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,

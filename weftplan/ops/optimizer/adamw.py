@@ -7,21 +7,17 @@ computes the new weight and state, and stores them only if the factor is valid.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
+from weftplan.ops.core.expression import Expr, Parameters, cast, f, where
+from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
-from weftplan.ops.optimizer.sgd_adam import COMMON, LR
-from weftplan.ops.optimizer.variants import single
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR
+from weftplan.ops.optimizer.variants import average
 
 _WIDE = np.dtype(np.float32)
 _ADAMW = (
@@ -35,99 +31,25 @@ _ADAMW = (
 )
 
 
-def _factor(ctx: Workspace, given: RawArray) -> tuple[RawArray, RawArray]:
-    """Return the factor of the gradient, and whether it is finite and not 0, as arrays of one element."""
-    xp = ctx.xp
-    good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
-    xp.isfinite(given, out=good)
-    xp.not_equal(given, 0, out=nonzero)
-    xp.logical_and(good, nonzero, out=good)
-    return given, good
+def _adamw(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr, factor: Expr) -> tuple[Expr, ...]:
+    """Return the new weight and averages, or the old ones unless ``factor`` is finite and not 0."""
+    good = f.logical_and(f.isfinite(factor), f.not_equal(factor, 0))
+    g = f.multiply(g, factor)
+    if p.clips:
+        g = g.clip(-p.clip_gradient, p.clip_gradient)
+    new = average(mean, p.beta1, g)
+    mean = where(good, new, mean)
+    new = average(var, p.beta2, g.square())
+    var = where(good, new, var)
+    new = w - (mean / (new.sqrt() + p.epsilon) * p.lr + w * p.wd) * p.eta
+    return where(good, new, w), mean, var
 
 
-_FACTOR_BYTES = take_bytes(((1,), BOOL), ((1,), BOOL))
-
-
-def _step(
-    xp: ArrayModule,
-    p: Params,
-    w: RawArray,
-    g: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    factor: tuple[RawArray, RawArray],
-    out: RawArray,
-    t: RawArray,
-    u: RawArray,
-    s: RawArray,
-) -> None:
-    """Update one block of ``mean`` and ``var`` and write new weights to ``out``; ``t``, ``u`` and ``s`` are scratch.
-
-    ``factor`` is the result of :func:`_factor`. ``out`` may be ``w``, and ``t`` may be ``g``.
-    """
-    scale, good = factor
-    xp.multiply(g, scale, out=t, casting="same_kind")
-    limit = p["clip_gradient"]
-    if limit >= 0:
-        xp.clip(t, -limit, limit, out=t)
-    for average, rate in ((mean, single(p["beta1"])), (var, single(p["beta2"]))):
-        xp.multiply(average, rate, out=u)
-        xp.multiply(t, 1.0 - rate, out=s)
-        xp.add(u, s, out=u)
-        xp.copyto(average, u, where=good)
-        if average is mean:
-            xp.multiply(t, t, out=t)
-    xp.sqrt(u, out=u)
-    xp.add(u, p["epsilon"], out=u)
-    xp.divide(mean, u, out=u)
-    xp.multiply(u, p["lr"], out=u)
-    xp.multiply(w, p["wd"], out=s)
-    xp.add(u, s, out=u)
-    xp.multiply(u, p["eta"], out=u)
-    xp.subtract(w, u, out=u)
-    if out is not w:
-        xp.copyto(out, w)
-    xp.copyto(out, u, where=good)
-
-
-@workspace_kernel
-def _adamw(
-    ctx: Workspace,
-    p: Params,
-    w: RawArray,
-    g: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    given: RawArray,
-    out: RawArray | None,
-) -> None:
-    if out is None:  # the new weight is not needed, so the states do not change either
-        return
-    factor = _factor(ctx, given)
-    for weight, gradient, m, v, y, t, u, s in blocks(ctx, (w, g, mean, var, out), (out.dtype,) * 3):
-        _step(ctx.xp, p, weight, gradient, m, v, factor, y, t, u, s)
-
-
-@workspace_kernel
-def _mp_adamw(
-    ctx: Workspace,
-    p: Params,
-    weight: RawArray | None,
-    g: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    weight32: RawArray,
-    given: RawArray,
-    out: RawArray | None,
-) -> None:
-    if out is None:
-        return
-    xp = ctx.xp
-    factor = _factor(ctx, given)
-    for gradient, m, v, w, y, t, u, s in blocks(ctx, (g, mean, var, weight32, out), (_WIDE,) * 3):
-        xp.copyto(t, gradient)
-        _step(xp, p, w, t, m, v, factor, w, t, u, s)
-        xp.copyto(y, w, casting="same_kind")
+def _mixed(
+    p: Parameters, weight: Expr, g: Expr, mean: Expr, var: Expr, weight32: Expr, factor: Expr
+) -> tuple[Expr, ...]:
+    new, mean, var = _adamw(p, weight32, cast(g, _WIDE), mean, var, factor)
+    return new, mean, var, new
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -146,21 +68,16 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [*[merged] * (len(ins) - 1), merge_dtype(_WIDE, ins[-1], "rescale_grad of a step of AdamW")], [merged]
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _FACTOR_BYTES + block_bytes(math.prod(inputs[0].shape), [inputs[2].dtype] * 3)
-
-
 register(
     Op(
         name="_adamw_update",
-        forward=_adamw,
+        forward=FormulaKernel(_adamw, 5, states=(2, 3), overlaps=(0,), choices=CHOICES, numbers=(4,)),
         infer_shape=_shape,
         infer_dtype=floats_only("adamw_update", _dtype),
         params=_ADAMW,
         inputs=("weight", "grad", "mean", "var", "rescale_grad"),
         aux=(2, 3),
         inplace=UNARY_INPLACE,
-        workspace=_workspace,
         doc="One step of Adam with decoupled weight decay: weight - eta · (lr · mean / (sqrt(var) + epsilon) "
         "+ wd · weight).",
     )
@@ -168,7 +85,7 @@ register(
 register(
     Op(
         name="_mp_adamw_update",
-        forward=_mp_adamw,
+        forward=FormulaKernel(_mixed, 6, states=(2, 3, 4), overlaps=(), choices=CHOICES, numbers=(5,), base=4),
         infer_shape=_shape,
         infer_dtype=mixed_dtype,
         params=_ADAMW,
@@ -176,7 +93,6 @@ register(
         aux=(2, 3, 4),
         inplace=UNARY_INPLACE,
         ignored_inputs=(0,),
-        workspace=_workspace,
         doc="_adamw_update on a float32 copy of the weight.",
     )
 )

@@ -1,22 +1,23 @@
 """The two phases of LAMB (You et al. 2020), also for low-precision weights with a float32 copy.
 
 Phase 1 computes the direction of the step. The caller then computes the norms of weight and direction, and phase 2
-computes the new weight from them. Decay rates are rounded to float32, so that 1 - 0.999 is rounded as in MXNet 1.9.1.
+computes the new weight from them; ``lamb_update`` does all of this. Decay rates are rounded to float32, so that
+1 - 0.999 is rounded as in MXNet 1.9.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.expression import Expr, Parameters, cast
+from weftplan.ops.core.expression import Expr, Parameters, cast, f, where
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.kernels import block_bytes, blocks
+from weftplan.ops.core.formula_kernel import Choices, FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float
-from weftplan.ops.core.registry import register
+from weftplan.ops.core.registry import get, parse_params, register
 from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
@@ -24,10 +25,10 @@ from weftplan.ops.core.rules import (
     floats_only,
     merge_dtype,
     merge_shape,
-    same_dtype,
     same_shape,
+    take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
 from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, rescaled, step_kernel
 from weftplan.ops.optimizer.variants import T, average, rounded
@@ -103,49 +104,23 @@ _STEP = (
 )
 
 
-def _trusted_rate(ctx: Workspace, p: Params, r1: RawArray, r2: RawArray) -> RawArray:
-    """Return an array of one element: lr · r1 / r2 with r1 clipped to its bounds, or lr if r2 or clipped r1 is 0."""
-    xp = ctx.xp
-    rate: RawArray = ctx.take((1,), r1.dtype)
-    spare = ctx.take((1,), r1.dtype)
-    xp.copyto(rate, r1)
-    if p["lower_bound"] >= 0:
-        xp.maximum(rate, p["lower_bound"], out=rate)
-    if p["upper_bound"] >= 0:
-        xp.minimum(rate, p["upper_bound"], out=rate)
-    xp.multiply(rate, r2, out=spare)
-    xp.divide(rate, r2, out=rate)
-    xp.copyto(rate, 1, where=spare == 0)
-    xp.multiply(rate, p["lr"], out=rate)
-    return rate
+_BOUNDS: Choices = {"has_lower": lambda p: p["lower_bound"] >= 0, "has_upper": lambda p: p["upper_bound"] >= 0}
 
 
-@workspace_kernel
-def _step(ctx: Workspace, p: Params, weight: RawArray, g: RawArray, r1: RawArray, r2: RawArray, out: RawArray) -> None:
-    rate = _trusted_rate(ctx, p, r1, r2)
-    for w, direction, target, moved in blocks(ctx, (weight, g, out), (out.dtype,)):
-        ctx.xp.multiply(direction, rate, out=moved)
-        ctx.xp.subtract(w, moved, out=target)
+def _step(p: Parameters, w: Expr, g: Expr, r1: Expr, r2: Expr) -> Expr:
+    """Return w - lr · r1 / r2 · g with r1 clipped to its bounds, and lr for the rate if r2 or clipped r1 is 0."""
+    if p.has_lower:
+        r1 = f.maximum(r1, p.lower_bound)
+    if p.has_upper:
+        r1 = f.minimum(r1, p.upper_bound)
+    ratio = r1 / r2
+    rate: Expr = where(f.equal(r1 * r2, 0), 1, ratio) * p.lr
+    return w - g * rate
 
 
-@workspace_kernel
-def _mixed_step(
-    ctx: Workspace,
-    p: Params,
-    weight: RawArray,
-    g: RawArray,
-    r1: RawArray,
-    r2: RawArray,
-    weight32: RawArray,
-    out: RawArray | None,
-) -> None:
-    if out is None:  # the new weight is not needed, so its copy does not change either
-        return
-    rate = _trusted_rate(ctx, p, r1, r2)
-    for w, direction, target, moved in blocks(ctx, (weight32, g, out), (_WIDE,)):
-        ctx.xp.multiply(direction, rate, out=moved)
-        ctx.xp.subtract(w, moved, out=w)
-        ctx.xp.copyto(target, w, casting="same_kind")
+def _mixed_step(p: Parameters, weight: Expr, g: Expr, r1: Expr, r2: Expr, weight32: Expr) -> tuple[Expr, Expr]:
+    new = _step(p, weight32, g, r1, r2)
+    return new, new
 
 
 def _step_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -165,29 +140,23 @@ def _mixed_step_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes
     return [weight, *wide], out
 
 
-def _step_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, dtype = inputs[1]
-    return 2 * block_bytes(1, [dtype]) + block_bytes(int(np.prod(shape)), [dtype])
-
-
 _FORMULA = "weight - lr · r1 / r2 · g, where r1 and r2 are the norms of weight and direction (1 if either is 0)."
 register(
     Op(
         name="lamb_update_phase2",
-        forward=_step,
+        forward=FormulaKernel(_step, 4, overlaps=(0,), choices=_BOUNDS, numbers=(2, 3)),
         infer_shape=_step_shape,
-        infer_dtype=same_dtype,
+        infer_dtype=floats_only("lamb_update_phase2"),
         params=_STEP,
         inputs=("weight", "g", "r1", "r2"),
         inplace=UNARY_INPLACE,
-        workspace=_step_workspace,
         doc=_FORMULA,
     )
 )
 register(
     Op(
         name="mp_lamb_update_phase2",
-        forward=_mixed_step,
+        forward=FormulaKernel(_mixed_step, 5, states=(4,), overlaps=(), choices=_BOUNDS, numbers=(2, 3), base=4),
         infer_shape=_step_shape,
         infer_dtype=_mixed_step_dtype,
         params=_STEP,
@@ -195,7 +164,60 @@ register(
         aux=(4,),
         inplace=(InplacePair(0, 0),),
         ignored_inputs=(0,),
-        workspace=_step_workspace,
         doc=f"lamb_update_phase2 of a float32 copy of the weight: {_FORMULA}",
+    )
+)
+
+# --------------------------------------------------------------------------------------------------------- a whole step
+
+_PHASES = get("lamb_update_phase1"), get("norm"), get("lamb_update_phase2")
+_NORM = parse_params(_PHASES[1], {})
+
+
+def _phase(ctx: OpContext, op: Op, params: Params, inputs: Arrays, result: RawArray) -> Callable[[], object]:
+    """Return a call of an operator, which takes its scratch from the bytes that are free now."""
+    return ctx.repeated(partial(op.forward, ctx, params, inputs, [result]))
+
+
+@workspace_kernel
+def _whole(
+    ctx: OpContext, p: Params, w: RawArray, g: RawArray, mean: RawArray, var: RawArray, out: RawArray | None
+) -> None:
+    if out is None:  # the new weight is not needed, so the states do not change either
+        return
+    direction, r1, r2 = (ctx.take(shape, w.dtype) for shape in (w.shape, (1,), (1,)))
+    first, norm, second = _PHASES
+    for call in [
+        _phase(ctx, first, p, (w, g, mean, var), direction),
+        _phase(ctx, norm, _NORM, (w,), r1),
+        _phase(ctx, norm, _NORM, (direction,), r2),
+        _phase(ctx, second, p, (w, direction, r1, r2), out),
+    ]:
+        call()
+
+
+def _whole_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    weight, number = inputs[0], TensorSpec((1,), inputs[0].dtype)
+    first, norm, second = _PHASES
+    return take_bytes(weight, number, number) + max(
+        first.workspace_bytes(params, inputs, [weight]),
+        norm.workspace_bytes(_NORM, [weight], [number]),
+        second.workspace_bytes(params, [weight, weight, number, number], outputs),
+    )
+
+
+register(
+    Op(
+        name="lamb_update",
+        forward=_whole,
+        infer_shape=same_shape,
+        infer_dtype=floats_only("lamb_update"),
+        params=(*_DIRECTION, *_STEP),
+        inputs=("weight", "grad", "mean", "var"),
+        aux=(2, 3),
+        inplace=UNARY_INPLACE,
+        workspace=_whole_workspace,
+        in_mxnet=False,
+        doc="One step of LAMB: both phases, and the norms between them.",
     )
 )

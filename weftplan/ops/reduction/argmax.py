@@ -1,9 +1,14 @@
-"""argmax and argmin: positions of extrema, in the dtype of the data as in MXNet."""
+"""argmax and argmin: positions of extrema, in the dtype of the data as in MXNet.
+
+Positions that this dtype cannot hold exactly are refused when a call or a plan asks for its scratch.
+"""
 
 from __future__ import annotations
 
 import math
 
+from weftplan.errors import DTypeError
+from weftplan.ops.core.floats import holds_positions
 from weftplan.ops.core.forms import ChosenKernel, Room, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_int, p_optional
@@ -33,6 +38,11 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
     """Return the scratch: positions and, unless the axis is the last, one outer slice with the axis last."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
+    if not holds_positions(out.dtype, size):
+        raise DTypeError(
+            f"argmax, argmin: positions up to {size - 1:,} are not exact in {out.dtype}, the dtype of data; "
+            f"cast the data {data.shape} to float32 or float64"
+        )
     slab = (inner, size) if inner != 1 else (0,)
     return [((outer * inner,), INDEX), (slab, data.dtype)]
 

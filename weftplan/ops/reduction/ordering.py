@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.floats import is_float, limits
+from weftplan.ops.core.floats import holds_positions
 from weftplan.ops.core.forms import kernel, workspace_kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_int, p_optional
@@ -101,14 +101,8 @@ def _sized(shape: Shape, axis: int | None, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _holds(dtype: DType, size: int) -> bool:
-    """Return whether ``dtype`` represents every position below ``size`` exactly."""
-    most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
-    return size - 1 <= most
-
-
 def _check_positions(params: Params, size: int, name: str) -> None:
-    if not _holds(params["dtype"], size):
+    if not holds_positions(params["dtype"], size):
         raise ShapeError(
             f"{name}: dtype {params['dtype']} cannot hold positions up to {size - 1:,}; give dtype='int32' or 'int64'"
         )

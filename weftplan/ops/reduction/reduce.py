@@ -15,7 +15,6 @@ from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import ArrayKernel, Room, kernel, workspace_kernel
 from weftplan.ops.core.kernels import (
     BOOL,
-    KernelWithBare,
     accumulator,
     block_bytes,
     blocks,
@@ -81,17 +80,7 @@ def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int
     return axes, small.reshape(kept_shape(source.shape, axes))
 
 
-def _reduction(function: str) -> KernelWithBare:
-    @kernel
-    def compute(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
-        axes, view = _views(p, x, out)
-        if not axes:
-            xp.copyto(view, x)
-        elif function in ("sum", "prod"):
-            getattr(xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
-        else:
-            getattr(xp, function)(x, axis=axes, out=view, keepdims=True)
-
+def _reduction(function: str) -> ArrayKernel:
     def bare(
         params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
@@ -102,7 +91,17 @@ def _reduction(function: str) -> KernelWithBare:
         reduce = getattr(np, _UFUNCS[function]).reduce
         return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
 
-    return KernelWithBare(compute, bare)
+    @kernel(bare=bare)
+    def compute(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
+        axes, view = _views(p, x, out)
+        if not axes:
+            xp.copyto(view, x)
+        elif function in ("sum", "prod"):
+            getattr(xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
+        else:
+            getattr(xp, function)(x, axis=axes, out=view, keepdims=True)
+
+    return compute
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}

@@ -11,7 +11,6 @@ import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.core.forms import context_kernel, kernel
-from weftplan.ops.core.kernels import KernelWithBare
 from weftplan.ops.core.params import p_bool, p_int, p_outputs
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
@@ -86,17 +85,17 @@ def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
     return ins, outs
 
 
-@kernel
+def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[..., object]:
+    axis = params["dim"] % len(outputs[0].shape)
+    return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
+
+
+@kernel(bare=_concat_bare)
 def _concat(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     axis = p["dim"] % out.ndim
     for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
         xp.copyto(piece, x)
-
-
-def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[..., object]:
-    axis = params["dim"] % len(outputs[0].shape)
-    return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
 
 
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
@@ -146,7 +145,7 @@ _CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joi
 register(
     Op(
         name="Concat",
-        forward=KernelWithBare(_concat, _concat_bare),
+        forward=_concat,
         infer_shape=_concat_shape,
         infer_dtype=same_dtype,
         params=_CONCAT,

@@ -7,13 +7,13 @@ need only the output's gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.floats import is_float
-from weftplan.ops.core.forms import Call
-from weftplan.ops.core.kernels import INDEX, block_bytes, blocks, copy_kernel, replayed
+from weftplan.ops.core.forms import BoundKernel, Call
+from weftplan.ops.core.kernels import INDEX, block_bytes, blocks, bound_blocks, copy_kernel
 from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -278,23 +278,15 @@ def _convert(xp: ArrayModule, x: RawArray, out: RawArray, between: RawArray | No
     xp.copyto(out, x, casting="unsafe")
 
 
-class CastKernel:
-    """A kernel that converts input 0 to the dtype of output 0, and that can be prepared for repeated calls."""
+class CastKernel(BoundKernel):
+    """A kernel that converts input 0 to the dtype of output 0."""
 
     __slots__ = ()
 
-    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        for block in self._blocks(ctx, inputs[0], outputs[0]):
-            _convert(ctx.xp, *block)
-
-    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return a call that converts each block on prebuilt views, or the unprepared call if there are many blocks."""
-        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
-        return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
-
-    def _blocks(self, ctx: Workspace, source: RawArray, out: RawArray) -> Iterator[tuple[RawArray, ...]]:
-        # In blocks: NumPy copies an array that it converts in place.
-        return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
+    def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """Return a call that converts each block, because NumPy copies an array that it converts in place."""
+        scratch = _by_way_of(inputs[0].dtype, outputs[0].dtype)
+        return bound_blocks(ctx, partial(_convert, ctx.xp), partial(blocks, ctx, (inputs[0], outputs[0]), scratch))
 
 
 _cast = CastKernel()

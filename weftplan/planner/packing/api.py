@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from weftplan.planner.packing import constrained
 from weftplan.planner.packing.by_birth import pack_by_birth
-from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
+from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.hard.search import MOST_CELLS, Allowance, improve, portfolio, table_cells
 from weftplan.planner.packing.packing_problem import PackingProblem
 from weftplan.planner.packing.problem import (
@@ -28,6 +28,7 @@ from weftplan.planner.packing.problem import (
     Packing,
     PackingError,
     Problem,
+    Scans,
     check_input,
     leaf_parts,
     peak_of,
@@ -39,6 +40,12 @@ Effort = Literal["fast", "normal", "max"]
 
 # Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
+
+MAX_SCANS = 50_000_000
+"""Maximum number of holes that the sweeps of one call look at; about four seconds."""
+
+WORTH_A_REVERSE = 1.3
+"""Ratio of the fallback's peak to the lower bound above which the fallback is also made backwards in time."""
 
 MOST_FOR_FIRST_FIT = 1 << 17
 """Maximum number of buffers of a part that first fit places, in quadratic time: 2**17 buffers take about a minute."""
@@ -184,13 +191,13 @@ def _in_parts(
 
     A part is searched only if its packing is higher than ``bound``, the lower bound of the whole problem.
     """
-    offsets = np.zeros(len(problem), np.int64)
-    leaves = leaf_parts(problem)
+    offsets, leaves = leaf_parts(problem)
     middling = max((len(part) for _, part in leaves if len(part) <= MANY), default=0)
     scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
     allowance = Allowance(int(spending.work * scale), deadline)  # shared by the searches of all parts
+    scans = Scans(MAX_SCANS)
     for base, part in leaves:
-        best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
+        best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order, scans=scans)
         try:
             if not best.swept():
                 best.improve(allowance)
@@ -227,15 +234,24 @@ class Incumbent:
         spending: the limits of the effort.
         deadline: the time limit.
         order: precedence of all buffers of the caller's problem, not only of the part.
+        scans: what the sweeps of all parts may spend.
     """
 
     def __init__(
-        self, part: Problem, floor: int, *, spending: Spending, deadline: Deadline, order: Precedence | None = None
+        self,
+        part: Problem,
+        floor: int,
+        *,
+        spending: Spending,
+        deadline: Deadline,
+        order: Precedence | None,
+        scans: Scans,
     ) -> None:
         self.part = part
         self.floor = floor
         self.spending = spending
         self.deadline = deadline
+        self.scans = scans
         self.order = None if order is None else order.take(part.index)
         self.is_small = len(part) <= MANY
         ratio = spending.good_enough if self.is_small else max(spending.good_enough, spending.large_enough)
@@ -275,15 +291,24 @@ class Incumbent:
                     if self.peak <= enough:
                         return True
                     limit = min(self.peak - 1, most)
-                    sweep = pack_outwards(
-                        self.part, floor=self.floor, limit=limit, variant=variant, order=order, deadline=self.deadline
-                    )
+                    sweep = self._sweep(variant, limit, order)
                     if sweep is None and order is not None:
                         self._none_below = limit
                     elif sweep is not None:
                         self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
                         self._waits = None if order is None else sweep[1]
         return self.peak <= enough
+
+    def _sweep(self, variant: Variant, limit: int, order: Precedence | None) -> tuple[Int64, int] | None:
+        return pack_outwards(
+            self.part,
+            floor=self.floor,
+            limit=limit,
+            variant=variant,
+            order=order,
+            deadline=self.deadline,
+            scans=self.scans,
+        )
 
     def wait_less(self) -> None:
         """Replace the packing by one that is equally low and adds fewer waits, if a sweep finds one."""
@@ -292,9 +317,7 @@ class Incumbent:
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
         known = self.peak <= self._none_below
         for variant in variants_of(self.part)[known:] if least else ():
-            sweep = pack_outwards(
-                self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
-            )
+            sweep = self._sweep(variant, self.peak, self.order)
             if sweep is not None and sweep[1] < least:
                 self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
                 return
@@ -305,6 +328,8 @@ class Incumbent:
         if not self.is_small:
             self.hurry()
             self._fallen_back = True
+            if self.peak > self.floor * WORTH_A_REVERSE and not self.deadline.over():
+                self.offer(pack_by_birth(part.reversed()))
         if self.is_small or (self.peak > self.enough and len(part) <= MOST_FOR_FIRST_FIT):
             tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
             self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))

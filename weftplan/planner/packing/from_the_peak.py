@@ -21,7 +21,7 @@ from operator import sub
 
 import numpy as np
 
-from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem, Scans
 from weftplan.planner.packing.reuse import LastHolders, Precedence
 
 FAR = 1 << 62
@@ -73,6 +73,7 @@ def pack_outwards(
     order: Precedence | None = None,
     deadline: Deadline = ENDLESS,
     patience: int = 1,
+    scans: Scans | None = None,
 ) -> tuple[Int64, int] | None:
     """Pack by sweeps outwards from the peak; return (offsets, number of reuses that add a wait), or None.
 
@@ -86,9 +87,10 @@ def pack_outwards(
             waits are not counted.
         deadline: the time limit.
         patience: factor on the number of offsets to consider if a reuse would add a wait.
+        scans: number of holes that may be looked at, which the sweep lowers; None: no limit.
 
     Returns:
-        None if a buffer would end above ``limit``.
+        None if a buffer would end above ``limit`` or the scans are used up.
     """
     lo, hi, sizes = problem.lists
     peak = problem.last_peak if variant.late_peak else problem.first_peak
@@ -121,6 +123,10 @@ def pack_outwards(
         for k, i in enumerate(late):
             if not k & 255:
                 deadline.check()
+                if scans is not None:
+                    scans.left -= space.num_holes << 8
+                    if scans.left < 0:
+                        return None
             while died[deaths[dead]] <= born[i]:
                 j = deaths[dead]
                 dead += 1
@@ -166,6 +172,11 @@ class _Space:
         self._tries = TRIES * patience
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
         """(item of ``held``, size, offset) of recently dead buffers."""
+
+    @property
+    def num_holes(self) -> int:
+        """Number of holes; a placement looks at each of them."""
+        return len(self._low)
 
     def release(self, buffer: int, low: int, high: int) -> None:
         """Free the bytes of a dead buffer and merge them with adjacent holes."""

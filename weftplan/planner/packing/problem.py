@@ -165,6 +165,10 @@ class Problem:
         )
         return Peak(moment, alive, behind, before)
 
+    def reversed(self) -> Problem:
+        """Return the problem backwards in time; its packings are packings of this problem."""
+        return Problem(self.sections - self.hi, self.sections - self.lo, self.size, self.sections, self.index)
+
     def take(self, which: RawArray) -> Problem:
         """Return a problem of the buffers selected by a mask or by indices, with new sections."""
         return sectioned(self.lo[which], self.hi[which], self.size[which], self.index[which])
@@ -182,8 +186,10 @@ def peak_of(problem: Problem, offsets: Int64) -> int:
     return int((offsets + problem.size).max(initial=0))
 
 
-def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
-    """Divide a problem into independent parts; return (base offset in units, part) for each.
+def leaf_parts(problem: Problem) -> tuple[Int64, list[tuple[int, Problem]]]:
+    """Divide a problem into independent parts; return offsets, and (base offset in units, part) for each larger part.
+
+    The offsets are those of parts of one buffer, of which a problem may have a million; other buffers have offset 0.
 
     A problem is cut at moments without live buffers. A buffer that lives as long as its part conflicts with all others
     of the part, so it is placed at the bottom, as a part of its own, and the rest is packed above it. Without that
@@ -193,8 +199,9 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
     begins with its bottom buffers. A part may be cut before a birth if the only earlier buffers alive at that birth are
     the bottom buffers removed below this part. The number of earlier buffers alive at each birth is counted once.
     """
+    offsets = np.zeros(len(problem), np.int64)
     if not len(problem):
-        return []
+        return offsets, []
     order = np.lexsort((-problem.hi, problem.lo))
     lo, hi, size = problem.lo[order], problem.hi[order], problem.size[order]
     deaths = hi.copy()
@@ -202,7 +209,7 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
     over = np.arange(len(order)) - deaths.searchsorted(lo, side="right")
     over[1:][lo[1:] == lo[:-1]] = -1  # never cut between buffers of equal birth
     by_count = over.argsort(kind="stable")
-    bounds = over[by_count].searchsorted(np.arange(-1, len(order) + 1))
+    bounds = over[by_count].searchsorted(np.arange(-1, len(order) + 1)).tolist()
     begin, end, nbytes = lo.tolist(), hi.tolist(), size.tolist()
     leaves: list[tuple[int, Problem]] = []
     todo = [(0, 0, len(order), 0)]
@@ -216,11 +223,14 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
                 height += nbytes[above]
                 above += 1
             ground = stop if above == start else above
-            whole = ground - start == len(problem)
-            leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
+            if ground - start == 1:
+                offsets[order[start]] = base
+            else:
+                whole = ground - start == len(order)
+                leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
             if ground < stop:
                 todo.append((base + height, above, stop, below + above - start))
-    return leaves
+    return offsets, leaves
 
 
 def integers(name: str, values: npt.ArrayLike) -> Int64:
@@ -304,3 +314,10 @@ class Deadline:
 
 
 ENDLESS = Deadline()
+
+
+@dataclass(slots=True)
+class Scans:
+    """Free ranges that the sweeps of one call may still look at, so that their time stays bounded on large problems."""
+
+    left: int

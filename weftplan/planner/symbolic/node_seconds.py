@@ -1,6 +1,7 @@
 """Modelled or measured seconds of nodes.
 
-The model is a roofline: a node takes the longer of its arithmetic and its memory traffic, plus a fixed call overhead.
+The model is a roofline: a node takes the longest of its arithmetic, its memory traffic and, on a host, its elementwise
+functions, plus a fixed call overhead.
 Recomputation only uses ratios of seconds, so two approximate machines are enough: a few host cores under NumPy, and a
 current accelerator.
 
@@ -35,13 +36,16 @@ class Machine:
     """Memory traffic in bytes per second."""
     call: float
     """Overhead of one node in seconds."""
+    functions: float = 0.0
+    """Seconds of elementwise functions relative to :data:`weftplan.ops.core.cost.FUNCTIONS`."""
 
 
-HOST = Machine(flops=3.0e10, bandwidth=1.0e10, call=2.0e-6)
+HOST = Machine(flops=3.0e10, bandwidth=1.0e10, call=2.0e-6, functions=1.0)
 """Two cores under NumPy. Measured on a loaded machine: convolutions 1e10 to 2e10 operations per second, batch norm
 0.9e10 to 1.2e10 bytes per second, activations 2e10; products are faster on an idle machine."""
 ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
-"""A data-centre card without reduced precision, at about half the figures of data sheets."""
+"""A data-centre card without reduced precision, at about half the figures of data sheets. Generated kernels compute
+functions while they wait for memory, so these are free."""
 
 
 def _machine(context: Context) -> Machine:
@@ -132,7 +136,7 @@ def _modelled(
     traffic: float = sum(nbytes[e] for e in reads) + sum(
         nbytes[e] for e, kept in zip(outs, wanted, strict=True) if kept
     )
-    arithmetic = 0.0
+    arithmetic = functions = 0.0
     if node is not None and node.op is not None:
         name = layer_of(node.op.backward_of or node.op.name)
         traffic *= cost.SWEEPS.get(name, 1.0)
@@ -148,4 +152,7 @@ def _modelled(
                 is_backward=node.op.backward_of is not None,
                 wanted=wanted,
             )
-    return machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth)
+        elif machine.functions:
+            seconds = cost.formula_seconds(node.op.forward, node.params, len(inputs), nbytes[outs[0]])
+            functions = machine.functions * seconds
+    return machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth, functions)

@@ -254,12 +254,12 @@ def modulo(dividend: Symbol | float, divisor: Symbol | float) -> Symbol | float:
 
 
 def _either(
-    kind: str, left: Symbol | float, right: Symbol | float, numbers: Callable[[float, float], float]
+    kind: str, lhs: Symbol | float, right: Symbol | float, numbers: Callable[[float, float], float]
 ) -> Symbol | float:
-    if not isinstance(left, Symbol) and not isinstance(right, Symbol) and is_number(left) and is_number(right):
-        return numbers(left, right)
-    sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
+    if not isinstance(lhs, Symbol) and not isinstance(right, Symbol) and is_number(lhs) and is_number(right):
+        return numbers(lhs, right)
+    sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (lhs, right)]
     node = binary(kind, *sides)
     if node is None:
-        raise TypeError(f"{kind} expects symbols or numbers, got {type(left).__name__} and {type(right).__name__}")
+        raise TypeError(f"{kind} expects symbols or numbers, got {type(lhs).__name__} and {type(right).__name__}")
     return Symbol([Entry(node)])

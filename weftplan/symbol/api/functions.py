@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
+from weftplan.ops.core.registry import by_position, order_advice
 from weftplan.ops.core.schema import Op
-from weftplan.ops.core.signatures import by_position, document, order_advice, signature
+from weftplan.ops.core.signatures import document, signature
 from weftplan.support import slots
 from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute, name
@@ -272,10 +274,10 @@ LOOPS = {
 """MXNet's operators with subgraphs, which do not exist here -> advice for the error message."""
 
 
-class Namespace:
+class Namespace(ModuleType):
     """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
 
-    With ``short``, automatic node names omit the prefix.
+    With ``short``, automatic node names omit the prefix. It is a module, so that ``import mxnet.symbol.contrib`` works.
 
     >>> Namespace("linalg", "_linalg_").nope
     Traceback (most recent call last):
@@ -283,6 +285,7 @@ class Namespace:
     """
 
     def __init__(self, name: str, *prefixes: str, short: bool = False) -> None:
+        super().__init__(f"weftplan.symbol.{name}", type(self).__doc__)
         self._name = name
         self._short = short
         self._prefixes = prefixes

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from weftplan.errors import ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ops.core.rules import is_known
-from weftplan.ops.core.schema import DType, Shape
+from weftplan.ops.core.schema import Shape
 from weftplan.symbol import placeholder
 from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node, warn
@@ -136,7 +136,8 @@ class Inference:
             shown += f", … {len(missing) - 8} more" if len(missing) > 8 else ""
             warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}")
             return None, None, None
-        return arguments, outputs, states
+        known: Any = arguments, outputs, states
+        return known  # type: ignore[no-any-return]
 
     def infer_shape_partial(
         self, *args: Shape | None, **kwargs: Shape
@@ -150,27 +151,32 @@ class Inference:
 
     def infer_type(
         self, *args: object, **kwargs: object
-    ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
-        """Infer the dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` if some stay unknown.
+    ) -> tuple[list[type], list[type], list[type]] | tuple[None, None, None]:
+        """Infer the dtypes of (arguments, outputs, auxiliary states), as NumPy types such as ``np.float32``.
+
+        The result is ``(None, None, None)`` if some dtype stays unknown.
 
         Raises:
             DTypeError: dtypes conflict; names operator, node and both dtypes.
             ParameterError: no variable has this name, or both ways are used.
         """
-        arguments, outputs, states = self._infer("dtype", args, kwargs)
+        arguments, outputs, states = self.infer_type_partial(*args, **kwargs)
         if any(dtype is None for dtype in (*arguments, *outputs, *states)):
             placeholder.require_known(self._nodes(), "infer_type")
             pairs = zip(self._variable_names(), (*arguments, *states), strict=True)
             unknown = [name for name, dtype in pairs if dtype is None]
             warn(f"dtypes cannot be inferred; unknown: {listed(unknown) if unknown else 'outputs'}")
             return None, None, None
-        return arguments, outputs, states
+        known: Any = arguments, outputs, states
+        return known  # type: ignore[no-any-return]
 
     def infer_type_partial(
         self, *args: object, **kwargs: object
-    ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
+    ) -> tuple[list[type | None], list[type | None], list[type | None]]:
         """Infer dtypes as :meth:`infer_type`, but return None for each unknown dtype."""
-        return self._infer("dtype", args, kwargs)
+        parts = self._infer("dtype", args, kwargs)
+        arguments, outputs, states = ([None if kind is None else kind.type for kind in part] for part in parts)
+        return arguments, outputs, states
 
     def _variable_names(self) -> list[str]:
         return [node.name for part in self._variables() for node in part]
@@ -201,9 +207,9 @@ class Inference:
         solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
         entries: list[Any] = list(solve(nodes, by_node))
         row = infer.entry_rows(nodes)
-        first = {node: row[i] for i, node in enumerate(nodes)}
+        row_of = {node: row[i] for i, node in enumerate(nodes)}
         return (
-            [entries[first[node]] for node in arguments],
-            [entries[first[entry.node] + entry.index] for entry in self.entries],
-            [entries[first[node]] for node in states],
+            [entries[row_of[node]] for node in arguments],
+            [entries[row_of[entry.node] + entry.index] for entry in self.entries],
+            [entries[row_of[node]] for node in states],
         )

@@ -37,7 +37,7 @@ Sort = tuple[int, int, int]
 
 
 @dataclass(eq=False, slots=True)
-class Kind(Generic[F]):
+class FactKind(Generic[F]):
     """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
 
     word: str
@@ -49,13 +49,13 @@ class Kind(Generic[F]):
     error: type[MXNetError]
     settled: Settled[Learnt] = field(default_factory=Settled)
 
-    def told(self, op: Op, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
+    def inferred(self, op: Op, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
     def outputs(self, op: Op, node: Node, ins: list[F | None]) -> list[F]:
         """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
-        _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
+        _, outs, _, unknown = self.inferred(op, node, ins, [None] * op.num_outputs(node.params))
         if unknown:
             raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
         return [fact for _, fact in outs]
@@ -97,8 +97,8 @@ def _parse_shape(value: object) -> Shape | None:
     return (tuple(max(dim, 0) for dim in shape) if -1 in shape else shape) or None
 
 
-SHAPES = Kind("shape", "__shape__", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
-DTYPES = Kind(
+SHAPES = FactKind("shape", "__shape__", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
+DTYPES = FactKind(
     "dtype", "__dtype__", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError
 )
 
@@ -135,7 +135,7 @@ def _show(value: object) -> str:
     return shape_text(value) if value is None or isinstance(value, tuple) else str(value)
 
 
-Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
+Seeds = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None is unknown."""
 Edges = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 """(:func:`entry_rows`, the entries that each node reads, the positions of the nodes that each node must follow)."""
@@ -151,23 +151,23 @@ def entry_rows(nodes: Sequence[Node]) -> list[int]:
     return rows
 
 
-def infer_shapes(nodes: Sequence[Node], known: Known, *, edges: Edges | None = None) -> list[Shape | None]:
+def infer_shapes(nodes: Sequence[Node], seeds: Seeds, *, edges: Edges | None = None) -> list[Shape | None]:
     """Infer the shape of every entry; None is an unknown shape, 0 an unknown dimension.
 
     Args:
         nodes: all nodes of the graph, in topological order.
-        known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
+        seeds: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
             filled from the variable's ``__shape__``.
         edges: the edges between ``nodes``, if the caller has them already.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, edges, SHAPES).solve(known)
+    return _Solver(nodes, edges, SHAPES).solve(seeds)
 
 
 def infer_dtypes(
-    nodes: Sequence[Node], known: Known, *, edges: Edges | None = None, default: DType | None = None
+    nodes: Sequence[Node], seeds: Seeds, *, edges: Edges | None = None, default: DType | None = None
 ) -> list[DType | None]:
     """Infer the dtype of every entry, None if unknown; arguments as for :func:`infer_shapes`.
 
@@ -176,13 +176,13 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, edges, DTYPES).solve(known, default)
+    return _Solver(nodes, edges, DTYPES).solve(seeds, default)
 
 
 class _Solver(Generic[F]):
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
-    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: Kind[F]) -> None:
+    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: FactKind[F]) -> None:
         self.nodes = nodes
         self.kind = kind
         if edges is None:
@@ -193,9 +193,9 @@ class _Solver(Generic[F]):
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
 
-    def solve(self, known: Known, default: DType | None = None) -> list[F | None]:
+    def solve(self, seeds: Seeds, default: DType | None = None) -> list[F | None]:
         everything = range(len(self.nodes))
-        self._seed(known)
+        self._seed(seeds)
         nodes, rows, values = self.nodes, self.rows, self.values
         if default is not None:
             solved: list[Any] | None = of_one_dtype(
@@ -238,9 +238,9 @@ class _Solver(Generic[F]):
             stale = self._walk(everything if forwards else reversed(everything), stale)
             forwards = not forwards
 
-    def _seed(self, known: Known) -> None:
+    def _seed(self, seeds: Seeds) -> None:
         kind = self.kind
-        facts: dict[Any, Any] = dict(known)
+        facts: dict[Any, Any] = dict(seeds)
         parsed: dict[Any, Any] = {}  # attributes are text, and most texts and dtypes are alike
         for i, node in enumerate(self.nodes):
             if node.op is not None:
@@ -286,7 +286,7 @@ class _Solver(Generic[F]):
         Return the entries that changed after a user of them was visited, so that their users need another visit.
         """
         nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
-        controls, answer = self.controls, self.kind.told
+        controls, answer = self.controls, self.kind.inferred
         # Invariant: seen[e] is 1 if a node already visited in this walk uses entry e and has left it incomplete
         # (complete facts never change); if the walk skips nodes, all entries count as seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
@@ -378,7 +378,7 @@ def of_one_dtype(
         ins: list[DType | None] = [default] * len(inputs[i])
         outs: list[DType | None] = [None] * (rows[i + 1] - rows[i])
         try:
-            new_ins, new_outs, _, open_outs = DTYPES.told(op, node, ins, outs)
+            new_ins, new_outs, _, open_outs = DTYPES.inferred(op, node, ins, outs)
         except MXNetError:
             return None
         if new_ins or open_outs:

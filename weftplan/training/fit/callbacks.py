@@ -73,17 +73,17 @@ class Speedometer(Constructed):
         """Seconds of the clock at the last line, or at the first batch of the epoch."""
         self.last_count = 0
         """Number of the last batch."""
-        self._first = 0
+        self._counted_from = 0
 
     def __call__(self, param: BatchEndParam) -> None:
-        now, count = time.perf_counter(), param.nbatch
+        now_s, count = time.perf_counter(), param.nbatch
         if not self.init or count <= self.last_count:
-            self.init, self.tic, self.last_count, self._first = True, now, count, count
+            self.init, self.tic, self.last_count, self._counted_from = True, now_s, count, count
             return
         self.last_count = count
         if count % self.frequent:
             return
-        speed = f"{(count - self._first) * self.batch_size / max(now - self.tic, 1e-9):.2f}"
+        speed = f"{(count - self._counted_from) * self.batch_size / max(now_s - self.tic, 1e-9):.2f}"
         metric = param.eval_metric
         if metric is None:
             log.info("Iter[%d] Batch [%d]\tSpeed: %s samples/sec", param.epoch, count, speed)
@@ -91,9 +91,11 @@ class Speedometer(Constructed):
             values = "".join(f"\t{name}={value:f}" for name, value in metric.get_name_value())
             if self.auto_reset:
                 metric.reset_local()
-            first = self._first if self.auto_reset else 0
-            log.info("Epoch[%d] Batch [%d-%d]\tSpeed: %s samples/sec%s", param.epoch, first, count, speed, values)
-        self.tic, self._first = now, count
+            counted_from = self._counted_from if self.auto_reset else 0
+            log.info(
+                "Epoch[%d] Batch [%d-%d]\tSpeed: %s samples/sec%s", param.epoch, counted_from, count, speed, values
+            )
+        self.tic, self._counted_from = now_s, count
 
 
 @known_keywords()

@@ -38,7 +38,7 @@ _STEP = re.compile(r"-step(\d+)\.safetensors$")
 
 
 @dataclass(slots=True)
-class Snapshot:
+class CheckpointSnapshot:
     """State of a run between two updates: copies of arrays, possibly still pending, and plain facts."""
 
     args: dict[str, NDArray]
@@ -59,7 +59,7 @@ class Saved:
     facts: dict[str, Any] = field(repr=False)
 
 
-def write_snapshot(path: Path, snapshot: Snapshot) -> int:
+def write_snapshot(path: Path, snapshot: CheckpointSnapshot) -> int:
     """Write a snapshot atomically, after waiting for its copies; returns the bytes of its arrays.
 
     Raises:
@@ -70,12 +70,12 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     return sum(values.nbytes for values in arrays.values())
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: CheckpointSnapshot) -> bytes:
     """Return the content of the file of :func:`write_snapshot`, after waiting for the copies."""
     return b"".join(file_format.encode(*_contents(snapshot), "a checkpoint in memory"))
 
 
-def _contents(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, str]]:
+def _contents(snapshot: CheckpointSnapshot) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the arrays and the metadata of a snapshot."""
     arrays = {
         name: value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
@@ -223,7 +223,7 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def save(self, path: Path, snapshot: Snapshot) -> None:
+    def save(self, path: Path, snapshot: CheckpointSnapshot) -> None:
         """Start writing ``snapshot`` on a thread; first waits for the previous write, so that memory stays bounded.
 
         A failed write is logged, and existing files stay.
@@ -238,7 +238,7 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
-    def _write(self, path: Path, snapshot: Snapshot) -> None:
+    def _write(self, path: Path, snapshot: CheckpointSnapshot) -> None:
         start = time.perf_counter()
         try:
             nbytes = write_snapshot(path, snapshot)

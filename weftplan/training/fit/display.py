@@ -52,8 +52,8 @@ class Display:
         self._live = LiveLine(self._stream, patience=PATIENCE if passing else 0.0, lines=passing)
         self._begin(0.0)
 
-    def _begin(self, now: float) -> None:
-        self._epoch_start = now
+    def _begin(self, now_s: float) -> None:
+        self._epoch_start = now_s
         self._epoch_samples = 0
         self._seen = 0
 
@@ -64,10 +64,10 @@ class Display:
 
     def batch(self, epoch: int, nbatch: int, samples: int, pairs: Pairs) -> None:
         """Count a batch and update the live line."""
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         if not self._seen:
             # The start of the first batch is unknown, so neither its time nor its samples count for the speed.
-            self._begin(now)
+            self._begin(now_s)
         else:
             self._epoch_samples += samples
         self._seen = nbatch + 1
@@ -85,36 +85,36 @@ class Display:
         parts = [f"epoch {epoch + 1}/{self.epochs}"]
         parts += [f"{name} {value:.4f}" for name, value in train]
         parts += [f"validation {name} {value:.4f}" for name, value in validation]
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         if self._epoch_samples:
-            parts.append(f"{self._speed(now):,.0f} samples/s")
+            parts.append(f"{self._speed(now_s):,.0f} samples/s")
         if seconds is not None:
             parts.append(f"{seconds:.1f} s")
         if not self._silent:
             self.clear()
             self._write("  ".join(parts) + "\n")
-        self._begin(now)
+        self._begin(now_s)
 
     def clear(self) -> None:
         """Clear the live line before other output."""
         self._live.clear()
 
-    def _speed(self, now: float) -> float:
-        return self._epoch_samples / max(now - self._epoch_start, 1e-9)
+    def _speed(self, now_s: float) -> float:
+        return self._epoch_samples / max(now_s - self._epoch_start, 1e-9)
 
-    def _line(self, epoch: int, done: int, pairs: Pairs, now: float, width: int) -> str:
+    def _line(self, epoch: int, batches: int, pairs: Pairs, now_s: float, width: int) -> str:
         """Build the live line from as many parts as fit the width, most important first."""
         parts = [f"{name} {value:.4f}" for name, value in pairs]
         head = f"epoch {epoch + 1}/{self.epochs}"
         if self.batches:
-            count = f" {done}/{self.batches}"
+            count = f" {batches}/{self.batches}"
             bar_width = width - len(head) - len(count) - len(" []") - (2 + len(parts[0]) if parts else 0)
             bar = min(BAR, bar_width)
-            filled = min(bar, bar * done // self.batches)
+            filled = min(bar, bar * batches // self.batches)
             head += (f" [{'#' * filled}{'.' * (bar - filled)}]" if bar >= LEAST_BAR else "") + count
         else:
-            head += f" batch {done}"
-        parts.append(f"{self._speed(now):,.0f} samples/s")
+            head += f" batch {batches}"
+        parts.append(f"{self._speed(now_s):,.0f} samples/s")
         if self._memory is not None:
             parts.append(f"live {amount(self._memory())}")
         parts.append(f"process {amount(host_memory.resident())} of {amount(host_memory.memory_info()[1])}")

@@ -57,9 +57,9 @@ class Window:
 
     def spent(self, phase: str, since: float) -> float:
         """Add the time since ``since`` to a phase; returns the current time."""
-        now = time.perf_counter()
-        self.seconds[phase] += now - since
-        return now
+        now_s = time.perf_counter()
+        self.seconds[phase] += now_s - since
+        return now_s
 
     @property
     def total(self) -> float:
@@ -125,7 +125,7 @@ class Events:
         self._writer = _writer(tensorboard)
         self._closes_writer = self._writer is not None and self._writer is not tensorboard
         self._file: TextIO | None = None
-        self._told: deque[Event] = deque()
+        self._sent: deque[Event] = deque()
         self._start = time.perf_counter()
         self._line_at = 0.0
         self._page_at = -math.inf
@@ -151,9 +151,9 @@ class Events:
 
     def tell(self, kind: str, facts: Mapping[str, object]) -> None:
         """Record an event from any thread; it is written with the next line."""
-        self._told.append({"event": kind, "time": round(time.time(), 3), **facts})
+        self._sent.append({"event": kind, "time": round(time.time(), 3), **facts})
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether the step that has just ended gets a line."""
         elapsed = time.perf_counter() - self._start
         return elapsed - self._line_at >= min(self.period, _SHARE * elapsed)
@@ -229,7 +229,7 @@ class Events:
     def _write(self, kind: str, facts: Mapping[str, object]) -> Event:
         assert self._file is not None
         event = {"event": kind, "time": round(time.time(), 3), **facts}
-        events = [self._told.popleft() for _ in range(len(self._told))]
+        events = [self._sent.popleft() for _ in range(len(self._sent))]
         lines = "".join(map(_line, (*events, event)))
         if not self._full:
             try:
@@ -288,12 +288,12 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
             event = json.loads(line)
             kind = event["event"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            following = next((one for one in lines[number + 1 :] if one.strip()), None)
+            following = next((line for line in lines[number + 1 :] if line.strip()), None)
             if following is None or '"event": "resume"' in following:
                 continue  # the process was killed while it wrote this line
             raise FormatError(f"{os.fspath(path)}: line {number + 1} is no event: {line[:80]!r}") from error
         if kind == "resume":
-            events = [one for one in events if one.get("step", 0) <= event.get("step", 0)]
+            events = [earlier for earlier in events if earlier.get("step", 0) <= event.get("step", 0)]
         events.append(event)
     return events
 

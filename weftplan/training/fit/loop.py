@@ -26,7 +26,7 @@ from weftplan.training.fit.events import Events, StepEnd, Window
 from weftplan.training.fit.fit_module import FitModule
 from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, position_of
 from weftplan.training.fit.interruption import saving_first
-from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
+from weftplan.training.fit.microbatch import BatchPieces, MicroBatchIter
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.precision import LossScale
@@ -94,7 +94,7 @@ class Fitting(ResumableRun):
         )
         self.end = epochs[1]
         self._validation = validation
-        self._pieces = Pieces(data.provide_data, data.provide_label)
+        self._pieces = BatchPieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
         # Ask for the owner only if needed, because not every kind of module has one.
         store: Any = None if scaling is None and checkpoints is None else module.owner()._kvstore
@@ -236,18 +236,18 @@ class Fitting(ResumableRun):
 
     def _waited(self, since: float) -> float:
         """Account the wait for a batch: the part during which the devices were idle counts as ``data``."""
-        ended, now = self._ended, time.perf_counter()
-        idle_from = since if ended is None else now if ended.at is None else min(max(since, ended.at), now)
+        ended, now_s = self._ended, time.perf_counter()
+        idle_from = since if ended is None else now_s if ended.at is None else min(max(since, ended.at), now_s)
         self._window.seconds["compute"] += idle_from - since
-        self._window.seconds["data"] += now - idle_from
-        return now
+        self._window.seconds["data"] += now_s - idle_from
+        return now_s
 
     def _count(self, number: int, samples: int, pairs: list[tuple[str, float]]) -> None:
         """Count a step, and write a line of figures if due."""
         window, events = self._window, self._events
         window.steps += 1
         window.samples += samples
-        if events.due() if events is not None else window.steps >= LEAST_STEPS:
+        if events.is_due() if events is not None else window.steps >= LEAST_STEPS:
             self._line(number, pairs)
 
     def _line(self, number: int, pairs: list[tuple[str, float]]) -> None:
@@ -354,5 +354,5 @@ def _samples(descs: Sequence[tuple[str, Sequence[int]]]) -> int:
     """Return the batch size; 0 if the iterator does not provide it."""
     if not descs:
         return 0
-    first = descs[0]
-    return int(first[1][getattr(first, "batch_axis", 0)])
+    head = descs[0]
+    return int(head[1][getattr(head, "batch_axis", 0)])

@@ -70,7 +70,7 @@ def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: b
     module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
 
 
-class Pieces:
+class BatchPieces:
     """Splitter for the batches of an iterator, given its data and label descriptions."""
 
     def __init__(
@@ -86,11 +86,11 @@ class Pieces:
 
     def cut(self, batch: DataBatch, samples: int) -> list[DataBatch]:
         """Split the batch into pieces of at most ``samples`` samples, in order."""
-        whole = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
-        if whole <= samples:
+        length = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
+        if length <= samples:
             return [batch]
-        real = whole - (getattr(batch, "pad", None) or 0)
-        return [self._piece(batch, at, min(at + samples, whole), real) for at in range(0, whole, samples)]
+        real = length - (getattr(batch, "pad", None) or 0)
+        return [self._piece(batch, at, min(at + samples, length), real) for at in range(0, length, samples)]
 
     def _piece(self, batch: DataBatch, begin: int, end: int, real: int) -> DataBatch:
         index = getattr(batch, "index", None)
@@ -118,7 +118,7 @@ class MicroBatchIter(DataIter):
     def __init__(self, source: DataIter, batch_size: int) -> None:
         super().__init__(batch_size)
         self._source = source
-        self._pieces = Pieces(source.provide_data, source.provide_label)
+        self._pieces = BatchPieces(source.provide_data, source.provide_label)
         self.provide_data = _resized(source.provide_data, batch_size)
         self.provide_label = _resized(source.provide_label, batch_size)
 

@@ -61,13 +61,13 @@ class Monitor(Constructed):
     def install(self, exe: Executor) -> None:
         """Watch an executor; several may be watched."""
         exe.set_monitor_callback(self._see, self.monitor_all)
-        if not any(exe is one for one in self.exes):
+        if not any(exe is executor for executor in self.exes):
             self.exes.append(exe)
 
     def uninstall(self, exe: Executor) -> None:
         """Stop watching an executor."""
         exe.set_monitor_callback(None)
-        self.exes = [one for one in self.exes if one is not exe]
+        self.exes = [executor for executor in self.exes if executor is not exe]
 
     def tic(self) -> None:
         """Start a batch: collect statistics if the batch is to be monitored."""
@@ -86,7 +86,7 @@ class Monitor(Constructed):
             for name, array in (*exe.arg_dict.items(), *exe.aux_dict.items()):
                 self._see(name, array)
         self.activated = False
-        entries = sorted(self.queue, key=lambda one: one[1]) if self.sort else self.queue
+        entries = sorted(self.queue, key=lambda entry: entry[1]) if self.sort else self.queue
         self.queue = []
         return [(step, name, _as_text(statistic)) for step, name, statistic in entries]
 

@@ -76,7 +76,7 @@ _HARMLESS = frozenset(
     }
 )
 """Operators that run in 16 bits if all their data inputs do."""
-_OWN_PARAMETERS = frozenset(BATCH_NORMS)
+_FLOAT32_PARAMETERS = frozenset(BATCH_NORMS)
 """Operators with float32 parameters and 16-bit data."""
 
 
@@ -128,7 +128,7 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
             inputs = [cast(entry, low_dtype) for entry in inputs]
             low = True
         elif node.op.name in _HARMLESS:
-            counted = inputs[:1] if node.op.name in _OWN_PARAMETERS else inputs
+            counted = inputs[:1] if node.op.name in _FLOAT32_PARAMETERS else inputs
             low = bool(counted) and all((entry.node, entry.index) in halves for entry in counted)
             if not low:
                 inputs = [cast(entry, "float32") for entry in inputs]
@@ -143,7 +143,7 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
             attrs=dict(node.attrs),
             params=dict(node.params),
             inputs=inputs,
-            control_deps=[twins[one] for one in node.control_deps],
+            control_deps=[twins[dependency] for dependency in node.control_deps],
             created_at=node.created_at,
         )
         twins[node] = lowered_node

@@ -14,7 +14,7 @@ from weftplan.data.batch import DataBatch
 from weftplan.data.data_iter import DataIter
 from weftplan.data.iterator_state import state_or_none
 from weftplan.errors import FormatError, ParameterError
-from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
+from weftplan.training.fit.checkpoint_writer import Checkpoints, CheckpointSnapshot, Saved
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.fit_module import FitModule, optimizer_of
 from weftplan.training.fit.precision import LossScale
@@ -33,7 +33,7 @@ from weftplan.training.fit.run_state import (
     settings_of,
     wrong_parameters,
 )
-from weftplan.training.fit.state_values import Packer, restore, unpacked
+from weftplan.training.fit.state_values import StatePacker, restore, unpacked
 from weftplan.training.metrics.metric import EvalMetric
 
 
@@ -80,9 +80,9 @@ class ResumableRun:
         self._before_epoch, self._reset = random_states(), True
         self.data.reset()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> CheckpointSnapshot:
         """Return the current state, between two updates; its array copies are pending."""
-        packer = Packer("weftplan.run/")
+        packer = StatePacker("weftplan.run/")
         owner = self.module.owner()
         state, args, aux = gather_module(owner, packer)
         facts = {
@@ -100,7 +100,7 @@ class ResumableRun:
             "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
         }
-        return Snapshot(args, aux, packer.arrays, facts)
+        return CheckpointSnapshot(args, aux, packer.arrays, facts)
 
     def finish_writes(self) -> None:
         """Wait until the checkpoints that were begun are on disk."""
@@ -160,20 +160,20 @@ class ResumableRun:
             )
         optimizer = optimizer_of(owner)
         attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
-        now = {name: getattr(optimizer, name) for name in attributes}
+        current = {name: getattr(optimizer, name) for name in attributes}
         if differing:
             self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", differing))
         try:
-            self._go_on(saved, now)
+            self._go_on(saved, current)
         except (KeyError, TypeError, IndexError) as error:
             raise FormatError(f"{saved.path}: damaged: {error!r}") from error
 
-    def _go_on(self, saved: Saved, now: Mapping[str, object]) -> None:
+    def _go_on(self, saved: Saved, current: Mapping[str, object]) -> None:
         facts, arrays = saved.facts, saved.arrays
         iterator_state = unpacked(facts["iterator"], arrays)
         if iterator_state is not None:
             self.data.set_state(iterator_state)  # first, because it may raise
-        restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
+        restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, current)
         restore_metric(self.metric, facts["metric"], arrays)
         if self._stopping is not None and facts["stopping"] is not None:
             wished = {name: getattr(self._stopping, name) for name in ("metric", "patience", "min_delta", "mode")}

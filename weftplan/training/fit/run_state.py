@@ -25,7 +25,7 @@ from weftplan.ndarray import NDArray, random
 from weftplan.support.array_types import RawArray
 from weftplan.symbol.symbol import Symbol
 from weftplan.training.fit.fit_module import TrainedModule
-from weftplan.training.fit.state_values import Packer, restore, unpacked
+from weftplan.training.fit.state_values import StatePacker, restore, unpacked
 from weftplan.training.metrics.base import EvalMetric
 from weftplan.training.optimizers.base import Optimizer
 
@@ -87,21 +87,21 @@ def network_digest(symbol: Symbol) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+def differences(saved: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """Describe each difference between two settings in a line.
 
     >>> differences({"optimizer.learning_rate": 0.1, "batch": 8}, {"optimizer.learning_rate": 0.2, "batch": 8})
     ['optimizer.learning_rate was 0.1, is now 0.2']
     """
     return [
-        f"{name} was {then.get(name, _NOTHING)!r}, is now {now.get(name, _NOTHING)!r}"
-        for name in changed_names(then, now)
+        f"{name} was {saved.get(name, _NOTHING)!r}, is now {current.get(name, _NOTHING)!r}"
+        for name in changed_names(saved, current)
     ]
 
 
-def changed_names(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+def changed_names(saved: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """Return the names of the settings that differ."""
-    return [name for name in sorted({*then, *now}) if then.get(name, _NOTHING) != now.get(name, _NOTHING)]
+    return [name for name in sorted({*saved, *current}) if saved.get(name, _NOTHING) != current.get(name, _NOTHING)]
 
 
 def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
@@ -126,7 +126,7 @@ def listed_under(head: str, lines: Sequence[str]) -> str:
     return "\n  ".join([f"{head}:", *lines])
 
 
-def gather_module(module: TrainedModule, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
+def gather_module(module: TrainedModule, packer: StatePacker) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
     """Gather (state, parameters, auxiliary states) of the Module that owns the parameters; arrays are host copies."""
     args, aux = module.get_params()
     state: Plain = {}
@@ -186,7 +186,7 @@ def random_states() -> dict[str, object]:
     }
 
 
-def gather_random(states: Mapping[str, object], packer: Packer) -> Plain:
+def gather_random(states: Mapping[str, object], packer: StatePacker) -> Plain:
     """Serialize the result of :func:`random_states`."""
     return {name: packer.value(state) for name, state in states.items()}
 
@@ -202,7 +202,7 @@ def restore_random(state: Plain, arrays: Mapping[str, RawArray]) -> None:
         setters[name](unpacked(value, arrays))
 
 
-def gather_metric(metric: EvalMetric, packer: Packer) -> Plain:
+def gather_metric(metric: EvalMetric, packer: StatePacker) -> Plain:
     """Serialize a metric's counts, including those of its component metrics."""
     return packer.attributes(metric)
 

@@ -2,7 +2,7 @@
 
 Numbers, texts, lists and dictionaries become JSON values. Arrays, on any device, go into a separate table. No pickle is
 involved, so reading a file runs no code. Copies of NDArrays are pushed to the engine without waiting. One thread uses
-a :class:`Packer`.
+a :class:`StatePacker`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Unpackable(TypeError):
     """Value that cannot be serialized."""
 
 
-class Packer:
+class StatePacker:
     """Serializer of values; collects arrays in :attr:`arrays` under names that start with ``prefix``."""
 
     def __init__(self, prefix: str) -> None:
@@ -44,7 +44,11 @@ class Packer:
         if isinstance(value, np.generic):
             return {_KIND: "number", "dtype": value.dtype.str, "value": value.item()}
         if isinstance(value, NDArray):
-            return {_KIND: "ndarray", "name": self._keep(value.copyto(_HOST)), "context": [*_place(value.context)]}
+            return {
+                _KIND: "ndarray",
+                "name": self._keep(value.copyto(_HOST)),
+                "context": [*_context_key(value.context)],
+            }
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "biuf":
                 raise Unpackable(f"an array of dtype {value.dtype}")
@@ -57,10 +61,10 @@ class Packer:
             return {_KIND: "dict", "items": [[self.value(key), self.value(item)] for key, item in value.items()]}
         raise Unpackable(type(value).__name__)
 
-    def attributes(self, thing: object, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Pack the serializable attributes of ``thing``, nested objects included; skip the others."""
+    def attributes(self, instance: object, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Pack the serializable attributes of ``instance``, nested objects included; skip the others."""
         packed = {}
-        for name, value in vars(thing).items():
+        for name, value in vars(instance).items():
             if name in leave_out:
                 continue
             try:
@@ -86,10 +90,10 @@ class Packer:
 
 
 def unpacked(value: Any, arrays: Mapping[str, RawArray]) -> Any:
-    """Convert the result of :meth:`Packer.value` back.
+    """Convert the result of :meth:`StatePacker.value` back.
 
     Raises:
-        FormatError: the value was not made by :class:`Packer`.
+        FormatError: the value was not made by :class:`StatePacker`.
     """
     if isinstance(value, list):
         return [unpacked(item, arrays) for item in value]
@@ -113,21 +117,21 @@ def unpacked(value: Any, arrays: Mapping[str, RawArray]) -> Any:
     raise FormatError(f"damaged: a value of the unknown kind {kind!r}")
 
 
-def restore(thing: object, attributes: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
-    """Set the attributes of ``thing`` from a result of :meth:`Packer.attributes`."""
+def restore(instance: object, attributes: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
+    """Set the attributes of ``instance`` from a result of :meth:`StatePacker.attributes`."""
     for name, value in attributes.items():
         kind = value.get(_KIND) if isinstance(value, dict) else None
         if kind == "objects":
-            for item, inner in zip(getattr(thing, name), value["items"], strict=True):
+            for item, inner in zip(getattr(instance, name), value["items"], strict=True):
                 restore(item, inner, arrays)
         elif kind == "object":
             # Copy: two attributes may share an object now, while their saved states differ.
-            inner = copy.copy(getattr(thing, name))
+            inner = copy.copy(getattr(instance, name))
             restore(inner, value["items"], arrays)
-            setattr(thing, name, inner)
+            setattr(instance, name, inner)
         else:
-            setattr(thing, name, unpacked(value, arrays))
+            setattr(instance, name, unpacked(value, arrays))
 
 
-def _place(context: Context) -> tuple[str, int]:
+def _context_key(context: Context) -> tuple[str, int]:
     return context.device_type, context.device_id

@@ -58,9 +58,9 @@ class Initializer(Constructed):
 
     def __call__(self, desc: str, arr: NDArray) -> None:
         """Fill ``arr`` for the parameter ``desc`` (an :class:`InitDesc`, or a plain name)."""
-        own = desc.attrs.get("__init__", "") if isinstance(desc, InitDesc) else ""
-        if own:
-            rule = create(own)
+        own_initializer = desc.attrs.get("__init__", "") if isinstance(desc, InitDesc) else ""
+        if own_initializer:
+            rule = create(own_initializer)
             assert isinstance(rule, Initializer)  # it was made by name
             rule._init_weight(desc, arr)
         elif desc.endswith(("weight", "parameters")):

@@ -65,10 +65,7 @@ __all__ = [
 @alias("zeros")
 @register
 class Zero(Initializer):
-    """All zeros, also for names without a rule."""
-
-    def _init_default(self, name: str, arr: NDArray) -> None:
-        self._init_weight(name, arr)
+    """Zeros for weights; a name without a rule is refused, as by every initializer."""
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
         return np.zeros(shape)
@@ -77,7 +74,7 @@ class Zero(Initializer):
 @alias("ones")
 @register
 class One(Zero):
-    """All ones, also for names without a rule."""
+    """Ones for weights; a name without a rule is refused."""
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
         return np.ones(shape)
@@ -85,7 +82,7 @@ class One(Zero):
 
 @register
 class Constant(Zero):
-    """One value everywhere, or values of the array's shape."""
+    """One value for all elements of weights, or values of their shape; a name without a rule is refused."""
 
     def __init__(self, value: ArrayLike = 0.0) -> None:
         super().__init__(value=value)
@@ -181,8 +178,8 @@ class Orthogonal(Initializer):
         matrix = (shape[0], math.prod(shape[1:]))
         draw = generator(arr)
         drawn = draw.uniform(-1.0, 1.0, matrix) if self.rand_type == "uniform" else draw.normal(0.0, 1.0, matrix)
-        left, _, right = np.linalg.svd(drawn, full_matrices=False)
-        basis: Host = left if left.shape == matrix else right
+        lhs_vectors, _, right = np.linalg.svd(drawn, full_matrices=False)
+        basis: Host = lhs_vectors if lhs_vectors.shape == matrix else right
         return self.scale * basis.reshape(shape)
 
 

@@ -19,11 +19,11 @@ def _classes(label: Host) -> Host:
     return indices
 
 
-def _probabilities(rows: Host, wanted: Host, name: str) -> Host:
-    """Return the probability that each row of ``rows`` gives to its class in ``wanted``, as float64."""
-    if wanted.size and wanted.max() >= rows.shape[1]:
-        raise ShapeError(f"metric {name}: label {wanted.max()} for predictions of {rows.shape[1]} classes")
-    chosen: Host = rows[np.arange(len(rows)), wanted].astype(np.float64)
+def _probabilities(rows: Host, classes: Host, name: str) -> Host:
+    """Return the probability that each row of ``rows`` gives to its class in ``classes``, as float64."""
+    if classes.size and classes.max() >= rows.shape[1]:
+        raise ShapeError(f"metric {name}: label {classes.max()} for predictions of {rows.shape[1]} classes")
+    chosen: Host = rows[np.arange(len(rows)), classes].astype(np.float64)
     return chosen
 
 

@@ -31,7 +31,7 @@ class _Confusion(EvalMetric):
 
     def reset(self) -> None:
         super().reset()
-        self._local = self._whole = np.zeros((2, 2), np.int64)
+        self._local = self._overall = np.zeros((2, 2), np.int64)
 
     def reset_local(self) -> None:
         super().reset_local()
@@ -41,7 +41,7 @@ class _Confusion(EvalMetric):
         batch = np.zeros((2, 2), np.int64)
         for label, pred in self.pairs(labels, preds):
             batch = _sum(batch, self.count(label, pred))
-        self._local, self._whole = _sum(self._local, batch), _sum(self._whole, batch)
+        self._local, self._overall = _sum(self._local, batch), _sum(self._overall, batch)
         if self.average == "macro":
             score = self.score(batch)
             self.sum_metric += score
@@ -52,19 +52,19 @@ class _Confusion(EvalMetric):
         # Weight by samples: if a caller adds sums and counts of several metrics, small batches must weigh less.
         self.num_inst = int(self._local.sum())
         self.sum_metric = self.score(self._local) * self.num_inst
-        self.global_num_inst = int(self._whole.sum())
-        self.global_sum_metric = self.score(self._whole) * self.global_num_inst
+        self.global_num_inst = int(self._overall.sum())
+        self.global_sum_metric = self.score(self._overall) * self.global_num_inst
 
     def count(self, label: Host, pred: Host) -> Host:
         """Return the matrix of one pair of arrays."""
-        wanted = label.reshape(-1).astype(np.int64)
+        classes = label.reshape(-1).astype(np.int64)
         guess = (pred if pred.shape == label.shape else pred.argmax(axis=1)).reshape(-1).astype(np.int64)
-        if guess.size != wanted.size:
+        if guess.size != classes.size:
             raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
-        if wanted.size and min(wanted.min(), guess.min()) < 0:
-            raise ShapeError(f"metric {self.name}: classes are numbers from 0, got {min(wanted.min(), guess.min())}")
-        size = max(2, int(max(wanted.max(), guess.max())) + 1) if wanted.size else 2
-        matrix: Host = np.bincount(guess * size + wanted, minlength=size * size).reshape(size, size)
+        if classes.size and min(classes.min(), guess.min()) < 0:
+            raise ShapeError(f"metric {self.name}: classes are numbers from 0, got {min(classes.min(), guess.min())}")
+        size = max(2, int(max(classes.max(), guess.max())) + 1) if classes.size else 2
+        matrix: Host = np.bincount(guess * size + classes, minlength=size * size).reshape(size, size)
         return matrix
 
     def score(self, matrix: Host) -> float:
@@ -79,14 +79,14 @@ class _Confusion(EvalMetric):
     def get_global(self) -> MetricValue:
         if self.average == "macro" or not self.global_num_inst:
             return super().get_global()
-        return self.name, self.score(self._whole)
+        return self.name, self.score(self._overall)
 
 
-def _sum(left: Host, right: Host) -> Host:
+def _sum(lhs: Host, right: Host) -> Host:
     """Add two square matrices of counts, padding the smaller with zeros."""
-    size = max(len(left), len(right))
+    size = max(len(lhs), len(right))
     total = np.zeros((size, size), np.int64)
-    total[: len(left), : len(left)] += left
+    total[: len(lhs), : len(lhs)] += lhs
     total[: len(right), : len(right)] += right
     return total
 
@@ -160,8 +160,8 @@ class PCC(_Confusion):
 
     def score(self, matrix: Host) -> float:
         counts = matrix.astype(np.float64)
-        total, guessed, wanted = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
-        spread = (guessed * (total - guessed)).sum() * (wanted * (total - wanted)).sum()
+        total, guessed, label_counts = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
+        spread = (guessed * (total - guessed)).sum() * (label_counts * (total - label_counts)).sum()
         if not spread:
             return math.nan
-        return float((np.diagonal(counts) * total - guessed * wanted).sum() / math.sqrt(spread))
+        return float((np.diagonal(counts) * total - guessed * label_counts).sum() / math.sqrt(spread))

@@ -111,7 +111,7 @@ class CompositeEvalMetric(EvalMetric):
         output_names: Names = None,
         label_names: Names = None,
     ) -> None:
-        self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
+        self.metrics = [create(**metric) if isinstance(metric, Mapping) else create(metric) for metric in metrics or ()]
         super().__init__(name, output_names, label_names, has_global_stats=True)
 
     def add(self, metric: MetricLike) -> None:
@@ -180,17 +180,17 @@ def create(metric: MetricLike, *args: object, **kwargs: object) -> EvalMetric:
             raise ParameterError(f"metric {metric.name} is made already: it takes no settings any more, got {kwargs}")
         return metric
     if isinstance(metric, (list, tuple)):
-        return CompositeEvalMetric([create(one, *args, **kwargs) for one in metric])
+        return CompositeEvalMetric([create(item, *args, **kwargs) for item in metric])
     if isinstance(metric, type) and issubclass(metric, EvalMetric):
         return construct(metric, args, kwargs, "metric")
     if callable(metric):
         return construct(CustomMetric, (metric, *args), kwargs, "metric")
-    known = EvalMetric.registry
+    names = EvalMetric.registry
     key = str(metric).lower()
-    klass = known.get(key) or known.get(key.replace("-", ""))
+    klass = names.get(key) or names.get(key.replace("-", ""))
     if klass is None:
-        hint = did_you_mean(key, known)
-        raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(known)}")
+        hint = did_you_mean(key, names)
+        raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(names)}")
     return construct(klass, args, kwargs, "metric")
 
 

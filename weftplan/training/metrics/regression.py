@@ -117,7 +117,7 @@ class PearsonCorrelation(EvalMetric):
 
     def reset(self) -> None:
         super().reset()
-        self._local = self._whole = _Moments()
+        self._local = self._overall = _Moments()
 
     def reset_local(self) -> None:
         super().reset_local()
@@ -127,14 +127,14 @@ class PearsonCorrelation(EvalMetric):
         if label.shape != pred.shape:
             raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
         batch = _Moments.of(label.reshape(-1).astype(np.float64), pred.reshape(-1).astype(np.float64))
-        self._local, self._whole = self._local.joined(batch), self._whole.joined(batch)
+        self._local, self._overall = self._local.joined(batch), self._overall.joined(batch)
         return batch.correlation(), 1
 
     def get(self) -> MetricValue:
         return super().get() if self.average == "macro" else (self.name, self._local.correlation())
 
     def get_global(self) -> MetricValue:
-        return super().get_global() if self.average == "macro" else (self.name, self._whole.correlation())
+        return super().get_global() if self.average == "macro" else (self.name, self._overall.correlation())
 
 
 class _Moments:
@@ -146,14 +146,14 @@ class _Moments:
         self.products = np.zeros((2, 2)) if products is None else products
 
     @classmethod
-    def of(cls, left: Host, right: Host) -> _Moments:
+    def of(cls, lhs: Host, right: Host) -> _Moments:
         """Moments of these pairs."""
-        if not left.size:
+        if not lhs.size:
             return cls()
-        both = np.stack([left, right])
-        means = both.mean(axis=1)
-        centred = both - means[:, None]
-        return cls(left.size, means, centred @ centred.T)
+        pairs = np.stack([lhs, right])
+        means = pairs.mean(axis=1)
+        centred = pairs - means[:, None]
+        return cls(lhs.size, means, centred @ centred.T)
 
     def joined(self, other: _Moments) -> _Moments:
         """Merge the moments of two sets of pairs."""

@@ -102,8 +102,8 @@ class FeedForward:
         if label.ndim != 1 or len(label) != data.shape[0]:
             raise ShapeError(f"{data.shape[0]} samples need as many labels, got shape {label.shape}")
         size = min(data.shape[0], self.numpy_batch_size)
-        last = "roll_over" if training else "pad"
-        return NDArrayIter(data, label, size, shuffle=training, last_batch_handle=last)
+        last_batch = "roll_over" if training else "pad"
+        return NDArrayIter(data, label, size, shuffle=training, last_batch_handle=last_batch)
 
     def _module(self, batches: DataIter, work_load_list: Sequence[float] | None) -> BaseModule:
         data = [desc[0] for desc in batches.provide_data]
@@ -170,10 +170,10 @@ class FeedForward:
             module.logger = logger
         if self.epoch_size is not None:
             batches = ResizeIter(batches, self.epoch_size, reset_internal=False)
-        known, states = self.arg_params, self.aux_params
+        args, states = self.arg_params, self.aux_params
         if self.allow_extra_params and self.symbol is not None:
             names = {*self.symbol.list_arguments()}
-            known = {name: value for name, value in (known or {}).items() if name in names}
+            args = {name: value for name, value in (args or {}).items() if name in names}
             held = {*self.symbol.list_auxiliary_states()}
             states = {name: value for name, value in (states or {}).items() if name in held}
         module.fit(
@@ -188,7 +188,7 @@ class FeedForward:
             LogValidationMetricsCallback() if eval_end_callback is _UNSET else eval_end_callback,
             eval_batch_end_callback,
             self.initializer,
-            known,
+            args,
             states,
             allow_missing=True,
             begin_epoch=self.begin_epoch,
@@ -205,10 +205,10 @@ class FeedForward:
         key = [(desc[0], tuple(desc[1])) for desc in batches.provide_data]
         if self._predictor is not None and self._predictor[0] == key:
             return self._predictor[1]
-        first = self.ctx if self.ctx is None or isinstance(self.ctx, Context) else self.ctx[0]
+        head_context = self.ctx if self.ctx is None or isinstance(self.ctx, Context) else self.ctx[0]
         data, arguments = [name for name, _ in key], self.symbol.list_arguments()
         labels = [name for name in arguments if name.endswith("label") and name not in self.arg_params]
-        module = Module(self.symbol, data, labels or None, context=first)
+        module = Module(self.symbol, data, labels or None, context=head_context)
         module.bind(batches.provide_data, None, for_training=False)
         module.set_params(self.arg_params, self.aux_params, allow_extra=self.allow_extra_params)
         self._predictor = (key, module)

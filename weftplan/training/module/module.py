@@ -16,6 +16,7 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, Updater
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.mxnet_states import write_mxnet_states
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
@@ -163,7 +164,7 @@ class Module(BoundModule):
             for_training: bind gradients too.
             inputs_need_grad: also the gradients of the data.
             force_rebind: rebind if already bound; parameters keep their values.
-            shared_module: a bound module whose memory and parameters are shared.
+            shared_module: a bound module whose memory, parameters and optimizer are shared.
             grad_req: ``write`` or ``add`` for all trained arguments; or a list or a dictionary with the grad_req of
                 each argument.
             memory_budget: overrides the constructor's budget. It includes the optimizer states only if ``fit`` binds,
@@ -190,6 +191,12 @@ class Module(BoundModule):
         if shared_module is not None and shared_module.params_initialized:
             self._arg_params, self._aux_params = shared_module.get_params()
             self.params_initialized = True
+            if shared_module.optimizer_initialized:
+                lost = self._lacking(shared_module)
+                if lost:
+                    self.logger.warning("bind: the optimizer is not shared, because %s are no parameters there", lost)
+                else:
+                    self.borrow_optimizer(shared_module)
         elif self._arg_params is not None and self._aux_params is not None:
             self.group.set_params(self._arg_params, self._aux_params)
             self.params_initialized = True
@@ -212,6 +219,9 @@ class Module(BoundModule):
                 loads=self._work_load_list,
                 **self._bind_options,
             )
+        for old, new in zip([] if self._group is None else self._group.executors, group.executors, strict=False):
+            if old.monitor_callback is not None:
+                new.set_monitor_callback(*old.monitor_callback)
         for monitor in self._monitors:
             for executor in [] if self._group is None else self._group.executors:
                 monitor.uninstall(executor)
@@ -244,8 +254,13 @@ class Module(BoundModule):
 
     @all_or_nothing
     def install_monitor(self, mon: Monitor) -> None:
-        """Let ``mon`` watch every executor, also after a rebind; it replaces any previous monitor."""
+        """Let ``mon`` watch every executor, also after a rebind; it replaces any previous monitor.
+
+        Executors that have run are bound again without fusion, if fusion would hide outputs.
+        """
         self._need("install_monitor", binded=True)
+        if any(executor.hidden_outputs and executor.has_run for executor in self.group.executors):
+            self._replace_group(self.group.data_shapes, self.group.label_shapes, self.group)
         with rollback(mon):
             self._monitors = [mon]
             for executor in self.group.executors:
@@ -376,7 +391,7 @@ class Module(BoundModule):
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         # A caller's store or optimizer is changed below: names, keys, settings.
-        with rollback(*(one for one in (store, optimizer) if hasattr(one, "__dict__"))):
+        with rollback(*(target for target in (store, optimizer) if hasattr(target, "__dict__"))):
             if store is not None and self._compression_params:
                 compress(store, self._compression_params)
             workers = store.num_workers if store is not None and "dist" in store.type else 1
@@ -412,15 +427,18 @@ class Module(BoundModule):
         """
         self._need("borrow_optimizer", binded=True)
         shared_module._need("borrow_optimizer", optimizer=True)
-        lent = shared_module._param_index
-        trained = [name for name, grads in zip(self.param_names, self.group.grad_arrays, strict=True) if grads]
-        lost = [name for name in trained if name not in lent]
+        lost = self._lacking(shared_module)
         if lost:
             raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
-        self._param_index, self._update_step = lent, None
+        self._param_index, self._update_step = shared_module._param_index, None
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
+
+    def _lacking(self, lender: Module) -> list[str]:
+        """Return the trained parameters of this module that another module does not have."""
+        trained = [name for name, grads in zip(self.param_names, self.group.grad_arrays, strict=True) if grads]
+        return [name for name in trained if name not in lender._param_index]
 
     def _index_names(self, on_store: bool) -> dict[Key, str]:
         """Return optimizer key -> parameter; without a store, each context has its own key of each parameter."""
@@ -529,10 +547,16 @@ class Module(BoundModule):
         self._need("optimizer states", optimizer=True)
         return states_holder(self._updater, self._kvstore)
 
-    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's states to a file, whole or not at all."""
+    def save_optimizer_states(self, fname: str | os.PathLike[str], *, mxnet: bool = False) -> None:
+        """Write the optimizer's states to a file, whole or not at all.
+
+        Args:
+            fname: path of the file.
+            mxnet: in the form of MXNet 1.9.1, whose ``load_optimizer_states`` can read it; without counts of updates.
+        """
         self._need("save_optimizer_states", optimizer=True)
-        states = all_states(self._updater, self._kvstore).get_states()
+        holder = all_states(self._updater, self._kvstore)
+        states = write_mxnet_states(holder.states) if mxnet else holder.get_states()
         with replacing(fname) as file:
             file.write(states)
 

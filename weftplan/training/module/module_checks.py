@@ -112,8 +112,8 @@ def group_placement(
     """
     if not group2ctxs:
         return None
-    every = _each(group2ctxs, contexts) if isinstance(group2ctxs, Mapping) else list(group2ctxs)
-    if len(every) != contexts or not all(isinstance(one, Mapping) for one in every):
+    every = _contexts_by_group(group2ctxs, contexts) if isinstance(group2ctxs, Mapping) else list(group2ctxs)
+    if len(every) != contexts or not all(isinstance(group, Mapping) for group in every):
         raise BindError(
             f"group2ctxs must be a dictionary from groups to contexts, or a list of one for each of the {contexts} "
             f"contexts, got {group2ctxs!r}"
@@ -121,7 +121,7 @@ def group_placement(
     return every
 
 
-def _each(groups: Mapping[str, Context | Sequence[Context]], contexts: int) -> list[Mapping[str, Context]]:
+def _contexts_by_group(groups: Mapping[str, Context | Sequence[Context]], contexts: int) -> list[Mapping[str, Context]]:
     """Split {group: context, or list of 1 or ``contexts`` contexts} into a dictionary per context.
 
     Raises:
@@ -160,7 +160,7 @@ def input_names(
     """Return the roles of a network's arguments.
 
     Raises:
-        BindError: a name is no argument, or a fixed name is no parameter. The default label name may be missing.
+        BindError: a name is no argument; the default label name may be missing.
     """
     arguments = symbol.list_arguments()
     data, labels = name_list(data_names, "data_names"), name_list(label_names, "label_names")
@@ -172,10 +172,10 @@ def input_names(
     labels = [name for name in labels if name in arguments]
     inputs = {*data, *labels, *states}
     params = [name for name in arguments if name not in inputs]
-    unknown = [name for name in fixed if name not in params]
+    unknown = [name for name in fixed if name not in arguments]
     if unknown:
         raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {params}")
-    return InputNames(data, labels, states, params, fixed)
+    return InputNames(data, labels, states, params, [name for name in fixed if name in params])
 
 
 def name_list(names: Iterable[str] | None, what: str) -> list[str]:
@@ -193,7 +193,7 @@ def context_list(context: Context | Iterable[Context] | None) -> list[Context]:
         context = current_context()
     several: Any = context
     contexts = [context] if isinstance(context, (Context, str)) or not isinstance(context, Iterable) else list(several)
-    if not all(isinstance(one, Context) for one in contexts):
+    if not all(isinstance(context, Context) for context in contexts):
         raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
     if not contexts:
         raise BindError("context is an empty list: give at least one context")

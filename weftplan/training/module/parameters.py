@@ -114,11 +114,11 @@ def assign(
         MXNetError, ShapeError, BindError: see :func:`first_values`.
     """
     group, names, state_names = module.group, module.param_names, module.aux_names
-    all_given = arg_params is not None and not allow_missing
+    is_complete = arg_params is not None and not allow_missing
     if not allow_extra:
         lacking = [name for name in names if name not in (arg_params or {})]
         # If all parameters and states are given, the unknown values belong to a larger network: accept them.
-        if not (all_given and not lacking and {*state_names} <= {*(aux_params or {})}):
+        if not (is_complete and not lacking and {*state_names} <= {*(aux_params or {})}):
             count = len(arg_params or {}) + len(aux_params or {})
             refuse_unknown(verb, unknown_names(module, arg_params, aux_params), count, [] if allow_missing else lacking)
     values = partial(
@@ -130,8 +130,8 @@ def assign(
     )
     params = {name: arrays[0] for name, arrays in zip(names, group.param_arrays, strict=True)}
     states = {name: arrays[0] for name, arrays in zip(state_names, group.aux_arrays, strict=True)}
-    args = values(params, arg_params, complete=all_given)
-    aux = values(states, aux_params, complete=all_given and aux_params is not None)
+    args = values(params, arg_params, complete=is_complete)
+    aux = values(states, aux_params, complete=is_complete and aux_params is not None)
     module._arg_params = {**(module._arg_params or {}), **args}
     module._aux_params = {**(module._aux_params or {}), **aux}
     # All values exist: from here on arrays are only written.
@@ -145,7 +145,7 @@ def assign(
 
 def first_values(
     likes: Mapping[str, NDArray],
-    given: Mapping[str, NDArray] | None,
+    initial: Mapping[str, NDArray] | None,
     *,
     rule: Callable[[InitDesc, NDArray], None] | None,
     complete: bool,
@@ -157,7 +157,7 @@ def first_values(
 
     Args:
         likes: bound arrays, which define shapes and dtypes.
-        given: values by name.
+        initial: values by name.
         rule: initializer of the other values, on the host; None leaves them out.
         complete: whether all values must be given.
         attrs: attributes of the network's variables, ``__init__`` among them.
@@ -170,13 +170,13 @@ def first_values(
         ShapeError: a given value has another shape.
         BindError: for training, ``rule`` would initialize a label.
     """
-    matched = {} if given is None else {name: given[name] for name in likes if name in given}
+    matched = {} if initial is None else {name: initial[name] for name in likes if name in initial}
     check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in matched.items()), "")
     values = {}
     for name, like in likes.items():
         as_label = name.endswith("label") and "__init__" not in attrs.get(name, {})
-        if given is not None and name in given:
-            value = as_ndarray(given[name], f"parameter {name!r}")
+        if initial is not None and name in initial:
+            value = as_ndarray(initial[name], f"parameter {name!r}")
             if tuple(value.shape) != tuple(like.shape):
                 raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
         elif as_label and not training:
@@ -189,7 +189,7 @@ def first_values(
             ]
             which = f"parameter {name!r} is" if len(missing) == 1 else f"parameters {listed(missing)} are"
             raise MXNetError(
-                f"{which} missing from the given ones, of which {len(matched)} of {len(given or ())} match; pass "
+                f"{which} missing from the given ones, of which {len(matched)} of {len(initial or ())} match; pass "
                 f"allow_missing=True to init what is missing"
             )
         elif rule is None:
@@ -202,7 +202,7 @@ def first_values(
         else:
             value = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
         values[name] = value
-    for name in sorted(values.keys() - (given or {}).keys()):
+    for name in sorted(values.keys() - (initial or {}).keys()):
         assert rule is not None
         rule(InitDesc(name, attrs.get(name), rule if isinstance(rule, Initializer) else None), values[name])
     return values

@@ -10,7 +10,6 @@ from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.base import Optimizer, State, one_step
 from weftplan.training.optimizers.composed import clipped, rescaled, zeros_as
-from weftplan.training.optimizers.operator_chain import Call
 
 
 @Optimizer.register
@@ -128,8 +127,8 @@ class AdamW(Optimizer):
         count = self._update_count(index)
         lr, wd = self._rates(index)
         correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count) if self.correct_bias else 1.0
-        own = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "correction": correction}
-        self.apply(adamw, weight, grad, *state, lr=lr, wd=wd, **own, **self._common())
+        settings = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "correction": correction}
+        self.apply(adamw, weight, grad, *state, lr=lr, wd=wd, **settings, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes
@@ -172,21 +171,14 @@ class LAMB(Optimizer):
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         count = self._update_count(index)
         lr, wd = self._rates(index)
-        own = {
+        settings = {
             "beta1": self.beta1,
             "beta2": self.beta2,
             "epsilon": self.epsilon,
             "bias_correction": self.bias_correction,
         }
         bounds = {"lower_bound": self.lower_bound or -1.0, "upper_bound": self.upper_bound or -1.0}
-        direction, of_weight, of_direction = 4, 5, 6
-        chain = (
-            Call("lamb_update_phase1", (0, 1, 2, 3), {"wd": wd, "t": count, **own, **self._common()}),
-            Call("norm", (0,), {}),
-            Call("norm", (direction,), {}),
-            Call("lamb_update_phase2", (0, direction, of_weight, of_direction), {"lr": lr, **bounds}, in_place=True),
-        )
-        self.apply(chain, weight, grad, *state)
+        self.apply("lamb_update", weight, grad, *state, lr=lr, wd=wd, t=count, **settings, **bounds, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes
@@ -274,15 +266,15 @@ class Nadam(Optimizer):
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:  # in the order of keys
         count = self._update_count(index)
         lr, wd = self._rates(index)
-        now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (count, count + 1))
-        self.m_schedule *= now
+        current, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (count, count + 1))
+        self.m_schedule *= current
         factors = {
-            "of_grad": (1.0 - now) / (1.0 - self.m_schedule),
+            "of_grad": (1.0 - current) / (1.0 - self.m_schedule),
             "of_mean": following / (1.0 - self.m_schedule * following),
             "of_root": 1.0 / math.sqrt(1.0 - self.beta2**count),
         }
-        own = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
-        self.apply(nadam, weight, grad, *state, lr=lr, wd=wd, **own, **factors, **self._common())
+        settings = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        self.apply(nadam, weight, grad, *state, lr=lr, wd=wd, **settings, **factors, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes

@@ -21,12 +21,12 @@ from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
+from weftplan.support.package_log import log
 from weftplan.support.rollback import rollback
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
+from weftplan.training.optimizers.fused_step import OptimizerStep, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
-from weftplan.training.optimizers.operator_chain import Call
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
@@ -39,13 +39,13 @@ def _undone_if_it_fails(update: Update) -> Update:
     def call(self: Optimizer, index: object, *args: object, **kwargs: object) -> None:
         fields, counts = vars(self).copy(), self._index_update_count
         indices = index if isinstance(index, (list, tuple)) else (index,)
-        known = {i: counts[i] for i in indices if i in counts}
+        counts_before = {i: counts[i] for i in indices if i in counts}
         try:
             update(self, index, *args, **kwargs)
         except BaseException:
             for i in indices:
                 counts.pop(i, None)
-            counts.update(known)
+            counts.update(counts_before)
             vars(self).update(fields)
             raise
 
@@ -82,7 +82,7 @@ class Optimizer(Constructed):
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
     create_optimizer: ClassVar[Callable[..., Optimizer]]
     """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
-    _gathered: list[Step] | None = None
+    _gathered: list[OptimizerStep] | None = None
     """Steps queued to be fused into a single operation."""
 
     def __init__(
@@ -111,6 +111,8 @@ class Optimizer(Constructed):
         self.lr_scheduler = lr_scheduler
         self.lr = self.default_rate if learning_rate is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None:
+            if getattr(lr_scheduler, "base_lr", learning_rate) != learning_rate:
+                log.warning("learning_rate=%g replaces base_lr=%g of lr_scheduler", learning_rate, lr_scheduler.base_lr)
             lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -236,8 +238,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             return self.create_state(index, weight)
         master = weight.astype(np.float32)
-        own = self.create_state(index, master)
-        return (own, master) if self.weight_last else (master, own)
+        inner_state = self.create_state(index, master)
+        return (inner_state, master) if self.weight_last else (master, inner_state)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         """Update ``weight`` as :meth:`update` does.
@@ -258,8 +260,8 @@ class Optimizer(Constructed):
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
             return
-        own, master = state if self.weight_last else reversed(state)
-        self.update(index, master, grad.astype(np.float32), own)
+        inner_state, master = state if self.weight_last else reversed(state)
+        self.update(index, master, grad.astype(np.float32), inner_state)
         weight[:] = master
 
     def update_together(
@@ -300,44 +302,41 @@ class Optimizer(Constructed):
 
     def _gather(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
-    ) -> list[Step]:
+    ) -> list[OptimizerStep]:
         """Count an update of each weight and return the steps, without pushing any."""
-        steps: list[Step] = []
+        steps: list[OptimizerStep] = []
         self._gathered = steps
         try:
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
                 if not self._in_float32(weight):
                     self.update(index, weight, grad, state)
                     continue
-                own, master = state if self.weight_last else reversed(state)
-                self.update(index, master, grad, own)
+                inner_state, master = state if self.weight_last else reversed(state)
+                self.update(index, master, grad, inner_state)
                 steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
             del self._gathered
         return steps
 
-    def apply(
-        self, rule: Rule | tuple[Call, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
-    ) -> None:
+    def apply(self, rule: Rule, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
         """Push the step of a weight now, or queue it for a fused operation.
 
         Args:
-            rule: the name of an elementwise operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
+            rule: the name of an operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
                 function ``rule(weight, grad, *states, **params)`` that returns the new weight and the new states, of
-                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers; or calls of
-                operators, without params.
+                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers.
             weight, grad, states: the arrays.
 
         :meta private:
         """
-        step = Step(rule, (weight, grad, *states), params)
+        step = OptimizerStep(rule, (weight, grad, *states), params)
         if self._gathered is None:
             push_together([step])
         else:
             self._gathered.append(step)
 
     def _in_float32(self, weight: NDArray) -> bool:
-        return self.multi_precision and is_half(weight.dtype)
+        return self.multi_precision and is_half(weight.np_dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
         """Return the bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and

@@ -194,8 +194,13 @@ class RMSProp(Optimizer):
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        own = {"gamma1": self.gamma1, "gamma2": self.gamma2, "epsilon": self.epsilon, "clip_weights": self.clip_weights}
-        self.apply(rmsprop, weight, grad, *state, lr=lr, wd=wd, **own, **self._common())
+        settings = {
+            "gamma1": self.gamma1,
+            "gamma2": self.gamma2,
+            "epsilon": self.epsilon,
+            "clip_weights": self.clip_weights,
+        }
+        self.apply(rmsprop, weight, grad, *state, lr=lr, wd=wd, **settings, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (3 if self.centered else 1)

@@ -101,9 +101,9 @@ class DCASGD(Optimizer):
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        own = {"momentum": self.momentum, "lamda": self.lamda}
+        settings = {"momentum": self.momentum, "lamda": self.lamda}
         arrays = [array for array in state if array is not None]
-        self.apply(dcasgd, weight, grad, *arrays, lr=lr, wd=wd, **own, **self._common())
+        self.apply(dcasgd, weight, grad, *arrays, lr=lr, wd=wd, **settings, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (2 if self.momentum else 1)
@@ -145,9 +145,9 @@ class LARS(Optimizer):
         """Index -> the rate of its last update, before ``lr_mult``."""
 
     def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
-        others = {n: 0.0 for n in self.idx2name.values() if n.endswith("_gamma")}
+        multipliers = {n: 0.0 for n in self.idx2name.values() if n.endswith("_gamma")}
         stated = {n: float(a["__wd_mult__"]) for n, a in self._attrs.items() if "__wd_mult__" in a}
-        super().set_wd_mult({**others, **stated, **args_wd_mult})
+        super().set_wd_mult({**multipliers, **stated, **args_wd_mult})
 
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight) if self.momentum else None
@@ -157,9 +157,9 @@ class LARS(Optimizer):
         lr, wd = self._rates(index)
         common = {"wd": wd, **self._common()}
         now = self.learning_rate
-        before = self._rate_before.get(index, now)
+        previous_rate = self._rate_before.get(index, now)
         self._rate_before[index] = now
-        momentum = self.momentum * (now / before if self.momentum_correction and before else 1.0)
+        momentum = self.momentum * (now / previous_rate if self.momentum_correction and previous_rate else 1.0)
         if str(self.idx2name.get(index, index)).endswith(("gamma", "beta", "bias")):
             if state is None:
                 nd.sgd_update(weight, grad, out=weight, lr=lr, **common)

@@ -28,23 +28,22 @@ from weftplan.ops.optimizer import fused_update
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import MAKE_ROOM
-from weftplan.training.optimizers.operator_chain import Call, chain_work, push_chain
 
 Work = Callable[[Sequence[Any], Any], None]
 """``work(raws, scratch)``: raws are the arrays of each step in turn, a narrow weight last."""
 
 
-class Step(NamedTuple):
+class OptimizerStep(NamedTuple):
     """The update of a weight.
 
     Attributes:
-        rule: the name of an elementwise operator, an expression, or a chain of operator calls.
+        rule: the name of an operator, or an expression.
         arrays: the weight, the gradient and the states. If there is a ``narrow`` weight, the first is its float32 copy.
         params: parameters of the operator or the expression.
         narrow: a weight in half precision, which becomes the rounded float32 copy; its gradient is in half precision.
     """
 
-    rule: Rule | tuple[Call, ...]
+    rule: Rule
     arrays: tuple[NDArray, ...]
     params: dict[str, Any]
     narrow: NDArray | None = None
@@ -53,11 +52,9 @@ class Step(NamedTuple):
         """Push the step as separate operations."""
         weight, gradient, *states = self.arrays
         if self.narrow is not None:
-            gradient = gradient.astype(weight.dtype)
+            gradient = gradient.astype(weight.np_dtype)
         if isinstance(self.rule, str):
             getattr(nd, self.rule)(weight, gradient, *states, out=weight, **self.params)
-        elif isinstance(self.rule, tuple):
-            push_chain(self.rule, [weight, gradient, *states])
         else:
             new, *values = self.rule(weight, gradient, *states, **self.params)
             for state, value in zip(states, values, strict=True):
@@ -69,23 +66,20 @@ class Step(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the operation that begins with this step."""
-        if isinstance(self.rule, str):
-            return self.rule
-        return self.rule[0].op if isinstance(self.rule, tuple) else f"{self.rule.__name__}_update"
+        return self.rule if isinstance(self.rule, str) else f"{self.rule.__name__}_update"
 
 
-def stages_of(steps: Sequence[Step]) -> list[Stage]:
+def stages_of(steps: Sequence[OptimizerStep]) -> list[Stage]:
     """Return a stage for each rule, dtype and device of these steps, which share no array."""
-    groups: dict[Any, list[Step]] = {}
+    groups: dict[Any, list[OptimizerStep]] = {}
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
-        kind = None if narrow is None else narrow.dtype
-        rule = "" if isinstance(step.rule, tuple) else step.rule
-        groups.setdefault((rule, len(step.arrays), weight.dtype, kind, weight.context), []).append(step)
+        kind = None if narrow is None else narrow.np_dtype
+        groups.setdefault((step.rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
-def push_together(steps: Sequence[Step]) -> None:
+def push_together(steps: Sequence[OptimizerStep]) -> None:
     """Push independent steps: fused if possible. A single operator is called as such."""
     if (len(steps) > 1 or not isinstance(steps[0].rule, str)) and _can_fuse(steps):
         for stage in stages_of(steps):
@@ -100,7 +94,7 @@ def can_fuse_on(context: Context) -> bool:
     return context.device_type in HOST or context.device_type in ("sim", "gpu")
 
 
-def _can_fuse(steps: Sequence[Step]) -> bool:
+def _can_fuse(steps: Sequence[OptimizerStep]) -> bool:
     """Return whether these steps can be fused: uniform arrays on such a device, none written twice, no offloading."""
     if MAKE_ROOM.value is not None or engine.debug_enabled() or engine.get().has_failed:
         return False
@@ -109,10 +103,10 @@ def _can_fuse(steps: Sequence[Step]) -> bool:
         weight = step.arrays[0]
         if not can_fuse_on(weight.context):
             return False
-        for place, array in enumerate(step.arrays):
+        for index, array in enumerate(step.arrays):
             if array.shape != weight.shape or array.context != weight.context:
                 return False
-            if array.dtype != weight.dtype and (place != 1 or step.narrow is None):
+            if array.np_dtype != weight.np_dtype and (index != 1 or step.narrow is None):
                 return False
         written += [array.var for array in (weight, *step.arrays[2:])]
         if step.narrow is not None:
@@ -120,9 +114,9 @@ def _can_fuse(steps: Sequence[Step]) -> bool:
     return len({*written}) == len(written) and {step.arrays[1].var for step in steps}.isdisjoint(written)
 
 
-def _stage(steps: Sequence[Step]) -> Stage:
-    first = steps[0]
-    context, narrow = first.arrays[0].context, first.narrow is not None
+def _stage(steps: Sequence[OptimizerStep]) -> Stage:
+    head = steps[0]
+    context, narrow = head.arrays[0].context, head.narrow is not None
     work, scratch = _work(steps, context, narrow=narrow)
     grads = [step.arrays[1] for step in steps]
     writes: list[NDArray] = []
@@ -134,15 +128,13 @@ def _stage(steps: Sequence[Step]) -> Stage:
     if scratch and context.device_type == "gpu":  # in a chunk, which is freed only after the device has finished
         writes.append(fresh(context, (scratch,), np.dtype(np.uint8), "optimizer step workspace"))
         scratch = 0
-    run = partial(_run, work, scratch, context, len(steps), len(first.arrays) - 1 + narrow)
-    return Stage(first.name, on_device(context, run), grads, writes, context, repeatable=False)
+    run = partial(_run, work, scratch, context, len(steps), len(head.arrays) - 1 + narrow)
+    return Stage(head.name, on_device(context, run), grads, writes, context, repeatable=False)
 
 
-def _work(steps: Sequence[Step], context: Context, *, narrow: bool) -> tuple[Work, int]:
+def _work(steps: Sequence[OptimizerStep], context: Context, *, narrow: bool) -> tuple[Work, int]:
     """Return the work of steps of one kind, and its scratch bytes."""
-    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].dtype
-    if isinstance(rule, tuple):
-        return chain_work([step.rule for step in steps], [step.arrays for step in steps], narrow=narrow)  # type: ignore[misc]
+    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].np_dtype
     compiled = config.get("WEFTPLAN_KERNELS") != "numpy"
     xp = np
     if context.device_type == "gpu":
@@ -167,25 +159,29 @@ def _work(steps: Sequence[Step], context: Context, *, narrow: bool) -> tuple[Wor
 def _on_gpu(xp: Any, formulas: Sequence[Any], arrays: int, narrow: bool, raws: Sequence[Any], scratch: Any) -> None:
     del scratch
     rows = []
-    for place, formula in enumerate(formulas):
-        begin = place * (arrays + narrow)
-        own = raws[begin : begin + arrays]
-        rows.append(updates.Row(formula, own, own[0], raws[begin + arrays] if narrow else None))
+    for index, formula in enumerate(formulas):
+        begin = index * (arrays + narrow)
+        operands = raws[begin : begin + arrays]
+        rows.append(updates.Row(formula, operands, operands[0], raws[begin + arrays] if narrow else None))
     updates.step(xp, rows)
 
 
-def _run(work: Work, scratch: int, context: Context, steps: int, each: int, raws: Sequence[RawArray]) -> None:
-    """Run the steps on raw arrays: all gradients, ``each`` other array of each step, and scratch if there is any."""
+def _run(
+    work: Work, scratch: int, context: Context, steps: int, operands_per_step: int, raws: Sequence[RawArray]
+) -> None:
+    """Run the steps on raw arrays: all gradients, the other ``operands_per_step`` arrays of each step, any scratch."""
     ordered: list[RawArray] = []
     for step in range(steps):
-        begin = steps + step * each
-        ordered += (raws[begin], raws[step], *raws[begin + 1 : begin + each])
-    own = raws[steps + steps * each] if len(raws) > steps + steps * each else None
+        begin = steps + step * operands_per_step
+        ordered += (raws[begin], raws[step], *raws[begin + 1 : begin + operands_per_step])
+    shared = raws[steps + steps * operands_per_step] if len(raws) > steps + steps * operands_per_step else None
     if not scratch:
-        quietly(work, ordered, own)
+        quietly(work, ordered, shared)
         return
-    where = context if context.device_type in HOST else Context("cpu", 0)  # kernels of simulated devices run later
-    resource, borrowed = take(where, scratch, "optimizer step workspace")
+    context_now = (
+        context if context.device_type in HOST else Context("cpu", 0)
+    )  # kernels of simulated devices run later
+    resource, borrowed = take(context_now, scratch, "optimizer step workspace")
     try:
         quietly(work, ordered, borrowed.raw)
     finally:

@@ -174,9 +174,9 @@ def create(name: str | Optimizer, **kwargs: object) -> Optimizer:
         raise ParameterError(f"an optimizer is a name such as 'sgd', or an Optimizer, got {name!r}")
     klass = Optimizer.opt_registry.get(name.lower())
     if klass is None:
-        known = sorted({*Optimizer.opt_registry} - {"test"})
-        hint = did_you_mean(name.lower(), known)
-        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(known)}")
+        names = sorted({*Optimizer.opt_registry} - {"test"})
+        hint = did_you_mean(name.lower(), names)
+        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(names)}")
     return construct(klass, (), kwargs, "optimizer")
 
 

@@ -26,7 +26,7 @@ from weftplan.kernels.compiled.target import host
 from weftplan.kernels.compiled.winograd import implementation as winograd
 from weftplan.kernels.compiled.winograd import weights as winograd_weights
 from weftplan.ops.core import registry
-from weftplan.ops.core.forms import bound
+from weftplan.ops.core.forms import bind
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import stacked_product
@@ -239,7 +239,7 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
         return one_after_other(convolve, batch_norm.normalization(norm_ctx, norm, norm_inputs, norm_outputs, relu=relu))
     kernel = joined.norm_of(joined.RELU * relu).forward
-    return one_after_other(convolve, norm_ctx.repeated(bound(kernel, norm_ctx, norm, norm_inputs, norm_outputs)))
+    return one_after_other(convolve, bind(kernel, norm_ctx, norm, norm_inputs, norm_outputs))
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
@@ -263,7 +263,7 @@ def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: A
         return nothing
     outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
     out = outputs[0]
-    convolve = ctx.repeated(bound(registry.get("Convolution").forward, ctx, params, own, outputs))
+    convolve = bind(registry.get("Convolution").forward, ctx, params, own, outputs)
     return _and_norm(convolve, ctx, norm, out, statistics, relu=relu)
 
 
