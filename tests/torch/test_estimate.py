@@ -35,17 +35,6 @@ def test_measuring_scratch_is_silent(capfd: pytest.CaptureFixture[str], monkeypa
     assert capfd.readouterr().err == "after"
 
 
-def test_terminals_show_the_measured_operator(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A terminal shows the operator that is measured and clears the line; other streams get nothing (above)."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    Probes().kernel(torch.ops.aten.mm.default, (torch.ones(4, 5), torch.ones(5, 4)), {})
-    shown = capsys.readouterr().err
-    assert "measuring scratch or time of aten.mm.default" in shown
-    assert shown.endswith("\r\x1b[K")
-
-
 def step(model: Any, optimizer: Any, args: Any, *, none: bool = True, amp: bool = False, parts: int = 1) -> None:
     """Run a training step with clipping, ``parts`` accumulated passes, and mixed precision if ``amp``.
 
