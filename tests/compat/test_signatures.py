@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from weftplan.ops.core import registry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "data" / "signatures.txt"
@@ -156,6 +157,16 @@ def test_too_many_arguments_name_the_order(call, text):
     """An argument at a position that MXNet does not have is refused with MXNet's order, never by a bare TypeError."""
     with pytest.raises(mx.MXNetError, match=text):
         call()
+
+
+def test_calls_follow_the_shown_signatures():
+    """The arguments of a call get the names that the operator's signature shows, for every operator."""
+    for name in registry.names(aliases=False):
+        op = registry.get(name)
+        shown = inspect.signature(getattr(mx.nd._internal, name)).parameters.values()
+        order = [p.name for p in shown if p.kind is p.POSITIONAL_OR_KEYWORD]
+        inputs, named = registry.by_position(op, tuple(order), {}, ("out", "name"))
+        assert {**dict(zip(order, inputs, strict=False)), **named} == {one: one for one in order}, name
 
 
 def test_positions_mean_what_they_mean_in_mxnet():

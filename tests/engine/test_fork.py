@@ -321,7 +321,7 @@ def test_fork_during_change_of_bulk_registration():
         go.wait(60)
 
     def hold():
-        with eng._unusual_lock:
+        with eng._detours_lock:
             held.set()
             time.sleep(0.2)
 
@@ -334,7 +334,7 @@ def test_fork_during_change_of_bulk_registration():
     def goes_on():
         eng.push(lambda: None)
         eng.wait_for_all()
-        return eng.statistics().completed == 1 and not eng._unusual
+        return eng.statistics().completed == 1 and not eng._detours
 
     check_in_child(goes_on)
     go.set()

@@ -2,7 +2,8 @@
 
 See ``test_protocol_model.py``; the modelled code is ``workers.py`` and ``helping.py``. The seat is the right of one
 waiting thread to run operations in place of a worker. An operation is a number: how many further operations become
-ready, one after another, after it has run.
+ready, one after another, after it has run. :data:`USER_CODE` pushes an operation and waits for it; its worker lends its
+slot meanwhile.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +12,9 @@ import pytest
 
 from tests.engine.model import Actor, Found, Steps, Violation, explore
 from tests.engine.test_protocol_model import apply
+
+USER_CODE, AWAITED = 100, 50
+"""Operations with user code, and that for which it waits."""
 
 
 class Setting(NamedTuple):
@@ -34,6 +38,7 @@ class Queue:
         self.alone = setting.threads == 1
         self.change = setting.change
         self.asleep = setting.asleep
+        self.lends = any(USER_CODE in operations for operations in setting.pushes)
 
     # -- the region ------------------------------------------------------------------------------------------------
 
@@ -42,7 +47,7 @@ class Queue:
         yield "first", "requests"
         kind, more = request
         if kind == "complete":
-            more -= 1
+            more = -1 if more in (USER_CODE, AWAITED) else more - 1
         if more < 0:
             return
         if self.change == "look for sleepers before the operation is there":
@@ -75,8 +80,8 @@ class Queue:
 
     def wake(self) -> Steps:
         """Model ``WorkerQueue.wake``."""
-        seated = not (yield "get", "seat")
-        if (yield "get", "started") - len((yield "get", "idle")) + seated >= self.threads:
+        busy = yield from self.busy()  # a value in the middle of an expression is no part of the state
+        if busy >= (yield from self.slots()):
             return
         if self.change == "waking is set before a sleeper is found":
             yield "set", "waking", 1
@@ -99,11 +104,41 @@ class Queue:
             yield "set", "waking", 1
             yield "release", f"park{number}"
 
+    def busy(self) -> Steps:
+        """Model ``WorkerQueue.busy``."""
+        seated = not (yield "get", "seat")
+        started = yield "get", "started"
+        return started - len((yield "get", "idle")) + seated
+
+    def slots(self) -> Steps:
+        """Return ``WorkerQueue.threads``, which is fixed if no operation has user code."""
+        return (yield "get", "threads") if self.lends else self.threads
+
     def crowded(self) -> Steps:
-        """Model ``WorkerQueue.crowded``."""
-        if (yield "get", "seat"):
+        """Model ``WorkerQueue.crowded``; without a loan or a seat holder no worker is too many."""
+        if not self.lends and (yield "get", "seat"):
             return False
-        return (yield "get", "started") - len((yield "get", "idle")) >= self.threads
+        busy = yield from self.busy()
+        return busy > (yield from self.slots())
+
+    # -- user code -------------------------------------------------------------------------------------------------
+
+    def wait_in_user_code(self) -> Steps:
+        """Model ``_acquired`` on a worker or in the seat: push an operation, lend the slot until it has run."""
+        yield from self.push((AWAITED,))
+        if self.change != "no slot is lent":
+            yield "set", "lent", 1
+            yield "add", "threads", 1
+            if self.change != "no worker may be started for a loan" and not (yield "get", "idle"):
+                yield "append", "permits", 1
+            if self.change != "a loan wakes no worker" and (yield "get", "items") and not (yield "get", "waking"):
+                yield from self.wake()
+        yield "add", "running", -1
+        yield "acquire", "done"
+        yield "add", "running", 1
+        if self.change not in ("no slot is lent", "the slot is not taken back"):
+            yield "add", "threads", -1
+            yield "first", "permits"
 
     def woken(self) -> Steps:
         """Model a worker from its wake-up to its next check; return whether a waiting thread has taken its place."""
@@ -121,8 +156,10 @@ class Queue:
         yield "acquire", f"park{me}"
         back = yield from self.woken()
         while True:
-            if not self.alone and self.change != "looking is cleared after the look for more":
+            if not self.is_sole(me) and self.change != "looking is cleared after the look for more":
                 yield "set", "looking", 0
+            if self.lends and not self.is_sole(me) and (yield "get", "lent"):
+                back = yield from self.crowded()
             more = None if back else (yield "first", "items")
             if more is None:
                 seen = self.change == "look before entering idle" and (yield from self.stay(back))
@@ -139,7 +176,7 @@ class Queue:
                 back = yield from self.woken()
                 continue
             if (
-                not self.alone
+                not self.is_sole(me)
                 and (yield "get", "items")
                 and not (yield "get", "waking")
                 and ((yield "get", "idle") or (yield "get", "permits"))
@@ -150,10 +187,18 @@ class Queue:
             if self.change == "looking is cleared after the look for more":
                 yield "set", "looking", 0
             yield "add", "running", 1
+            if more == USER_CODE:
+                yield from self.wait_in_user_code()
             yield "add", "running", -1
-            if not self.alone:
+            if not self.is_sole(me):
                 yield "set", "looking", 1
+            if more == AWAITED:
+                yield "release", "done"
             yield from self.complete(more)
+
+    def is_sole(self, me: int) -> bool:
+        """Return whether the queue had one thread when worker ``me`` started; a loan's worker finds two."""
+        return self.alone and me == 0
 
     def stay(self, back: bool) -> Steps:
         """Return whether the worker must stay awake: an operation is queued, and no waiting thread has its place.
@@ -162,6 +207,9 @@ class Queue:
         """
         if not (yield "get", "items"):
             return False
+        if self.lends:
+            busy = yield from self.busy()
+            return busy < (yield from self.slots())
         return not (back and not (yield "get", "seat"))
 
     # -- the seat --------------------------------------------------------------------------------------------------
@@ -183,8 +231,12 @@ class Queue:
                 if not self.alone and (yield "get", "items") and (yield "get", "idle"):
                     yield from self.wake()
                 yield "add", "running", 1
+                if more == USER_CODE:
+                    yield from self.wait_in_user_code()
                 yield "add", "running", -1
                 yield "set", "looking", 1
+                if more == AWAITED:
+                    yield "release", "done"
                 yield from self.complete(more)
         yield "set", "looking", 0
         if self.change == "the seat is given back after the last look":
@@ -214,16 +266,21 @@ def check(setting: Setting, *, stalls: bool = False) -> Found:
         Violation: a property is false in some interleaving.
     """
     queue, n = Queue(setting), setting.threads
+    workers = n + queue.lends
     shared: dict[str, Any] = {"requests": (), "token": (1,), "items": (), "idle": tuple(range(setting.asleep))}
     shared |= {"waking": 0, "looking": 0, "permits": (1,) * (n - setting.asleep), "seat": (1,)}
-    shared |= {"started": setting.asleep, "running": 0} | {f"park{i}": 0 for i in range(n)}
+    shared |= {"started": setting.asleep, "running": 0} | {f"park{i}": 0 for i in range(workers)}
+    shared |= {"threads": n, "lent": 0, "done": 0} if queue.lends else {}
 
     def always(state: dict[str, Any]) -> str | None:
-        return f"{state['running']} run at once" if state["running"] > n else None
+        # A worker whose loan has ended and the other worker may both end their operations.
+        return f"{state['running']} run at once" if state["running"] > workers else None
 
     def at_end(state: dict[str, Any]) -> str | None:
         if state["items"] or state["requests"]:
             return "something stays behind"
+        if state.get("threads", n) != n or state["running"]:
+            return "a slot is not returned"
         if state["waking"] or state["looking"]:
             return "somebody is awaited who does not come"
         return None if state["token"] and state["seat"] else "the token or the seat is lost"
@@ -237,7 +294,7 @@ def check(setting: Setting, *, stalls: bool = False) -> Found:
 
     actors = [Actor(f"pusher {i}", lambda ops=ops: queue.push(ops)) for i, ops in enumerate(setting.pushes)]  # type: ignore[misc]
     actors += [Actor(f"waiter {i}", lambda most=most: queue.wait(most)) for i, most in enumerate(setting.seats)]  # type: ignore[misc]
-    actors += [Actor(f"worker {i}", lambda i=i: queue.worker(i)) for i in range(n)]  # type: ignore[misc]
+    actors += [Actor(f"worker {i}", lambda i=i: queue.worker(i)) for i in range(workers)]  # type: ignore[misc]
     return explore(shared, actors, always, at_end, "running", if_busy)
 
 
@@ -288,6 +345,35 @@ def test_each_order_of_steps_is_needed(setting, what):
     """With two steps exchanged or a check left out, Violation reports a lost operation or two that run at once."""
     with pytest.raises(Violation, match=what):
         check(setting)
+
+
+LENDING = (
+    Setting(1, ((USER_CODE,),), asleep=0),
+    Setting(1, ((USER_CODE, 0),), asleep=1),
+    Setting(1, ((USER_CODE,),), (1,), asleep=1),
+    pytest.param(Setting(2, ((USER_CODE, 0),), asleep=1), marks=pytest.mark.stress),
+)
+
+
+@pytest.mark.parametrize("setting", LENDING, ids=str)
+def test_user_code_that_waits_lends_its_slot(setting):
+    """Whatever user code waits for runs, in every interleaving, and the queue has its slots again at the end."""
+    assert check(setting).ends >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("no slot is lent", "stays behind"),
+        ("no worker may be started for a loan", "stays behind"),
+        ("a loan wakes no worker", "stays behind"),
+        ("the slot is not taken back", "a slot is not returned"),
+    ],
+)
+def test_each_step_of_a_loan_is_needed(change, what):
+    """Without the slot, the permit, the wake-up or the return, Violation reports what is lost."""
+    with pytest.raises(Violation, match=what):
+        check(Setting(1, ((USER_CODE,),), asleep=1, change=change))
 
 
 @pytest.mark.parametrize(

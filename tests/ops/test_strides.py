@@ -101,15 +101,6 @@ def test_prepared_calls(name):
     assert check_prepared(prepare(name, arrays))
 
 
-def test_elementwise_families_are_prepared():
-    """Every family of elementwise operators has prepared calls, which a bound graph replays without a context."""
-    families = {"sigmoid", "relu", "rsqrt", "erf", "_rdiv_scalar", "smooth_l1", "elemwise_div", "broadcast_mul"}
-    assert families <= set(PREPARED)
-    backward = {"sigmoid", "relu", "Activation", "elemwise_mul", "clip", "sqrt", "smooth_l1"}
-    assert all(registry.get(f"_backward_{name}").forward.replayable for name in backward)
-    assert registry.get("Activation").forward.replayable
-
-
 def test_arrays_of_many_blocks(monkeypatch):
     """A prepared call of several blocks has the kernel's bits.
 

@@ -26,6 +26,7 @@ EXPECTED_OUTPUT = {
     "predict_workers.py": "4,096    100.18        25.97      99.8%       46  within+halving",
     "read_a_trace.py": "KVStoreReduce",
     "stencil_with_tasks.py": "both gave the same bits",
+    "tinygrad_memory.py": "tinygrad: ",
     "two_devices.py": "gave the same weights, bit for bit",
 }
 

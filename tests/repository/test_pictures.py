@@ -51,7 +51,9 @@ def test_a_pytorch_picture_has_the_figures_of_its_table(name: str) -> None:
     rows = re.search(pattern, table, re.MULTILINE)
     assert rows is not None
     plain, smallest, more = rows.groups()
-    assert source_of(name) == f"{plain} MiB, smallest {smallest} MiB for {more} % more time", "docs/draw_torch.py"
+    drawn, ends = source_of(name).split(" MiB, ")
+    assert float(drawn) == pytest.approx(float(plain), rel=1e-3)  # the plan has another order than the plain step
+    assert ends == f"smallest {smallest} MiB for {more} % more time", "draw it again: python docs/draw_torch.py"
 
 
 def test_the_roofline_has_the_words_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:

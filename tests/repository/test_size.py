@@ -11,7 +11,7 @@ LIMITS = {
     "tests/.": 204,
     "tests/basics": 2_412,
     "tests/cli": 3_369,
-    "tests/compat": 1_777,
+    "tests/compat": 1_788,
     "tests/contract": 3_637,
     "tests/convert": 1_173,
     "tests/cuda_on_host": 331,
@@ -59,10 +59,10 @@ LIMITS = {
     "weftplan/rnn": 1_243,
     "weftplan/storage": 3_291,
     "weftplan/support": 2_466,
-    "weftplan/symbol": 2_991,
+    "weftplan/symbol": 2_992,
     "weftplan/tasks": 2_527,
     "weftplan/torch": 4_038,
-    "weftplan/training": 10_987,
+    "weftplan/training": 10_953,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
 

@@ -151,14 +151,14 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
         x = x + 1
     calls = 0
     nodes = sym.topological_order(x.entries)
-    original = infer.Kind._rule
+    original = infer.FactKind._rule
 
     def counted(self: object, *args: object) -> object:
         nonlocal calls
         calls += 1
         return original(self, *args)
 
-    monkeypatch.setattr(infer.Kind, "_rule", counted)
+    monkeypatch.setattr(infer.FactKind, "_rule", counted)
     assert infer.infer_shapes(nodes, {"x": (2, 2)})[-1] == (2, 2)
     assert calls == 1
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from weftplan.torch.probe import peak_of
+from tests.torch.allocator_hook import hook
 
 
 class Block(nn.Module):
@@ -110,21 +110,15 @@ def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 
     return module, run
 
 
-def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any], rounds: int = 3) -> tuple[int, list[torch.Tensor]]:
-    """Return the measured peak of the second step in bytes, and its gradients.
-
-    The peak is the largest of ``rounds`` measurements, because the profiler sometimes loses an event. The profiler
-    starts before the model is created, since it counts the end of a block only if it has seen its allocation.
-    """
-    step_of(make, wrap)[1]()  # measures workspaces outside the profile
-    peaks = []
-    for _ in range(rounds):
-        torch._dynamo.reset()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-            module, run = step_of(make, wrap)
-            run()
-            module.zero_grad(set_to_none=True)
-            with record_function("the step"):
-                run()
-        peaks.append(peak_of(prof, "the step"))
-    return max(peaks), [p.grad.clone() for p in module.parameters()]
+def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any]) -> tuple[int, list[torch.Tensor]]:
+    """Return the peak of the second step in bytes, as the hook on the allocator counts it, and its gradients."""
+    step_of(make, wrap)[1]()  # measures workspaces, whose results stay in caches of PyTorch
+    torch._dynamo.reset()
+    gc.collect()
+    before = hook().live
+    module, run = step_of(make, wrap)
+    run()
+    module.zero_grad(set_to_none=True)
+    gc.collect()
+    resident = hook().live - before
+    return resident + hook().peak(run), [p.grad.clone() for p in module.parameters()]

@@ -224,7 +224,6 @@ PARAMETERS = {
     "profiler_enabled": "",
     "without_modes": "",
     "CustomPartitionerFn.__call__": "self gm joint_inputs kwargs",
-    "CustomKnapsackSolver.__call__": ("self memory joint_graph max_memory node_info all_recomputable_banned_nodes"),
     "FakeTensorMode.__init__": ("self allow_fallback_kernels allow_non_fake_inputs shape_env static_shapes export"),
     "TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
 }

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from tests.torch.models import Convolutions, Decoder, real_peak, step_of  # noqa: E402
 from weftplan.errors import BudgetError  # noqa: E402
-from weftplan.torch import backend, budget, knapsack_solver, partition  # noqa: E402
+from weftplan.torch import backend, budget, partition  # noqa: E402
 from weftplan.torch.private_compile import aot_autograd, eager  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
@@ -232,33 +232,3 @@ def test_backends_and_partitions() -> None:
         torch.compile(model, backend=chosen)(*args).backward()
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), want, strict=True))
     assert part.plans[0].peak < 1 << 30
-
-
-def test_knapsack_solver_stays_within_its_budget() -> None:
-    """PyTorch's partitioner with our solver saves at most the given bytes and computes the same gradients."""
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    model, args = Decoder(), Decoder.inputs()
-    model(*args).backward()
-    want = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    calls = []
-
-    class Recorder(type(knapsack_solver())):  # type: ignore[misc]
-        """A solver that records its arguments and results."""
-
-        def __call__(self, memory: Any, graph: Any, most: float, info: Any, nodes: Any) -> Any:
-            answer = super().__call__(memory, graph, most, info, nodes)
-            calls.append((memory, most, answer))
-            return answer
-
-    with config.patch(activation_memory_budget=0.3, activation_memory_budget_solver=Recorder()):
-        chosen = aot_autograd(fw_compiler=eager, bw_compiler=eager, partition_fn=min_cut_rematerialization_partition)
-        torch.compile(model, backend=chosen)(*args).backward()
-    assert calls
-    for memory, most, (saved, repeated) in calls:
-        assert sum(memory[k] for k in saved) <= most
-        assert sorted([*saved, *repeated]) == list(range(len(memory)))
-    for p, g in zip(model.parameters(), want, strict=True):
-        torch.testing.assert_close(p.grad, g)

@@ -24,7 +24,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 BLOCKS = re.findall(r"```python skip\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 STEPS = [block for block in BLOCKS if "def step()" in block]
 """The programs for the command line: of ``fits``, and of ``plan --torch``."""
-FUSED = ("inductor", "knapsack_solver")
+FUSED = ("inductor",)
 """Words of the examples that inductor compiles."""
 
 

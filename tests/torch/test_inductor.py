@@ -43,7 +43,7 @@ class Made:
 def test_real_peaks_stay_within_the_budget(name: str) -> None:
     """At the smallest budget the measured peak is within it, and gradients are close to inductor's."""
     make = Made(name)
-    _, plain = real_peak(make, lambda module: torch.compile(module, dynamic=False), rounds=1)
+    _, plain = real_peak(make, lambda module: torch.compile(module, dynamic=False))
     torch.compiler.reset()
     with pytest.raises(BudgetError, match="the smallest budget that works is") as caught:
         budget(make(), "10KB", inner="inductor")(*make.inputs())
@@ -55,7 +55,7 @@ def test_real_peaks_stay_within_the_budget(name: str) -> None:
         wrapped.append(budget(module, smallest, inner="inductor"))
         return wrapped[-1]
 
-    peak, gradients = real_peak(make, wrap, rounds=1)
+    peak, gradients = real_peak(make, wrap)
     assert len(wrapped[-1].plans) == 1
     assert wrapped[-1].plans[0].repeated
     assert peak <= wrapped[-1].plans[0].peak <= smallest
@@ -72,7 +72,7 @@ def test_real_peaks_stay_within_plans_without_repetition(name: str) -> None:
         wrapped.append(budget(module, "1GB", inner="inductor"))
         return wrapped[-1]
 
-    peak, _ = real_peak(Made(name), wrap, rounds=1)
+    peak, _ = real_peak(Made(name), wrap)
     assert peak <= wrapped[-1].plans[0].peak
 
 

@@ -80,10 +80,10 @@ class WholeNumber(click.IntRange):
 
     name = "integer"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; raise click's error if the text is none, or is out of range."""
         try:
-            return super().convert(value, param, ctx)
+            return int(super().convert(value, param, ctx))
         except click.BadParameter:
             until = "" if self.max is None else f" to {self.max}"
             self.fail(f"expected a whole number from {self.min}{until or ' on'}, got {value!r}", param, ctx)
@@ -94,10 +94,10 @@ class PositiveNumber(click.FloatRange):
 
     name = "float"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error if the text is none, or is not above 0."""
         try:
-            return super().convert(value, param, ctx)
+            return float(super().convert(value, param, ctx))
         except click.BadParameter:
             self.fail(f"expected a number above 0, got {value!r}", param, ctx)
 

@@ -22,6 +22,7 @@ class CaptureGate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
+        """Guards the fields below; notified when ``_outside`` falls to 0 or a capture ends."""
         self._outside = 0
         self._captures = 0
         """Threads that wait to capture. New outermost calls wait for them, so that captures do not starve."""

@@ -47,7 +47,7 @@ class FileDevice(NumpyDevice):
         self.limit = limit
         self.used = 0
         """Bytes in use."""
-        self._lock = consistent_in_children(Lock())
+        self._lock = consistent_in_children(Lock())  # guards `used`: test and increase are one step
         self._remove_stale()
         try:
             os.close(self._open())

@@ -14,7 +14,9 @@ from weftplan.support import control_groups
 Group = tuple[Path, tuple[str, str], str]
 """A control group's folder, the names of its files for limit and usage, and the ``memory.stat`` field of page cache."""
 _UNLIMITED = 1 << 62
+"""Figures from here on mean that there is no limit: version 1 writes a number near 2**63."""
 _CACHE_S = 5.0
+"""Seconds for which the groups with a limit are cached; limits change seldom."""
 
 
 class _Limits:

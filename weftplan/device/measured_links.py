@@ -19,7 +19,9 @@ from weftplan.errors import DeviceError
 from weftplan.support.array_types import RawArray
 
 _SHORT, _LONG = 256, 8 << 20
+"""Bytes of the two copies from which latency and bandwidth are computed."""
 _ROUNDS = 3
+"""Repeats of a copy, of which the fastest counts: noise only makes a copy slower."""
 
 
 def measured(contexts: Sequence[Context]) -> Interconnect:

@@ -21,6 +21,7 @@ from weftplan.locks import Lock, consistent_in_children
 _SHORT, _LONG, _ROUNDS = 1 << 16, 32 << 20, 3
 _STEP, _LATENCY_STEP = 1.1, 5e-6
 _lock = consistent_in_children(Lock())
+"""Guards ``device.offload_links``, so that two threads do not measure a link at once and disturb each other."""
 
 
 def speed(context: Context, destination: Context) -> Link | None:

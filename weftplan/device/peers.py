@@ -19,7 +19,9 @@ from weftplan.locks import ReentrantLock, consistent_in_children
 PEER = "peer access"
 """Result of :meth:`Peers.way` for a pair that copies directly."""
 _CHECKED = 1 << 16
+"""Bytes of the copy that checks a pair of devices."""
 _STAGE = 4 << 20
+"""Bytes of a staging buffer; larger copies go through it in pieces."""
 
 
 class Peers:
@@ -27,6 +29,7 @@ class Peers:
 
     def __init__(self, device: Any) -> None:
         self._device = device
+        # Guards `_answers` and `_stages`.
         self._lock = consistent_in_children(ReentrantLock())
         self._answers: dict[int, str] = {}
         self._stages: dict[tuple[int, int], tuple[Any, Any]] = {}

@@ -15,6 +15,7 @@ _devices: dict[Context, Device] = {}
 _folders: dict[int, OffloadTarget] = {}
 """By index of the ``file`` context: the folder that :func:`name_folders` assigned to it."""
 _lock = consistent_in_children(Lock())
+"""Guards ``_devices`` and ``_folders``, so that a context never gets two devices."""
 
 
 def get(context: Context) -> Device:

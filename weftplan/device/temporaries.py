@@ -26,6 +26,7 @@ from weftplan.support import slots
 NAME = "temporaries of CuPy"
 """Name of this memory in the storage layer's reports."""
 _ROUND = 512
+"""Bytes to whose multiples requests are rounded up, as in CuPy's own pool."""
 _WASTE = 2
 """A free block is reused for requests of at least 1 / ``_WASTE`` of its bytes."""
 
@@ -73,6 +74,7 @@ class Temporaries:
         self._context = context
         self._xp = xp
         self._synchronize = synchronize
+        # Guards removals from `_free` and `reserved`. Reentrant: a collection under it may run a finalizer that frees.
         self._lock = consistent_in_children(ReentrantLock())
         self._free: dict[int, deque[_Block]] = {}
         """Free lists by stream (:meth:`_stream_number`). Finalizers append to them; removals hold the lock."""

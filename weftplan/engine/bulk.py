@@ -69,7 +69,7 @@ class BulkGuard:
             engine._bulking.append(self._mark)
         elif not active and self._mark in engine._bulking:
             engine._bulking.remove(self._mark)
-        engine._note_unusual()
+        engine._update_detours()
 
     def __del__(self) -> None:
         engine = self._engine()
@@ -153,8 +153,8 @@ class Bulks(Driver):
     def _submit(self, op: DetailedBlock) -> None:
         """Push an operation that the fast path does not handle."""
 
-    def _note_unusual(self) -> None:
-        """Recompute whether a push must leave the fast path."""
+    def _update_detours(self) -> None:
+        """Recompute why pushes leave the fast path."""
 
     def set_bulk_size(self, size: int) -> int:
         """Collect up to ``size`` plain pushes of this thread into one operation (0: off) and return the old size.

@@ -23,6 +23,7 @@ from weftplan.engine.execution import running, traced_name
 from weftplan.engine.failure import Failure
 from weftplan.engine.inspection import QueueStatistics, Statistics, dump_dot, dump_text, snapshot
 from weftplan.engine.operation import (
+    TRACED,
     DetailedBlock,
     FnProperty,
     InternalBlock,
@@ -251,7 +252,10 @@ class Engine(Waiting):
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
         frame = sys._getframe(1)
-        if ctx is None and not priority and self._unusual < (2 if prop is NORMAL else 1 if prop is TASK else 0):
+        detours = self._detours  # read once: both uses must agree while another thread sets a tracer
+        # A traced block has one class and so one queue: with a tracer only NORMAL work takes the fast path.
+        is_fast = (prop is NORMAL or prop is TASK) if not detours else prop is NORMAL and detours is TRACED
+        if is_fast and ctx is None and not priority:
             code: CodeType | None = frame.f_code
             lasti = frame.f_lasti
             kind = OprBlock if prop is NORMAL else TaskBlock
@@ -264,7 +268,7 @@ class Engine(Waiting):
                 else:
                     self._pusher = code
             region = self._region
-            if not self._unusual:
+            if not detours:
                 # `OprBlock.__init__` inlined. `probe_stack()` has raised already if the recursion limit is too close.
                 probe_stack()
                 op = new(kind)
@@ -482,7 +486,7 @@ class Engine(Waiting):
         if tracer is not None and not callable(tracer):
             raise EngineError(f"a tracer is a function, or None for none; got {type(tracer).__name__}")
         self._tracer = tracer
-        self._note_unusual()
+        self._update_detours()
 
     def statistics(self) -> Statistics:
         """Return the operation counts so far, in total and per queue."""

@@ -22,7 +22,7 @@ def start_watchdog(engine: Core, patience_s: float) -> threading.Thread | None:
     """Start a watchdog for ``engine``. Return None if ``patience_s`` is 0."""
     if patience_s <= 0:
         return None
-    collected = threading.Event()
+    collected = threading.Event()  # set when the engine dies, so that the thread ends at once
     reference = weakref.ref(engine, lambda _: collected.set())
     thread = threading.Thread(
         target=_watch, args=(reference, collected, patience_s), name="weftplan-engine-watchdog", daemon=True

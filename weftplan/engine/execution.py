@@ -17,7 +17,16 @@ from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, Bulks
 from weftplan.engine.failure import NEVER_SKIPPED, Failure, FailureSpread, Outcome, traceback_of
-from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, label_of, require_stack
+from weftplan.engine.operation import (
+    DETAILED,
+    TRACED,
+    DetailedBlock,
+    FnProperty,
+    FutureBlock,
+    OprBlock,
+    label_of,
+    require_stack,
+)
 from weftplan.engine.region import Region
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import StreamPool, synchronize_host
@@ -83,12 +92,13 @@ class Execution(Bulks, FailureSpread):
         self._dropped: list[int] = []
         """Numbers of user operations that were dropped at exit."""
         self._tracer: Tracer | None = None
-        self._unusual_lock = consistent_in_children(ReentrantLock())
+        self._detours_lock = consistent_in_children(ReentrantLock())
+        """Makes reading the reasons for a detour and storing ``_detours`` one step; no call is made under it."""
         self._bound = int(config.get("WEFTPLAN_ENGINE_MAX_PENDING"))
         """Pending operations at which a push waits; 0: no limit."""
-        self._unusual = 2 if self._inline or self._bound else 0
-        """Whether a push must leave the fast path: 1 for a tracer; 2 for a bulk, a pending limit or an inline engine.
-        """
+        self._detours: tuple[str, ...] = ()
+        """Why pushes leave the fast path: empty, :data:`TRACED` or :data:`DETAILED`."""
+        self._update_detours()
         self._shutdown = False
         self._streams: list[StreamPool] = []
         """Streams of asynchronous devices, which waits synchronise."""
@@ -111,12 +121,15 @@ class Execution(Bulks, FailureSpread):
         """
         live_engines.add(self)
 
-    def _note_unusual(self) -> None:
-        """Recompute ``_unusual`` after a change of its inputs."""
-        with self._unusual_lock:
+    def _update_detours(self) -> None:
+        """Recompute ``_detours`` after a change of its inputs."""
+        with self._detours_lock:
             # Reads the inputs and stores the result in one step. The lock guards no call, so neither a destructor nor a
             # signal handler can interleave.
-            self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
+            if self._inline or self._bulking or self._bound:
+                self._detours = DETAILED
+            else:
+                self._detours = () if self._tracer is None else TRACED
 
     @property
     def waits_in_push(self) -> bool:
@@ -226,7 +239,7 @@ class Execution(Bulks, FailureSpread):
                 self._dropped.append(op.seq)
             on_outcome(None)
             return
-        unfinished = threading.Lock()
+        unfinished = threading.Lock()  # acquired by the first completion; a later call cannot acquire it
 
         def on_complete(error: BaseException | None = None) -> None:
             require_stack()
@@ -270,7 +283,7 @@ class Execution(Bulks, FailureSpread):
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C, not an error of the tracer
             self._tracer = None
-            self._note_unusual()
+            self._update_detours()
             report(error)
 
 

@@ -89,7 +89,7 @@ class NaiveEngine(Engine):
                 if any(engine._inline for engine in running.engines) or self._region.is_inside(self, _RUN):
                     self._deferred.add(op)
                     break
-                lock = threading.Lock()
+                lock = threading.Lock()  # released by the next thread that changes the region
                 lock.acquire()
                 self._outside.append(lock)
                 # Another thread may have made it ready, or run it, before the lock was registered.
@@ -140,7 +140,7 @@ class NaiveEngine(Engine):
 
     def _run_async(self, op: OprBlock) -> Outcome:
         """Start an asynchronous operation and wait for its completion."""
-        completed = threading.Event()
+        completed = threading.Event()  # set on any thread
         result: list[Outcome] = []
 
         def complete(failure: Outcome) -> None:

@@ -36,6 +36,12 @@ class FnProperty(IntEnum):
     """A function on plain arrays (not in MXNet). Tasks have their own workers, one per core."""
 
 
+DETAILED = ("inline", "limit", "bulk")
+"""Detours of an engine that runs pushes inline, limits pending operations or collects bulks: no push is fast."""
+TRACED = ("tracer",)
+"""Detour of a tracer alone: NORMAL pushes stay fast. Both are compared by identity."""
+
+
 def checked_property(prop: int) -> FnProperty:
     """Return ``prop`` as an FnProperty. MXNet's numbers are accepted.
 

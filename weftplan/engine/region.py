@@ -77,6 +77,15 @@ class Driver(Protocol):
         return
 
 
+# Guarantees of a region:
+# * Every request is served exactly once and in order, whatever is raised: the head of ``requests`` is removed last, and
+#   ``_resume`` finishes a request that an exception has cut short.
+# * One thread is inside at a time: it holds the only item of ``token``, whose removal from a dict is atomic in CPython.
+# * A request never stays unserved: a thread appends first and then tries the token; the thread inside puts the token
+#   back first and then looks at the queue. One of the two sees the other.
+# * No user code, destructor or wait runs inside; ``_run_outside`` and the drops come after the token is back.
+# Fixed: ``requests``, ``token``, ``ready``, ``idle_waiters``, ``in_flight`` (the objects), ``few``, ``debug``.
+# Changing, inside only: ``seq``, ``completed``, ``waits``, and the fields of vars; at any time ``gate``, by a fork.
 class Region:
     """Request queue, and the code that serves it on one thread at a time.
 
@@ -462,7 +471,7 @@ class Region:
         """
         require_stack(30)
         self.refuse_inside()
-        served = threading.Lock()
+        served = threading.Lock()  # a binary semaphore: the serving thread releases it, this thread waits for it
         served.acquire()
         outcome: list[Any] = []
 

@@ -43,6 +43,7 @@ class Simulator(Engine):
         self._asynchronous: set[int] = set()
         """Numbers of asynchronous operations that have started and not completed."""
         self._arrived = threading.Semaphore(0)
+        """Released for each asynchronous completion; a wait without ready operations acquires it."""
         self.history: list[int] = []
         """Numbers of the operations in execution order."""
         self.enlist()

@@ -31,9 +31,9 @@ class Waiting(Execution):
         """Raise if this thread runs an operation of this engine (inline engine: only if the wait would never end)."""
         if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
-                f"{what} was called inside an engine operation: the worker would wait for work that may need this "
-                f"worker. Name what it waits for among its arguments or in reads (of a task) or in const_vars (of a "
-                f"push) instead, or push the rest as its own operation."
+                f"a task or operation waited for others ({what}, which result() and wait() call): the worker would "
+                f"wait for work that may need this worker. Name what it waits for among its arguments or in reads (of "
+                f"a task) or in const_vars (of a push) instead, or push the rest as its own operation."
             )
 
     def wait_for_var(self, var: Var) -> None:
@@ -88,7 +88,7 @@ class Waiting(Execution):
     def _block(self, var: Var, timeout: float | None) -> bool:
         """Wait as a reader of ``var`` whose grant wakes this thread. Return False after ``timeout`` seconds."""
         self._region.refuse_inside()
-        wakeup = threading.Lock()
+        wakeup = threading.Lock()  # a binary semaphore: a lock can be released by another thread
         wakeup.acquire()
         # A read is granted after all earlier writes, and its grant releases the lock.
         self._region.ask(self, Waiter(wakeup.release, (var,), ()))
@@ -166,7 +166,7 @@ class Waiting(Execution):
             if len(self._region.requests) + self._region.pending <= few:  # read in this order, as in wait_for_var
                 return True
             self._region.refuse_inside()
-            wakeup = threading.Lock()
+            wakeup = threading.Lock()  # released inside the region when few operations are pending
             wakeup.acquire()
             self._region.idle_waiters.append(wakeup)
             # Completions before the append have not notified this waiter: check again.

@@ -51,6 +51,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.park = threading.Lock()
+        """Binary semaphore on which the worker sleeps; a producer that took it out of ``idle`` releases it."""
         self.park.acquire()
         self.engine: Threads | None = None
         """The engine, passed with the wake-up: an operation without vars would not keep it alive."""

@@ -24,7 +24,9 @@ _DEEPEST = 20
 _ROUNDS = 10
 """Number of waits that allow for operations pushed meanwhile: deletes of dead arrays, work of other threads."""
 _GLANCE_S = 0.0005
+"""Seconds between two looks at the number of completed operations; starved threads must not poll without a pause."""
 _giving_up = free_in_children(Lock())
+"""Guards the decision to give up: of several starved threads only one may conclude that no other thread can proceed."""
 
 
 def retries_after_progress(engine: Core, patience_s: float) -> Iterator[None]:

@@ -114,6 +114,7 @@ class Idleness:
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
         self._lock = Lock()
+        """Makes the test of ``_offloaded`` and the entry in ``_users`` one step; held while a block moves."""
         self._users: list[int] = []
         """Threads that push a run, or bring all blocks back for a run; written under ``_lock``."""
         self._offloaded: dict[Context, tuple[offload.Offloaded, int]] = {}

@@ -74,7 +74,7 @@ def _each_array(
 def multi_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float],
-    out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0, **options: Any,
+    out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0, **options: object,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`adamw_update` for several weights, each with its own rates and as its own operation.
 
@@ -89,7 +89,7 @@ def multi_mp_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
     weights32: Sequence[NDArray], rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float],
     etas: Sequence[float], out: NDArray | Sequence[NDArray] | None = None, name: str | None = None, size: int = 0,
-    **options: Any,
+    **options: object,
 ) -> list[NDArray]:  # fmt: skip
     """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}

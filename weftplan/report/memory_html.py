@@ -7,7 +7,7 @@ import html
 from weftplan.device.context import Context
 from weftplan.report.page import filled
 from weftplan.storage import Snapshot, Statistics
-from weftplan.storage.base import StorageSegment
+from weftplan.storage.base import Segment
 from weftplan.storage.recording import StorageEvent
 from weftplan.storage.report import by_origin
 
@@ -31,7 +31,7 @@ def memory_html(snapshot: Snapshot) -> str:
 
 
 def _device(
-    context: Context, statistics: Statistics, segments: tuple[StorageSegment, ...], events: list[StorageEvent]
+    context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[StorageEvent]
 ) -> dict[str, object]:
     """Return one device's data for the page's script."""
     held = [part[2] for segment in segments for part in segment.parts if part[2] is not None]

@@ -15,7 +15,7 @@ from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Statistics, StorageSegment, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
 from weftplan.support.array_types import RawArray
 
@@ -48,7 +48,7 @@ class Adaptor(Resource):
     def relocate(self, allocation: Allocation) -> int:
         return self.upstream.relocate(allocation)
 
-    def segments(self) -> list[StorageSegment]:
+    def segments(self) -> list[Segment]:
         return self.upstream.segments()
 
     def holders(self) -> list[Allocation]:
@@ -107,6 +107,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
+        # Guards the counters and `_live`. Reentrant, because a collection under it may run a finalizer that allocates.
         self._lock = consistent_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()

@@ -88,7 +88,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageSegment:
+class Segment:
     """A system block and its division: ``parts`` cover every byte."""
 
     raw: RawArray
@@ -163,7 +163,7 @@ class Resource(ABC):
         return 0
 
     @abstractmethod
-    def segments(self) -> list[StorageSegment]:
+    def segments(self) -> list[Segment]:
         """Return the system blocks that the resource holds, with their contents, in no particular order."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from weftplan.device.base import Device
 from weftplan.storage import recording
-from weftplan.storage.base import Allocation, StorageSegment
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 from weftplan.storage.recording import address_of
 from weftplan.support.array_types import RawArray
@@ -199,16 +199,16 @@ class ChunkPool(Ledger):
     def _largest_cached(self) -> int:
         return self._free[-1][0] if self._free else 0
 
-    def segments_of(self, live: Mapping[int, Allocation]) -> list[StorageSegment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         direct = [held for held in live.values() if held.block.__class__ is not ChunkBlock]
-        segments = [StorageSegment(held.block, ((0, held.size, held),)) for held in direct]
+        segments = [Segment(held.block, ((0, held.size, held),)) for held in direct]
         for chunk in self._chunks.values():
             parts: list[tuple[int, int, Allocation | None]] = []
             block: ChunkBlock | None = chunk.first
             while block is not None:
                 parts.append((block.offset, block.size, live.get(id(block))))
                 block = block.right
-            segments.append(StorageSegment(chunk.raw, tuple(parts)))
+            segments.append(Segment(chunk.raw, tuple(parts)))
         return segments
 
 

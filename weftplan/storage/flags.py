@@ -25,7 +25,7 @@ from weftplan.storage.limited import LimitedDevice
 from weftplan.storage.naive_best_fit import HEADER, NaiveBestFit
 from weftplan.storage.raw import RawResource
 
-MIB = 1 << 20
+MIB = 1 << 20  # unit of the flags whose names end in "_in_mb"
 _SPARE = 1 / 16
 """Share of the peak in use that ``auto_growth`` may hold beyond it."""
 _GROWING = ("FLAGS_auto_growth_chunk_size_in_mb", "FLAGS_free_when_no_cache_hit")

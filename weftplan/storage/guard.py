@@ -21,6 +21,7 @@ from weftplan.support.array_types import RawArray
 MARGIN = 256
 """Bytes of a margin: the largest alignment of a device, so that the user's memory stays aligned."""
 FILL = 0xFD
+"""Byte of an untouched margin: as a float it is a huge negative number, as an index out of range."""
 
 
 class GuardResource(StatisticsResource):

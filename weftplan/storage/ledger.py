@@ -20,7 +20,7 @@ from weftplan.device.stream import current_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import recording, relief
-from weftplan.storage.base import Allocation, Resource, Statistics, StorageSegment, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.free_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
 from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
@@ -44,6 +44,7 @@ class Ledger(Resource):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
+        # Guards the pool's blocks and counters. Reentrant, because a finalizer may allocate or free under it.
         self._lock = consistent_in_children(ReentrantLock())
         self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
@@ -71,7 +72,7 @@ class Ledger(Resource):
     def give_block(self, block: RawArray, size: int) -> None:
         """Take a block back."""
 
-    def segments(self) -> list[StorageSegment]:
+    def segments(self) -> list[Segment]:
         if self._lock.owned():  # called during a change of the ledger
             return []
         with self._lock:
@@ -79,7 +80,7 @@ class Ledger(Resource):
             return self.segments_of({id(held.block): held for held in self.holders() if held.nbytes})
 
     @abstractmethod
-    def segments_of(self, live: Mapping[int, Allocation]) -> list[StorageSegment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         """Return the segments, under the lock; ``live`` are the allocations by the id of their block."""
 
     def keeps(self, nbytes: int) -> bool:

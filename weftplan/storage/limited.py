@@ -22,7 +22,7 @@ class LimitedDevice:
         self.limit = limit
         self.reason = reason
         self.used = 0
-        self._lock = consistent_in_children(Lock())
+        self._lock = consistent_in_children(Lock())  # guards `used`: test and increase are one step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

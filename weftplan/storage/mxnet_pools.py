@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
-from weftplan.storage.base import Allocation, StorageSegment
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 from weftplan.storage.recording import address_of
 from weftplan.support.array_types import RawArray
@@ -149,11 +149,9 @@ class _Pool(Ledger):
     def _release_all(self) -> int:
         return self._release(self._reserved)
 
-    def segments_of(self, live: Mapping[int, Allocation]) -> list[StorageSegment]:
-        segments = [StorageSegment(held.block, ((0, held.size, held),)) for held in live.values()]
-        return segments + [
-            StorageSegment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack
-        ]
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        segments = [Segment(held.block, ((0, held.size, held),)) for held in live.values()]
+        return segments + [Segment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack]
 
     def _largest_cached(self) -> int:
         return max(self._free, default=0)

@@ -38,6 +38,7 @@ class Traffic:
 
 traffic = Traffic()
 _lock = consistent_in_children(Lock())
+"""Guards ``traffic`` and ``_books``."""
 
 
 class _Books:

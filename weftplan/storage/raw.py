@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weftplan.storage.base import Allocation, StorageSegment
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 from weftplan.support.array_types import RawArray
 
@@ -28,5 +28,5 @@ class RawResource(Ledger):
         self.count_given(block)
         self.device.free(block)
 
-    def segments_of(self, live: Mapping[int, Allocation]) -> list[StorageSegment]:
-        return [StorageSegment(held.block, ((0, held.size, held),)) for held in live.values()]
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        return [Segment(held.block, ((0, held.size, held),)) for held in live.values()]

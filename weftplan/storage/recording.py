@@ -22,6 +22,7 @@ from weftplan.storage.base import Allocation
 from weftplan.support.array_types import RawArray
 
 _CACHE_LIMIT = 65536
+"""Maximum number of entries of each cache of a recorder."""
 
 
 class StorageEvent(NamedTuple):

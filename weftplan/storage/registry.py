@@ -21,6 +21,7 @@ from weftplan.support import slots
 
 _resources: dict[Context, Resource] = {}
 _lock = consistent_in_children(Lock())
+"""Guards ``_resources`` and ``changes``, so that a context never gets two resources."""
 changes = 0
 """Number of times that a context's resource was replaced. Caches of :func:`get` compare it. A variable of the module,
 because each call that runs inline reads it."""

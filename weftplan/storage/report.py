@@ -11,6 +11,7 @@ from weftplan.device.context import Context
 from weftplan.errors import ConfigError
 
 _LISTED_HOLDERS = 10
+"""Origins that an error names, the largest first."""
 
 
 class Holder(Protocol):

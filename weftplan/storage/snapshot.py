@@ -14,7 +14,7 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.storage import registry
-from weftplan.storage.base import Statistics, StorageSegment
+from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Record, StorageEvent, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
 from weftplan.support import slots
@@ -36,7 +36,7 @@ class Snapshot:
 
     contexts: tuple[Context, ...]
     statistics: tuple[Statistics, ...]
-    segments: tuple[tuple[StorageSegment, ...], ...]
+    segments: tuple[tuple[Segment, ...], ...]
     records: tuple[Record, ...]
     settings: str
 
@@ -109,7 +109,7 @@ def frames_of(name: object) -> list[dict[str, object]]:
     return [{"name": site["name"], "filename": site["filename"], "line": int(site["line"])}]
 
 
-def _segment(segment: StorageSegment, number: int) -> dict[str, object]:
+def _segment(segment: Segment, number: int) -> dict[str, object]:
     """Return one system block in the viewer's format."""
     begin = address_of(segment.raw)
     blocks: list[dict[str, Any]] = []

@@ -40,10 +40,15 @@ class _Range(NamedTuple):
     event: Event
 
 
+# Guarantees of a stream order:
+# * Ranges are disjoint and sorted by address.
+# * A range leaves the list only if its event has passed, or if ``order``, ``settle`` or ``add`` takes its bytes over.
+# Fixed: ``_lock``. Changing: ``_ranges``, and ``_sweep_at`` with each sweep.
 class StreamOrder:
     """Byte ranges of a pool with pending stream work, by address. Ranges do not overlap."""
 
     def __init__(self) -> None:
+        # Guards `_ranges`. Events are queried and waited for outside it.
         self._lock = consistent_in_children(Lock())
         self._ranges: list[_Range] = []
         self._sweep_at = _SWEEP

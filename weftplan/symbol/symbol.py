@@ -238,7 +238,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
 
-    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
+    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: object) -> Symbol:
         """Insert an axis of length 1, as ``sym.expand_dims``.
 
         Args:
@@ -249,12 +249,12 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         result: Symbol = slots.SYMBOL_OPERATOR.get()("expand_dims")(self, axis=axis, **kwargs)
         return result
 
-    def flatten(self, inplace: bool = False, **kwargs: Any) -> Symbol:
+    def flatten(self, inplace: bool = False, **kwargs: object) -> Symbol:
         """Merge all axes but the first, as ``sym.flatten``; ``inplace`` is ignored."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("flatten")(self, **kwargs)
         return result
 
-    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any) -> Symbol:
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: object) -> Symbol:
         """Drop axes of length 1, as ``sym.squeeze``.
 
         Args:

@@ -47,6 +47,7 @@ lock."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=in_flight.clear)
 _PATIENCE_S = 0.1
+"""Seconds that :meth:`_Registry.undivided` waits for tasks that have looked up their vars and are not pushed yet."""
 
 
 def nothing() -> None:

@@ -24,6 +24,7 @@ from weftplan.errors import EngineError
 from weftplan.support.array_types import RawArray
 
 _MAX_CACHED = 4096
+"""Maximum number of cached views per grid. A full cache is emptied."""
 
 
 class TileGrid:

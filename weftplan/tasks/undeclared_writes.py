@@ -26,6 +26,7 @@ _TYPES_WITHOUT_CODE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescrip
 """Classes of functions whose writes are known from a table, or that only pass their arguments on."""
 _NO_ARRAYS = (Task, Var, StateArray)
 _MAX_CACHED = 4096
+"""Maximum length of ``_returning``, which lambdas made in a loop would fill without limit. A full table is emptied."""
 _returning: dict[int, CodeType] = {}
 """Code of functions that have returned a value, by identity: hashing code is slow. The code itself is kept, so that no
 other code gets its identity."""

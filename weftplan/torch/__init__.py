@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from weftplan.torch.card_forecast import fits
     from weftplan.torch.card_rules import on_card, scratch_on_card
     from weftplan.torch.fit import backend, budget, partition
-    from weftplan.torch.knapsack import knapsack_solver
     from weftplan.torch.prediction import estimate
     from weftplan.torch.trade_off import curve
 
@@ -26,14 +25,13 @@ __all__ = [
     "curve",
     "estimate",
     "fits",
-    "knapsack_solver",
     "on_card",
     "partition",
     "scratch_on_card",
 ]
 
 _OWNERS = {"backend": "fit", "budget": "fit", "partition": "fit"}
-_OWNERS |= {"curve": "trade_off", "estimate": "prediction", "knapsack_solver": "knapsack"}
+_OWNERS |= {"curve": "trade_off", "estimate": "prediction"}
 _OWNERS |= {"fits": "card_forecast", "on_card": "card_rules", "scratch_on_card": "card_rules"}
 
 

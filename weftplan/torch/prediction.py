@@ -237,6 +237,10 @@ def _preserved_random_states() -> Iterator[None]:
             numpy.random.set_state(other)
 
 
+def _no_indices(position_ids: torch.Tensor) -> None:
+    """Say that no sequences are packed."""
+
+
 @contextmanager
 def _unpacked_sequences() -> Iterator[None]:
     """Let models of transformers take their own positions as those of single sequences, as these are in a real step.
@@ -247,7 +251,7 @@ def _unpacked_sequences() -> Iterator[None]:
     if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
         yield
         return
-    with mock.patch.object(masks, "find_packed_sequence_indices", return_value=None):
+    with mock.patch.object(masks, "find_packed_sequence_indices", _no_indices):
         yield
 
 

@@ -22,7 +22,7 @@ from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
 
 BackendCompilerFailed, TracingFailed = _errors.BackendCompilerFailed, _errors.TorchDynamoException
 RecompileLimit = _errors.FailOnRecompileLimitHit
-CustomKnapsackSolver, CustomPartitionerFn = _passes.CustomKnapsackSolver, _passes.CustomPartitionerFn
+CustomPartitionerFn = _passes.CustomPartitionerFn
 autograd_config, eager = _functorch_config, boxed_nop
 classify_nodes, default_partition = _partitioners.classify_nodes, _partitioners.default_partition
 extract_modules, is_tangent = _partitioners._extract_fwd_bwd_modules, _partitioners._is_tangent

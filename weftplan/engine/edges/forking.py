@@ -28,6 +28,7 @@ from weftplan.errors import EngineError
 from weftplan.locks import members
 
 _GATE_S = 1.0
+"""Seconds after which a thread passes the gate, even if the fork has not ended."""
 
 
 class _Process:

@@ -40,7 +40,7 @@ def run_inline(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *a
     Returns:
         The result of the work, which is not None; None if the caller must push it.
     """
-    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+    if engine._detours or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return None
     region = engine._region
     requests, token = region.requests, region.token
@@ -89,7 +89,7 @@ def write_inline(engine: Threads, work: Callable[[], object], reads: Sequence[Va
 
     ``work`` may run twice with the same result: after an error the caller pushes it, after Ctrl-C this function.
     """
-    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+    if engine._detours or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return False
     try:
         return engine._region.write_alone(engine, work, reads, writes)
@@ -115,7 +115,7 @@ def begin(
         ``on_complete(error=None)``, to be called once from any thread, with Ctrl-C held back; None if the caller must
         push the operation.
     """
-    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+    if engine._detours or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return None
     region = engine._region
     op = DetailedBlock(fn, reads, searchable(writes), name, push_site(2 + inner), None, FnProperty.NO_SKIP)

@@ -12,7 +12,7 @@ from weftplan.device.context import Context
 from weftplan.device.interconnect import interconnect, joined
 from weftplan.device.links import Interconnect
 from weftplan.kvstore.exchange.program import ExchangeProgram, pull_steps, push_steps
-from weftplan.kvstore.exchange.ways import Route, TreeRule, routes_between, trees
+from weftplan.kvstore.exchange.ways import SumRoute, TreeRule, routes_between, trees
 from weftplan.support.package_log import log
 
 
@@ -27,7 +27,7 @@ class ExchangePlan:
         seconds: modelled seconds of a push and a pull, by name of each route that was tried.
     """
 
-    way: Route
+    way: SumRoute
     push: ExchangeProgram
     pull: ExchangeProgram
     seconds: dict[str, float]
@@ -106,7 +106,7 @@ class Chooser:
 
 
 def planned(
-    route: Route, home: int, links: Interconnect, itemsize: int
-) -> tuple[Route, ExchangeProgram, ExchangeProgram]:
+    route: SumRoute, home: int, links: Interconnect, itemsize: int
+) -> tuple[SumRoute, ExchangeProgram, ExchangeProgram]:
     """Return (the route, its push program, its pull program)."""
     return route, push_steps(route, home, links, itemsize), pull_steps(route, home, links, itemsize)

@@ -15,7 +15,7 @@ from enum import Enum
 
 from weftplan.device.links import HOST, Interconnect
 from weftplan.device.wire_schedule import Wires
-from weftplan.kvstore.exchange.ways import Parents, Route
+from weftplan.kvstore.exchange.ways import Parents, SumRoute
 
 
 class BufferKind(Enum):
@@ -115,7 +115,7 @@ class _ProgramBuilder:
         return ExchangeProgram(tuple(steps), tuple(self.inboxes), self.hosted, seconds)
 
 
-def push_steps(route: Route, home: int, links: Interconnect, itemsize: int) -> ExchangeProgram:
+def push_steps(route: SumRoute, home: int, links: Interconnect, itemsize: int) -> ExchangeProgram:
     """Return the program that sums the arrays of all devices at ``home``.
 
     The terms of an addition are ordered by the smallest position whose array each term includes.
@@ -152,7 +152,7 @@ def push_steps(route: Route, home: int, links: Interconnect, itemsize: int) -> E
     return builder.program()
 
 
-def pull_steps(route: Route, home: int, links: Interconnect, itemsize: int) -> ExchangeProgram:
+def pull_steps(route: SumRoute, home: int, links: Interconnect, itemsize: int) -> ExchangeProgram:
     """Return the program that copies an array at ``home`` to all devices, also home, along the trees of ``route``."""
     builder = _ProgramBuilder(links, itemsize)
     end = route.shares[-1].end

@@ -39,7 +39,7 @@ class RouteShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class SumRoute:
     """A named route: shares that together cover the whole array."""
 
     name: str
@@ -61,29 +61,29 @@ class TreeRule:
     penalty: float = 0.7
 
 
-def one_step(count: int, elements: int, home: int) -> Route:
+def one_step(count: int, elements: int, home: int) -> SumRoute:
     """Return the route ``one_step``: all devices send the whole array to the home."""
-    return Route("one_step", (RouteShare(0, elements, _star(count, home)),))
+    return SumRoute("one_step", (RouteShare(0, elements, _star(count, home)),))
 
 
-def routes_between(links: Interconnect, elements: int, home: int, rule: TreeRule) -> list[Route]:
+def routes_between(links: Interconnect, elements: int, home: int, rule: TreeRule) -> list[SumRoute]:
     """Return the candidate routes for an array of ``elements`` that is summed at ``home``."""
     count = links.count
     around = ring(_weights(links))
     routes = [
         one_step(count, elements, home),
-        Route("ranges", _cut(elements, [_star(count, root) for root in range(count)])),
-        Route("ring", _cut(elements, [_path(around, root) for root in around])),
+        SumRoute("ranges", _cut(elements, [_star(count, root) for root in range(count)])),
+        SumRoute("ring", _cut(elements, [_path(around, root) for root in around])),
     ]
-    routes += [Route("chain", _cut(elements, [_path(around, home)] * chunks)) for chunks in CHUNKS]
+    routes += [SumRoute("chain", _cut(elements, [_path(around, home)] * chunks)) for chunks in CHUNKS]
     return routes + trees(links, elements, home, rule, bounded=False)
 
 
-def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[Route]:
+def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[SumRoute]:
     """Return the routes ``tree`` and ``trees``; if ``bounded``, only the route that the rule's bound selects."""
     parents = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
-    tree = Route("tree", (RouteShare(0, elements, parents[home]),))
-    sliced = Route("trees", _cut(elements, parents))
+    tree = SumRoute("tree", (RouteShare(0, elements, parents[home]),))
+    sliced = SumRoute("trees", _cut(elements, parents))
     if not bounded:
         return [tree, sliced]
     return [sliced if elements > rule.bound else tree]

@@ -13,8 +13,8 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ops.core import registry
+from weftplan.ops.core.registry import by_position, call_order, order_advice
 from weftplan.ops.core.schema import Op
-from weftplan.ops.core.signatures import by_position, call_order, order_advice
 
 EXTRA = ("out", "name")
 """Arguments that every array operator accepts after its parameters."""

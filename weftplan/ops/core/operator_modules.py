@@ -80,7 +80,7 @@ OPERATORS = {
     "ops.nn.softmax_output": "SoftmaxOutput _backward_SoftmaxOutput",
     "ops.nn.upsampling": "UpSampling _backward_UpSampling",
     "ops.optimizer.adamw": "_adamw_update _mp_adamw_update",
-    "ops.optimizer.lamb": "lamb_update_phase1 lamb_update_phase2 mp_lamb_update_phase1 mp_lamb_update_phase2",
+    "ops.optimizer.lamb": "lamb_update lamb_update_phase1 lamb_update_phase2 mp_lamb_update_phase1 mp_lamb_update_phase2",
     "ops.optimizer.mixed_precision": "mp_nag_mom_update mp_sgd_mom_update mp_sgd_update",
     "ops.optimizer.multi_lars": "all_finite multi_all_finite multi_lars multi_sum_sq",
     "ops.optimizer.multi_sgd": "multi_mp_sgd_mom_update multi_mp_sgd_update multi_sgd_mom_update multi_sgd_update preloaded_multi_mp_sgd_mom_update preloaded_multi_mp_sgd_update preloaded_multi_sgd_mom_update preloaded_multi_sgd_update",

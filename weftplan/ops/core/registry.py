@@ -1,15 +1,15 @@
 """The operator registry: a process-wide dictionary of operators, which are imported by name.
 
-This module owns the table of operators, and the parsing of parameters for all kinds of calls. The module of an operator
-is imported when the operator is first asked for (:mod:`weftplan.ops.core.operator_modules`), so a program loads the
-families that its networks use. Any thread may look up operators.
+This module owns the table of operators, and the parsing of positions and parameters for all kinds of calls. The module
+of an operator is imported when the operator is first asked for (:mod:`weftplan.ops.core.operator_modules`), so a
+program loads the families that its networks use. Any thread may look up operators.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,3 +151,66 @@ def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict
                 raise ParameterError(f"{where}: required parameter {param.name!r} is missing")
             parsed[param.name] = param.default
     return parsed
+
+
+def usual_inputs(op: Op) -> tuple[str, ...] | None:
+    """Return the names of an operator's inputs with default parameters; None if their number is not fixed."""
+    if op.variadic is not None:
+        return None
+    if isinstance(op.inputs, tuple):
+        return op.inputs
+    defaults = {param.name: None if param.default is REQUIRED else param.default for param in op.params}
+    try:
+        return op.inputs(defaults)
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def call_order(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the inputs and the parameters that a call may give by position, in MXNet's order.
+
+    >>> call_order(get("LeakyReLU"))
+    (('data', 'gamma'), ('act_type', 'slope', 'lower_bound', 'upper_bound'))
+    """
+    if op.any_number:
+        return (), ()
+    inputs = op.positions if op.positions is not None else usual_inputs(op) or ()
+    return inputs, tuple(param.name for param in op.params if not param.by_name)
+
+
+def by_position(
+    op: Op, args: Sequence[Any], named: Mapping[str, object], extra: Sequence[str]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the inputs among the positional arguments ``args`` of a call, and the others by their names.
+
+    Args:
+        named: the arguments that are given by name.
+        extra: keywords of every operator that may also follow by position.
+
+    Raises:
+        ParameterError: too many arguments, or one that is also given by name.
+    """
+    if op.any_number:
+        return [*args[0], *args[1:]] if args and isinstance(args[0], list | tuple) else args, {}
+    inputs, params = call_order(op)
+    others = args[len(inputs) :]
+    if not others:
+        return args, {}
+    order = (*params, *extra)
+    if len(others) > len(order):
+        raise ParameterError(
+            f"operator {op.name}: {len(args)} arguments by position, it takes {len(inputs) + len(order)} at most: "
+            f"{', '.join((*inputs, *order))}"
+        )
+    for name in order[: len(others)]:
+        if name in named:
+            raise ParameterError(f"operator {op.name}: parameter {name!r} is given twice, by position and by name")
+    return args[: len(inputs)], dict(zip(order, others, strict=False))
+
+
+def order_advice(op: Op) -> str:
+    """Return the advice for an argument at a wrong position: the order of the arguments."""
+    if op.any_number:
+        return "inputs are given by position, parameters by name"
+    inputs, params = call_order(op)
+    return f"the order by position is {', '.join((*inputs, *params))}"

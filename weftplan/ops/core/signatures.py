@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from weftplan.errors import ParameterError
 from weftplan.ops.core.examples import EXAMPLES
 from weftplan.ops.core.input_shapes import INPUT_SHAPES
 from weftplan.ops.core.params import meaning
+from weftplan.ops.core.registry import call_order, usual_inputs
 from weftplan.ops.core.rules import same_shape
 from weftplan.ops.core.schema import REQUIRED, Op
 
@@ -29,70 +28,6 @@ class Hint(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def usual_inputs(op: Op) -> tuple[str, ...] | None:
-    """Return the names of an operator's inputs with default parameters; None if their number is not fixed."""
-    if op.variadic is not None:
-        return None
-    if isinstance(op.inputs, tuple):
-        return op.inputs
-    defaults = {param.name: None if param.default is REQUIRED else param.default for param in op.params}
-    try:
-        return op.inputs(defaults)
-    except (TypeError, ValueError, KeyError):
-        return None
-
-
-def call_order(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the inputs and the parameters that a call may give by position, in MXNet's order.
-
-    >>> from weftplan.ops.core import registry
-    >>> call_order(registry.get("LeakyReLU"))
-    (('data', 'gamma'), ('act_type', 'slope', 'lower_bound', 'upper_bound'))
-    """
-    if op.any_number:
-        return (), ()
-    inputs = op.positions if op.positions is not None else usual_inputs(op) or ()
-    return inputs, tuple(param.name for param in op.params if not param.by_name)
-
-
-def by_position(
-    op: Op, args: Sequence[Any], named: Mapping[str, object], extra: Sequence[str]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the inputs among the positional arguments ``args`` of a call, and the others by their names.
-
-    Args:
-        named: the arguments that are given by name.
-        extra: keywords of every operator that may also follow by position.
-
-    Raises:
-        ParameterError: too many arguments, or one that is also given by name.
-    """
-    if op.any_number:
-        return [*args[0], *args[1:]] if args and isinstance(args[0], list | tuple) else args, {}
-    inputs, params = call_order(op)
-    others = args[len(inputs) :]
-    if not others:
-        return args, {}
-    order = (*params, *extra)
-    if len(others) > len(order):
-        raise ParameterError(
-            f"operator {op.name}: {len(args)} arguments by position, it takes {len(inputs) + len(order)} at most: "
-            f"{', '.join((*inputs, *order))}"
-        )
-    for name in order[: len(others)]:
-        if name in named:
-            raise ParameterError(f"operator {op.name}: parameter {name!r} is given twice, by position and by name")
-    return args[: len(inputs)], dict(zip(order, others, strict=False))
-
-
-def order_advice(op: Op) -> str:
-    """Return the advice for an argument at a wrong position: the order of the arguments."""
-    if op.any_number:
-        return "inputs are given by position, parameters by name"
-    inputs, params = call_order(op)
-    return f"the order by position is {', '.join((*inputs, *params))}"
 
 
 def signature(op: Op, array: str, extra: Sequence[str], by_name: Sequence[str] = ()) -> inspect.Signature:

@@ -192,6 +192,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "weight", "bias"),
         gradient=grad("_backward_Convolution", "g0", "x0", "x1"),
         workspace=_workspace,
         aliases=("Convolution_v1",),

@@ -173,6 +173,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
+        positions=("data", "weight", "bias"),
         gradient=grad("_backward_FullyConnected", "g0", "x0", "x1"),
         workspace=_workspace,
         doc="data · weightᵀ + bias, with weight (num_hidden, inputs) and bias (num_hidden,): (batch, num_hidden), or "

@@ -34,8 +34,8 @@ Expression = Callable[..., tuple[Any, ...]]
 """``expression(weight, gradient, *states, **numbers)`` returns the new weight and the new states, written with ``+``,
 ``-``, ``*``, ``/`` of arrays and numbers and the methods ``square``, ``sqrt``, ``clip``. It runs on NDArrays, too."""
 Rule = str | Expression
-"""The name of an elementwise operator of (weight, gradient, states…) whose output is the new weight, or an
-expression."""
+"""The name of an operator of (weight, gradient, states…) whose output is the new weight, or an expression. Weights are
+cut into parts if the operator is elementwise."""
 Numbers = tuple[tuple[str, object], ...]
 """(name, unparsed value) pairs of the parameters of a rule."""
 Steps = Callable[[Sequence[Any], Any], None]
@@ -73,10 +73,14 @@ def work(
         xp: the array module; only NumPy arrays are updated in parallel parts or by compiled formulas.
     """
     ends = list(accumulate(sizes))
-    parts = max(1, min(MOST, ends[-1] // FEW)) if xp is np else 1
-    step = -(-ends[-1] // (parts * BORDER)) * BORDER
-    pieces = _pieces(ends, step)
-    block = tiling.block() if xp is np else max(sizes)
+    if isinstance(rule, str) and not getattr(get(rule).forward, "elementwise", False):
+        parts = min(MOST, len(sizes)) if xp is np else 1
+        pieces = [[(which, 0, sizes[which]) for which in range(part, len(sizes), parts)] for part in range(parts)]
+        block = max(sizes)
+    else:
+        parts = max(1, min(MOST, ends[-1] // FEW)) if xp is np else 1
+        pieces = _pieces(ends, -(-ends[-1] // (parts * BORDER)) * BORDER)
+        block = tiling.block() if xp is np else max(sizes)
     ranges: dict[Numbers, tuple[_Range, int]] = {}
     for one in params:
         if one not in ranges:

@@ -1,18 +1,23 @@
 """The two phases of LAMB (You et al. 2020), also for low-precision weights with a float32 copy.
 
 Phase 1 computes the direction of the step. The caller then computes the norms of weight and direction, and phase 2
-computes the new weight from them. Decay rates are rounded to float32, so that 1 - 0.999 is rounded as in MXNet 1.9.1.
+computes the new weight from them; ``lamb_update`` does all of this. Decay rates are rounded to float32, so that
+1 - 0.999 is rounded as in MXNet 1.9.1.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.expression import Expr, Parameters, cast, f, where
+from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.formula_kernel import Choices, FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float
-from weftplan.ops.core.registry import register
+from weftplan.ops.core.registry import get, parse_params, register
 from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
@@ -21,11 +26,13 @@ from weftplan.ops.core.rules import (
     merge_dtype,
     merge_shape,
     same_shape,
+    take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params
+from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
 from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, rescaled, step_kernel
 from weftplan.ops.optimizer.variants import T, average, rounded
+from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float32)
 
@@ -106,8 +113,9 @@ def _step(p: Parameters, w: Expr, g: Expr, r1: Expr, r2: Expr) -> Expr:
         r1 = f.maximum(r1, p.lower_bound)
     if p.has_upper:
         r1 = f.minimum(r1, p.upper_bound)
-    new: Expr = w - g * (where(f.equal(r1 * r2, 0), 1, r1 / r2) * p.lr)
-    return new
+    ratio = r1 / r2
+    rate: Expr = where(f.equal(r1 * r2, 0), 1, ratio) * p.lr
+    return w - g * rate
 
 
 def _mixed_step(p: Parameters, weight: Expr, g: Expr, r1: Expr, r2: Expr, weight32: Expr) -> tuple[Expr, Expr]:
@@ -157,5 +165,59 @@ register(
         inplace=(InplacePair(0, 0),),
         ignored_inputs=(0,),
         doc=f"lamb_update_phase2 of a float32 copy of the weight: {_FORMULA}",
+    )
+)
+
+# --------------------------------------------------------------------------------------------------------- a whole step
+
+_PHASES = get("lamb_update_phase1"), get("norm"), get("lamb_update_phase2")
+_NORM = parse_params(_PHASES[1], {})
+
+
+def _phase(ctx: OpContext, op: Op, params: Params, inputs: Arrays, result: RawArray) -> Callable[[], object]:
+    """Return a call of an operator, which takes its scratch from the bytes that are free now."""
+    return ctx.repeated(partial(op.forward, ctx, params, inputs, [result]))
+
+
+@workspace_kernel
+def _whole(
+    ctx: OpContext, p: Params, w: RawArray, g: RawArray, mean: RawArray, var: RawArray, out: RawArray | None
+) -> None:
+    if out is None:  # the new weight is not needed, so the states do not change either
+        return
+    direction, r1, r2 = (ctx.take(shape, w.dtype) for shape in (w.shape, (1,), (1,)))
+    first, norm, second = _PHASES
+    for call in [
+        _phase(ctx, first, p, (w, g, mean, var), direction),
+        _phase(ctx, norm, _NORM, (w,), r1),
+        _phase(ctx, norm, _NORM, (direction,), r2),
+        _phase(ctx, second, p, (w, direction, r1, r2), out),
+    ]:
+        call()
+
+
+def _whole_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    weight, number = inputs[0], TensorSpec((1,), inputs[0].dtype)
+    first, norm, second = _PHASES
+    return take_bytes(weight, number, number) + max(
+        first.workspace_bytes(params, inputs, [weight]),
+        norm.workspace_bytes(_NORM, [weight], [number]),
+        second.workspace_bytes(params, [weight, weight, number, number], outputs),
+    )
+
+
+register(
+    Op(
+        name="lamb_update",
+        forward=_whole,
+        infer_shape=same_shape,
+        infer_dtype=floats_only("lamb_update"),
+        params=(*_DIRECTION, *_STEP),
+        inputs=("weight", "grad", "mean", "var"),
+        aux=(2, 3),
+        inplace=UNARY_INPLACE,
+        workspace=_whole_workspace,
+        in_mxnet=False,
+        doc="One step of LAMB: both phases, and the norms between them.",
     )
 )

@@ -16,8 +16,9 @@ from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
+from weftplan.ops.core.registry import by_position, order_advice
 from weftplan.ops.core.schema import Op
-from weftplan.ops.core.signatures import by_position, document, order_advice, signature
+from weftplan.ops.core.signatures import document, signature
 from weftplan.support import slots
 from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute, name

@@ -49,33 +49,21 @@ class BucketingModule(BaseModule):
     """
 
     def __init__(
-        self,
-        sym_gen: SymbolGenerator,
-        default_bucket_key: Hashable | None = None,
-        logger: Logs | None = None,
-        context: Context | Sequence[Context] | None = None,
-        work_load_list: Sequence[float] | None = None,
-        fixed_param_names: Sequence[str] | None = None,
-        state_names: Sequence[str] | None = None,
+        self, sym_gen: SymbolGenerator, default_bucket_key: Hashable | None = None, logger: Logs | None = None,
+        context: Context | Sequence[Context] | None = None, work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None, state_names: Sequence[str] | None = None,
         group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
-        compression_params: Mapping[str, object] | None = None,
-        *,
-        memory_budget: int | str | None = None,
-    ) -> None:
+        compression_params: Mapping[str, object] | None = None, *, memory_budget: int | str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(logger)
         if default_bucket_key is None:
             raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
         self._sym_gen = sym_gen
         self._settings: dict[str, Any] = {
-            "logger": logger,
-            "context": context,
-            "work_load_list": work_load_list,
-            "fixed_param_names": fixed_param_names,
-            "state_names": state_names,
-            "group2ctxs": group2ctxs,
-            "compression_params": compression_params,
-            "memory_budget": memory_budget,
-        }
+            "logger": logger, "context": context, "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names, "state_names": state_names, "group2ctxs": group2ctxs,
+            "compression_params": compression_params, "memory_budget": memory_budget,
+        }  # fmt: skip
         self.default_bucket_key = default_bucket_key
         self._buckets: dict[Any, Module] = {}
         self._symbols: Mapping[Any, Symbol] = {}

@@ -10,7 +10,6 @@ from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.base import Optimizer, State, one_step
 from weftplan.training.optimizers.composed import clipped, rescaled, zeros_as
-from weftplan.training.optimizers.operator_chain import OperatorCall
 
 
 @Optimizer.register
@@ -179,16 +178,7 @@ class LAMB(Optimizer):
             "bias_correction": self.bias_correction,
         }
         bounds = {"lower_bound": self.lower_bound or -1.0, "upper_bound": self.upper_bound or -1.0}
-        direction, of_weight, of_direction = 4, 5, 6
-        chain = (
-            OperatorCall("lamb_update_phase1", (0, 1, 2, 3), {"wd": wd, "t": count, **settings, **self._common()}),
-            OperatorCall("norm", (0,), {}),
-            OperatorCall("norm", (direction,), {}),
-            OperatorCall(
-                "lamb_update_phase2", (0, direction, of_weight, of_direction), {"lr": lr, **bounds}, in_place=True
-            ),
-        )
-        self.apply(chain, weight, grad, *state)
+        self.apply("lamb_update", weight, grad, *state, lr=lr, wd=wd, t=count, **settings, **bounds, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes

@@ -27,7 +27,6 @@ from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import OptimizerStep, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
-from weftplan.training.optimizers.operator_chain import OperatorCall
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
@@ -319,16 +318,13 @@ class Optimizer(Constructed):
             del self._gathered
         return steps
 
-    def apply(
-        self, rule: Rule | tuple[OperatorCall, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
-    ) -> None:
+    def apply(self, rule: Rule, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
         """Push the step of a weight now, or queue it for a fused operation.
 
         Args:
-            rule: the name of an elementwise operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
+            rule: the name of an operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
                 function ``rule(weight, grad, *states, **params)`` that returns the new weight and the new states, of
-                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers; or calls of
-                operators, without params.
+                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers.
             weight, grad, states: the arrays.
 
         :meta private:

@@ -28,7 +28,6 @@ from weftplan.ops.optimizer import fused_update
 from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import MAKE_ROOM
-from weftplan.training.optimizers.operator_chain import OperatorCall, chain_work, push_chain
 
 Work = Callable[[Sequence[Any], Any], None]
 """``work(raws, scratch)``: raws are the arrays of each step in turn, a narrow weight last."""
@@ -38,13 +37,13 @@ class OptimizerStep(NamedTuple):
     """The update of a weight.
 
     Attributes:
-        rule: the name of an elementwise operator, an expression, or a chain of operator calls.
+        rule: the name of an operator, or an expression.
         arrays: the weight, the gradient and the states. If there is a ``narrow`` weight, the first is its float32 copy.
         params: parameters of the operator or the expression.
         narrow: a weight in half precision, which becomes the rounded float32 copy; its gradient is in half precision.
     """
 
-    rule: Rule | tuple[OperatorCall, ...]
+    rule: Rule
     arrays: tuple[NDArray, ...]
     params: dict[str, Any]
     narrow: NDArray | None = None
@@ -56,8 +55,6 @@ class OptimizerStep(NamedTuple):
             gradient = gradient.astype(weight.np_dtype)
         if isinstance(self.rule, str):
             getattr(nd, self.rule)(weight, gradient, *states, out=weight, **self.params)
-        elif isinstance(self.rule, tuple):
-            push_chain(self.rule, [weight, gradient, *states])
         else:
             new, *values = self.rule(weight, gradient, *states, **self.params)
             for state, value in zip(states, values, strict=True):
@@ -69,9 +66,7 @@ class OptimizerStep(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the operation that begins with this step."""
-        if isinstance(self.rule, str):
-            return self.rule
-        return self.rule[0].op if isinstance(self.rule, tuple) else f"{self.rule.__name__}_update"
+        return self.rule if isinstance(self.rule, str) else f"{self.rule.__name__}_update"
 
 
 def stages_of(steps: Sequence[OptimizerStep]) -> list[Stage]:
@@ -80,8 +75,7 @@ def stages_of(steps: Sequence[OptimizerStep]) -> list[Stage]:
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
         kind = None if narrow is None else narrow.np_dtype
-        rule = "" if isinstance(step.rule, tuple) else step.rule
-        groups.setdefault((rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
+        groups.setdefault((step.rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
@@ -141,8 +135,6 @@ def _stage(steps: Sequence[OptimizerStep]) -> Stage:
 def _work(steps: Sequence[OptimizerStep], context: Context, *, narrow: bool) -> tuple[Work, int]:
     """Return the work of steps of one kind, and its scratch bytes."""
     rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].np_dtype
-    if isinstance(rule, tuple):
-        return chain_work([step.rule for step in steps], [step.arrays for step in steps], narrow=narrow)  # type: ignore[misc]
     compiled = config.get("WEFTPLAN_KERNELS") != "numpy"
     xp = np
     if context.device_type == "gpu":

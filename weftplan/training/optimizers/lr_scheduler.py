@@ -76,15 +76,9 @@ class FactorScheduler(LRScheduler):
     """
 
     def __init__(
-        self,
-        step: int,
-        factor: float = 1.0,
-        stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0.0,
-        warmup_mode: str = "linear",
-    ) -> None:
+        self, step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01,
+        warmup_steps: int = 0, warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
+    ) -> None:  # fmt: skip
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if step < 1:
             raise ParameterError(f"step must be >= 1, got {step}")
@@ -111,14 +105,9 @@ class MultiFactorScheduler(LRScheduler):
     """Multiply the rate by ``factor`` after each of the given update numbers."""
 
     def __init__(
-        self,
-        step: Sequence[int],
-        factor: float = 1.0,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0.0,
-        warmup_mode: str = "linear",
-    ) -> None:
+        self, step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01, warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
+    ) -> None:  # fmt: skip
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not step or any(b <= a for a, b in pairwise(step)) or step[0] < 1:
             raise ParameterError(f"step must be a rising list of numbers >= 1, got {list(step)}")
@@ -140,14 +129,9 @@ class CosineScheduler(LRScheduler):
     """Fall from ``base_lr`` to ``final_lr`` along half a cosine."""
 
     def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0.0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0.0,
-        warmup_mode: str = "linear",
-    ) -> None:
+        self, max_update: int, base_lr: float = 0.01, final_lr: float = 0.0, warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
+    ) -> None:  # fmt: skip
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if max_update < 1:
             raise ParameterError(f"max_update must be >= 1, got {max_update}")
@@ -176,15 +160,9 @@ class PolyScheduler(CosineScheduler):
     """Fall from ``base_lr`` to ``final_lr`` by a power of the remaining share of ``max_update``."""
 
     def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        pwr: float = 2,
-        final_lr: float = 0.0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0.0,
-        warmup_mode: str = "linear",
-    ) -> None:
+        self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0.0, warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
+    ) -> None:  # fmt: skip
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.power = pwr
 

@@ -86,6 +86,7 @@ class Sequencer:
         """True after a call of :meth:`close`, after the end of the store's thread, and in a forked child."""
         self._why_closed = "this store was closed: it exchanges nothing any more"
         self._ended = threading.Event()
+        """Set when :meth:`close` has waited too long: the thread then fails exchanges that are not ready."""
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
         self._thread.start()
         _all.add(self)

@@ -131,7 +131,7 @@ class SequencedCall:
 
     def __init__(self, work: Callable[[RankGroup], object], *, repairs: bool) -> None:
         self._work, self.repairs = work, repairs
-        self.completed = threading.Event()
+        self.completed = threading.Event()  # set last: a thread that sees it may read `result` and `error`
         self.result: Any = None
         self.error: BaseException | None = None
 

@@ -152,7 +152,7 @@ def _started() -> ModuleType:
 
 def _initialize(mpi: ModuleType) -> None:
     """Start MPI on a thread, which does not hold the interpreter's lock, and wait for it with a time-out."""
-    over, error = threading.Event(), ctypes.c_int()
+    over, error = threading.Event(), ctypes.c_int()  # `over` is set last: it publishes `error`
     begin = ctypes.CDLL(mpi.__file__).MPI_Init_thread
 
     def run() -> None:
