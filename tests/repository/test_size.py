@@ -17,7 +17,7 @@ LIMITS = {
     "tests/cuda_on_host": 331,
     "tests/data": 2_963,
     "tests/device": 2_571,
-    "tests/engine": 10_996,
+    "tests/engine": 11_081,
     "tests/executor": 5_899,
     "tests/first_contact": 703,
     "tests/golden": 4_011,

@@ -195,7 +195,7 @@ def unary(name: str, array: Array) -> Array:
 def _push(
     op: Binary, name: str, dtypes: tuple[DType, DType], operands: list[Operand], reads: tuple[Var, ...], chunk: Chunk
 ) -> None:
-    """Push one kernel for ``dtypes`` (operands, result) that writes ``chunk``; ``reads`` are distinct, without its var."""
+    """Push one kernel for ``dtypes`` (operands, result) that writes ``chunk``; ``reads`` are distinct, not its var."""
     if dead.pending:
         sweep()
     context = chunk.context
