@@ -2,6 +2,7 @@
 
     python bench/torch_cards.py mlp               # perceptrons on an A100, bytes shown by nvidia-smi
     python bench/torch_cards.py convolutional     # torchvision on an RTX 3060, bytes reserved; needs torchvision
+    python bench/torch_cards.py billion           # time and memory of a forecast for a Llama that is built on meta
 
 The records in ``data/gpu_runs_*.csv`` are measurements of others; each file's first line names its source. For the A100
 one constant, the bytes outside the allocator, is the median difference of the first ten rows; the others are predicted.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import csv
 import re
+import resource
 import statistics
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_models import Llama
 
 from weftplan.torch import fits
 
@@ -110,7 +114,27 @@ def bench_convolutional() -> None:
     print(f"median error {statistics.median(map(abs, errors)):.2f} %, {min(errors):+.1f} to {max(errors):+.1f} %")
 
 
+def bench_billion() -> None:
+    """Print the forecast for a Llama of a billion parameters, and the processor time and memory that it takes."""
+    with torch.device("meta"):
+        model = Llama(width=2048, layers=22, heads=32, hidden=4096, words=32000, length=1024)
+        ids = torch.empty(4, 1024, dtype=torch.long)
+
+    def loss(ids: Any) -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.cross_entropy(model(ids), ids.flatten())
+
+    began = time.process_time()
+    answer = fits(loss, ids, card="A100 80GB", optimizer=torch.optim.AdamW(model.parameters()))
+    spent = time.process_time() - began
+    print(answer)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters: {spent:.1f} s, {resident:.0f} MiB"
+    )
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     for part in sys.argv[1:] or ["mlp"]:
-        {"mlp": bench_mlp, "convolutional": bench_convolutional}[part]()
+        {"mlp": bench_mlp, "convolutional": bench_convolutional, "billion": bench_billion}[part]()
