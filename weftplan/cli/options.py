@@ -80,7 +80,7 @@ class WholeNumber(click.IntRange):
 
     name = "integer"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; raise click's error if the text is none, or is out of range."""
         try:
             return int(super().convert(value, param, ctx))  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class PositiveNumber(click.FloatRange):
 
     name = "float"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error if the text is none, or is not above 0."""
         try:
             return float(super().convert(value, param, ctx))  # type: ignore[arg-type]
