@@ -125,6 +125,10 @@ def test_modules_that_scripts_import():
             getattr(owner, name)
     from weftplan.base import _LIB, SymbolHandle, check_call
 
+    assert importlib.import_module("weftplan.contrib.quantization").__all__ == []
+    with pytest.raises(ModuleNotFoundError, match="not calibrated"):
+        _ = mx.contrib.quantization.quantize_model
+
     for use, advice in (
         (SymbolHandle, "pass the Symbol"),
         (lambda: check_call(0), "no C library"),
