@@ -118,13 +118,24 @@ def test_modules_that_scripts_import():
         with pytest.raises(ModuleNotFoundError, match=advice):
             importlib.import_module(f"weftplan.{name}")
     for owner, name, advice in (
-        (mx.base, "SymbolHandle", "pass the Symbol"),
-        (mx.base, "_LIB", "no C library"),
         (mx.sym, "cast_storage", "dense"),
         (mx, "symbol_doc", "infer_shape"),
     ):
         with pytest.raises(AttributeError, match=advice):
             getattr(owner, name)
+    from weftplan.base import _LIB, SymbolHandle, check_call
+
+    assert importlib.import_module("weftplan.contrib.quantization").__all__ == []
+    with pytest.raises(ModuleNotFoundError, match="not calibrated"):
+        _ = mx.contrib.quantization.quantize_model
+
+    for use, advice in (
+        (SymbolHandle, "pass the Symbol"),
+        (lambda: check_call(0), "no C library"),
+        (lambda: _LIB.MXSymbolCreate, "no C library"),
+    ):
+        with pytest.raises(NotImplementedError, match=advice):
+            use()
 
 
 @pytest.mark.parametrize("kvstore", [None, "local", "device"])

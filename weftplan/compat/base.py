@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -50,7 +50,31 @@ def __getattr__(name: str) -> object:
     """Return the class of this name in :mod:`weftplan.errors`."""
     if not name.startswith("_") and hasattr(errors, name):
         return getattr(errors, name)
-    advice = "there is no C library behind it: call the functions of mx.nd, mx.sym and the others"
-    if name.endswith("Handle"):
-        advice = "objects have no handles: pass the Symbol, NDArray, Executor or KVStore itself"
-    raise AttributeError(f"mx.base has no {name} on purpose; {advice}")
+    if name in _LIBRARY or name.endswith("Handle"):
+        return _Absent(name)  # scripts import such names, and call them in rare branches
+    raise AttributeError(f"mx.base has no attribute {name!r}")
+
+
+class _Absent:
+    """A name of MXNet's C library: it can be imported, and raises NotImplementedError when it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        advice = "there is no C library: call the functions of mx.nd, mx.sym and the others"
+        if self._name.endswith("Handle"):
+            advice = "objects have no handles: pass the Symbol, NDArray, Executor or KVStore itself"
+        raise NotImplementedError(f"mx.base.{self._name}: {advice}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self()
+
+
+_LIBRARY = frozenset({
+    "_LIB", "c_array", "c_array_buf", "c_handle_array", "c_str", "c_str_array", "check_call", "ctypes2buffer",
+    "ctypes2docstring", "ctypes2numpy_shared", "mx_float", "mx_int", "mx_int64", "mx_uint",
+})  # fmt: skip
+"""Names of MXNet's C library in ``mx.base``."""

@@ -17,7 +17,6 @@ ABSENT = {
     "amp": "optimizers have multi_precision=True, and Module.fit has mixed_precision",
     "autograd": "gradients are those of a symbol: bind it and call backward",
     "io": "it is for data loaders of Gluon; weftplan.io.DatasetIter reads datasets and loaders",
-    "quantization": "operators quantize and dequantize, but networks are not calibrated or run in int8",
     "tensorboard": "Module.fit(report=FOLDER) writes events and a page",
     "tensorrt": "graphs are not given to other runtimes",
 }
@@ -25,7 +24,7 @@ ABSENT = {
 
 
 def __getattr__(name: str) -> object:
-    if name in ("onnx", "svrg_optimization"):  # imports what they need on first use
+    if name in ("onnx", "quantization", "svrg_optimization"):  # imports what they need on first use
         return late_import(f"weftplan.compat.{name}")
     if name in ABSENT:
         raise AttributeError(f"mx.contrib.{name} is absent on purpose: {ABSENT[name]}")

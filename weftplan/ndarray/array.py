@@ -154,7 +154,7 @@ class NDArray(NDArrayBase, Methods):
         """Return a copy with the axes reversed (this array if it has fewer than two)."""
         return self if self.ndim < 2 else self.transpose()
 
-    def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
+    def transpose(self, *axes: object, **kwargs: object) -> NDArray:
         """Permute the axes into a copy: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
         if len(axes) == 1 and not isinstance(axes[0], int):
             axes = tuple(from_text(axes[0]) or ())
