@@ -15,7 +15,8 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "data" / "orders"
 VIEWS = {"view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "slice", "select", "unsqueeze",
-         "squeeze", "flatten", "alias", "detach", "unflatten", "contiguous", "dropout", "split", "chunk", "to"}  # fmt: skip
+         "squeeze", "flatten", "alias", "detach", "unflatten", "contiguous", "dropout", "split", "chunk",
+         "to"}  # fmt: skip
 IN_PLACE = {"relu", "relu_", "gelu", "silu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "tanh", "add", "add_",
             "mul", "sub", "div", "batch_norm", "layer_norm", "softmax", "hardswish_", "silu_", "pow"}  # fmt: skip
 

@@ -110,11 +110,10 @@ class FormulaKernel(BoundKernel):
 
     def seconds_per_element(self, params: Params, count: int) -> float:
         """Return the modelled seconds of one float32 element on a host, for ``count`` inputs."""
-        choices = self.chosen(params)
-        key = (*choices.values(), count)
+        key = (*self.chosen(params).values(), count)
         if key not in self._seconds:
             operands = [Expr("input", f"x{k}") for k in range(count)]
-            passes = operations(self.expressions(choices, np.dtype(np.float32), operands))
+            passes = operations(self.expressions(params, np.dtype(np.float32), operands))
             names = [one.op if one.function is None else one.function.__name__ for one in passes]
             self._seconds[key] = sum(cost.FUNCTIONS.get(name, cost.PASS) for name in names)
         return self._seconds[key]
