@@ -3,7 +3,8 @@
     python bench/peers/export_orders.py [NAME ...]
 
 A record has the nodes of ``torch.export`` in its order, for inference of one sample with random weights: the inputs and
-bytes of each node and what it may do with its first inputs. No weights are stored.
+bytes of each node and what it may do with its first input. Functions of elements and normalisations may work in place.
+No weights are stored.
 """
 
 import gzip
