@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_539,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_798,
-    "weftplan/ops": 26_906,
+    "weftplan/ops": 26_912,
     "weftplan/planner": 12_547,
     "weftplan/profiler": 780,
     "weftplan/report": 2_669,

@@ -3,14 +3,16 @@
 Arithmetic is counted for operators with more than a few operations per element, which are matrix products,
 convolutions and RNNs. A multiplication with its addition counts as two operations. The time of all other operators
 follows from their memory traffic; :data:`SWEEPS` has those that read their data several times. On a host a formula
-takes at least the time of its functions (:data:`FUNCTIONS`). No function keeps state but a cache of a kernel's price,
-so any thread may call them.
+takes at least the time of its functions (:data:`FUNCTIONS`). No function keeps state but a cache of prices, so any
+thread may call them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod, sqrt
+
+import numpy as np
 
 from weftplan.ops.core.schema import Params, Shape
 
@@ -90,8 +92,23 @@ def formula_seconds(kernel: object, params: Params, count: int, nbytes: int) -> 
     choose = getattr(kernel, "choose", None)
     if choose is not None:
         kernel, params = choose(params)
-    price: Callable[[Params, int], float] | None = getattr(kernel, "seconds_per_element", None)
-    return 0.0 if price is None else price(params, count) * nbytes / 4
+    chosen: Callable[[Params], dict[str, object]] | None = getattr(kernel, "chosen", None)
+    if chosen is None:
+        return 0.0
+    key = (kernel, *chosen(params).values(), count)
+    if key not in _prices:
+        # A formula has loaded this module; a plan without formulas does without it.
+        from weftplan.ops.core.expression import Expr, operations
+
+        operands = [Expr("input", f"x{k}") for k in range(count)]
+        passes = operations(kernel.expressions(params, np.dtype(np.float32), operands))  # type: ignore[attr-defined]
+        names = [one.op if one.function is None else one.function.__name__ for one in passes]
+        _prices[key] = sum(FUNCTIONS.get(name, PASS) for name in names)
+    return _prices[key] * nbytes / 4
+
+
+_prices: dict[tuple[object, ...], float] = {}
+"""Seconds per float32 element by kernel, its choices and its number of inputs."""
 
 
 def window(params: Mapping[str, object]) -> int:
