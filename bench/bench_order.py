@@ -1,8 +1,8 @@
 """Question: how much memory does the search for an order of execution save, and is its order proved to be the best?
 
-The graphs are published networks as ``torch.export`` gives them (recorded by ``peers/export_orders.py``: inference of
-one sample) and random graphs. Goals: never above the order given; the best known or proved bound on every graph that
-the search finishes within two seconds of processor time.
+The graphs are published networks as ``torch.export`` hands them over (recorded by ``peers/export_orders.py``;
+inference, one sample) and random graphs. Goals: never above the order given; the best known or proved bound on every
+graph that the search finishes within two seconds of processor time.
 
     python bench/bench_order.py [--only networks|random]
 """

@@ -3,7 +3,8 @@
     python bench/peers/export_orders.py [NAME ...]
 
 A record has the nodes of ``torch.export`` in its order, for inference of one sample with random weights: the inputs and
-bytes of each node and what it may do with its first inputs. No weights are stored.
+bytes of each node and what it may do with its first input. Functions of elements and normalisations may work in place.
+No weights are stored.
 """
 
 import gzip
@@ -15,8 +16,8 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "data" / "orders"
 VIEWS = {"view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "slice", "select", "unsqueeze",
-         "squeeze", "flatten", "alias", "detach", "unflatten", "contiguous", "dropout",
-         "split", "chunk", "to"}  # fmt: skip
+         "squeeze", "flatten", "alias", "detach", "unflatten", "contiguous", "dropout", "split", "chunk",
+         "to"}  # fmt: skip
 IN_PLACE = {"relu", "relu_", "gelu", "silu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "tanh", "add", "add_",
             "mul", "sub", "div", "batch_norm", "layer_norm", "softmax", "hardswish_", "silu_", "pow"}  # fmt: skip
 
