@@ -357,7 +357,7 @@ class Budgeted(torch.nn.Module):  # type: ignore[misc]
         if len(part.plans) - planned == part.runs - runs:  # the first call of these plans
             kept = sum(kept_storages(out, reached_tensors(self.function, (args, kwargs))).values())
             saved = sum(plan.saved for plan in part.plans[planned:])
-            if kept > saved:
+            if kept > saved + part.budget_left():
                 self.__dict__["_uncovered"] = (
                     f"the step keeps {kept:,} bytes for its backward pass, its plans {saved:,}: a part of it runs "
                     f"outside every plan, so no budget holds. Move functions with torch.compiler.disable, and hooks "

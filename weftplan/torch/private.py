@@ -68,7 +68,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def kept_storages(results: Any, reached: list[torch.Tensor]) -> dict[int, int]:
+def kept_storages(results: object, reached: list[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage that the graph behind ``results`` keeps, by key, without those of ``reached``.
 
     The graph ends at the tensors ``reached``, whose own graphs are not the function's.
