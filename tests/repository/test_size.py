@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_989,
     "tests/support": 2_337,
     "tests/symbol": 1_844,
-    "tests/torch": 2_574,
+    "tests/torch": 2_537,
     "tests/training": 6_842,
     "weftplan/.": 1_830,
     "weftplan/cli": 5_672,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 2_992,
     "weftplan/tasks": 2_527,
-    "weftplan/torch": 4_038,
+    "weftplan/torch": 3_992,
     "weftplan/training": 10_953,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
