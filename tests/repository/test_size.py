@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 2_992,
     "weftplan/tasks": 2_527,
-    "weftplan/torch": 3_992,
+    "weftplan/torch": 3_994,
     "weftplan/training": 10_953,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
