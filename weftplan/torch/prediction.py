@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
@@ -64,14 +65,14 @@ class _Extreme(torch.autograd.Function):  # type: ignore[misc]
     """An extreme value of all elements, whose gradient the CPU distributes as ``evenly_distribute_backward`` does."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Return the value."""
         value: torch.Tensor = function(x)
         ctx.save_for_backward(x, value)
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+    def backward(ctx: BackwardCFunction, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
         """Return the gradient of ``x``."""
         x, value = ctx.saved_tensors
         mask = x == value
@@ -86,11 +87,12 @@ def host_functions() -> Iterator[None]:
     """
     thread = threading.get_ident()
 
-    def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
+    def replaced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: torch.Tensor, **options: object) -> torch.Tensor:
             whole = len(args) == 1 and not options and threading.get_ident() == thread
             if whole and torch.is_grad_enabled() and args[0].requires_grad:
-                return _Extreme.apply(function, args[0])
+                value: torch.Tensor = _Extreme.apply(function, args[0])
+                return value
             return function(*args, **options)
 
         return call
