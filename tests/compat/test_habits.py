@@ -83,6 +83,24 @@ def test_initializers_refuse_unknown_names(rule):
     assert module.get_params()[0]["w"].asnumpy().tolist() == [[1.0] * 3] * 2
 
 
+def test_what_is_unknown_or_absent(tmp_path):
+    """``()`` is an unknown shape, an unwanted gradient of an input is None, a checkpoint may have no parameters."""
+    total = mx.sym.var("data") + mx.sym.var("b")
+    assert total.infer_shape(data=(), b=(2, 3)) == ([(2, 3), (2, 3)], [(2, 3)], [])
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), label_names=None)
+    module.bind([("data", (2, 3))], inputs_need_grad=True, grad_req="null")
+    module.init_params()
+    module.forward(mx.io.DataBatch([mx.nd.ones((2, 3))]), is_train=True)
+    module.backward([mx.nd.ones((2, 2))])
+    assert module.get_input_grads() == [None]
+    net = mx.sym.LinearRegressionOutput(mx.sym.var("data"), mx.sym.var("label"), name="out")
+    mx.model.save_checkpoint(str(tmp_path / "net"), 1, net, {}, {})
+    assert mx.model.load_checkpoint(str(tmp_path / "net"), 1)[1:] == ({}, {})
+    bound = mx.mod.Module.load(str(tmp_path / "net"), 1, label_names=["label"])
+    bound.bind([("data", (2, 3))], [("label", (2, 3))])
+    assert bound.params_initialized
+
+
 def test_modules_that_scripts_import():
     """MXNet's modules exist, or the ImportError says what to use."""
     for name in ("contrib", "linalg", "image", "op", "random"):

@@ -349,9 +349,8 @@ def test_each_order_of_steps_is_needed(setting, what):
 
 LENDING = (
     Setting(1, ((USER_CODE,),), asleep=0),
-    Setting(1, ((USER_CODE, 0),), asleep=1),
-    Setting(1, ((USER_CODE,),), (1,), asleep=1),
-    pytest.param(Setting(2, ((USER_CODE, 0),), asleep=1), marks=pytest.mark.stress),
+    Setting(1, ((USER_CODE,),), asleep=1),
+    pytest.param(Setting(1, ((USER_CODE, 0),), asleep=1), marks=pytest.mark.stress),
 )
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.kvstore.ranks import Job, run_ranks
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.buckets import placement
 from weftplan.kvstore.distributed.server import HEADER, Header, Verb
+from weftplan.kvstore.partition import placement
 
 TWO = Job(2)
 

@@ -16,8 +16,8 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic import passes
 from weftplan.planner.symbolic.network import Edit, Network, translated
+from weftplan.planner.symbolic.passes import pass_manager as passes
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -34,7 +34,7 @@ def guide_names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     exec(code, names)
     place = [one.name for one in passes.PASSES].index("layers joined") + 1
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES[:place], names["PASS"], *passes.PASSES[place:]])
-    monkeypatch.setattr("weftplan.planner.symbolic.passes.PASSES", passes.PASSES)
+    monkeypatch.setattr("weftplan.planner.symbolic.passes.pass_manager.PASSES", passes.PASSES)
     return names
 
 

@@ -13,7 +13,7 @@ from tests.contract.devices import GPUS, place
 from tests.standin_cupy import meter
 from tests.support.pointwise_networks import NETWORKS, feed_forward, groups, planned, residual
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic.passes import hidden_members, unfused
+from weftplan.planner.symbolic.passes.pass_manager import hidden_members, unfused
 
 NAME = "elementwise nodes fused"
 

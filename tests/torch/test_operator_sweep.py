@@ -17,11 +17,11 @@ from weftplan.torch import estimate  # noqa: E402
 from weftplan.torch.private import tensors_in  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SAMPLED = 100
+SAMPLED = 60
 """Operators of the quick sweep."""
 REFUSED = {
     "argwhere combinations masked_select": "the shape of the result depends on values",
-    "corrcoef cov nn.functional.ctc_loss tensor_split": "the operator reads values",
+    "nn.functional.ctc_loss tensor_split": "the operator reads values",
     "linalg.lstsq linalg.lstsq.grad_oriented": "PyTorch has no kernel for fake tensors",
     "sparse.mm.reduce sparse.sampled_addmm to_sparse": "sparse tensors",
 }

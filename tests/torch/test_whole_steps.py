@@ -201,12 +201,15 @@ def gradients_of_gradients() -> Made:
 
 
 def value_reads() -> Made:
-    """Functions of PyTorch that read values for checks."""
+    """Functions of PyTorch that read values for checks, and a loader."""
     model = nn.Linear(64, 64)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 64)), batch_size=8)
 
     def step(x: Any) -> None:
         y = model(x)
         F.gaussian_nll_loss(y, x, torch.ones_like(x)).backward()
+        for (batch,) in loader:
+            model(batch).sum().backward()
         model.zero_grad()
 
     return step, (torch.randn(64, 64),)

@@ -48,7 +48,7 @@ def test_what_runs_in_which_dtype():
     low = lowered(network(), "float16")
     internals = low.get_internals()
     _, types, _ = internals.infer_type(**dict.fromkeys(low.list_arguments(), "float32"))
-    by_name = dict(zip(internals.list_outputs(), map(str, types), strict=True))
+    by_name = dict(zip(internals.list_outputs(), [np.dtype(one).name for one in types], strict=True))
     assert by_name["conv_output"] == by_name["act_output"] == by_name["fc_output"] == "float16"
     assert by_name["bn_output"] == "float16"
     assert by_name["softmax_output"] == by_name["softmax_scaled_output"] == "float32"
@@ -219,7 +219,9 @@ def test_bfloat16():
     assert low.loss_scale == 1.0
     types = dict.fromkeys(lowered(network(), "bfloat16").list_arguments(), "float32")
     internals = lowered(network(), "bfloat16").get_internals()
-    by_name = dict(zip(internals.list_outputs(), map(str, internals.infer_type(**types)[1]), strict=True))
+    by_name = dict(
+        zip(internals.list_outputs(), [np.dtype(one).name for one in internals.infer_type(**types)[1]], strict=True)
+    )
     assert by_name["conv_output"] == "bfloat16"
     for name, value in weights(whole).items():
         assert weights(low)[name].dtype == np.float32

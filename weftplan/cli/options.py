@@ -83,7 +83,7 @@ class WholeNumber(click.IntRange):
     def convert(self, value: int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; raise click's error if the text is none, or is out of range."""
         try:
-            return int(super().convert(value, param, ctx))
+            return int(super().convert(value, param, ctx))  # type: ignore[arg-type]
         except click.BadParameter:
             until = "" if self.max is None else f" to {self.max}"
             self.fail(f"expected a whole number from {self.min}{until or ' on'}, got {value!r}", param, ctx)
@@ -97,7 +97,7 @@ class PositiveNumber(click.FloatRange):
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error if the text is none, or is not above 0."""
         try:
-            return float(super().convert(value, param, ctx))
+            return float(super().convert(value, param, ctx))  # type: ignore[arg-type]
         except click.BadParameter:
             self.fail(f"expected a number above 0, got {value!r}", param, ctx)
 

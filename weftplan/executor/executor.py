@@ -38,7 +38,7 @@ from weftplan.executor.segments import Segment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes import hidden_members, unfused
+from weftplan.planner.symbolic.passes.pass_manager import hidden_members, unfused
 from weftplan.support.array_types import ShapeLike
 from weftplan.symbol import Symbol
 
@@ -470,13 +470,13 @@ class Executor:
         in :attr:`outputs` are new then. After a run only the last output of fused nodes is shown; a ConfigWarning names
         the others.
         """
+        shown = checked(callback)
         if callback is not None and self.hidden_outputs:
             if self._prepared is None and self._progress.is_train is None and self._unfuse is not None:
                 vars(self).update(vars(self._unfuse(self)))
             warn_of_joined(self.planned.graph.nodes)
         self.monitor_callback = None if callback is None else (callback, monitor_all)
-        callback = checked(callback)
-        self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
+        self._monitor = None if shown is None else Monitored(shown, monitor_all, self.planned.graph)
 
     @property
     def hidden_outputs(self) -> list[str]:

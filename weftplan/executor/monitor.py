@@ -22,7 +22,7 @@ from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import Op, Params
 from weftplan.planner import PlannedGraph
 from weftplan.planner.program import Graph
-from weftplan.planner.symbolic.passes import hidden_members
+from weftplan.planner.symbolic.passes.pass_manager import hidden_members
 from weftplan.symbol.json_io import debug_lines
 from weftplan.symbol.node import Node
 

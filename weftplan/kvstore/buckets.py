@@ -1,4 +1,4 @@
-"""Order of gradients in an exchange, their division into buckets, and of elements among participants and servers.
+"""Order of gradients in an exchange, and their division into buckets.
 
 Two flags limit a bucket, as documented by Paddle: FLAGS_fuse_parameter_groups_size its number of gradients, and
 FLAGS_fuse_parameter_memory_size its size in MiB. A gradient above the size limit has its own bucket. All gradients of a
@@ -90,24 +90,3 @@ def order_of_exchange(values: Mapping[Key, Item], ready: Sequence[Key] | None) -
     (['b', 'a'], ['a', 'b'])
     """
     return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
-
-
-def even_range(size: int, count: int, position: int) -> tuple[int, int]:
-    """Return (begin, end) of the elements, out of ``size``, that participant ``position`` of ``count`` sums.
-
-    >>> [even_range(10, 3, place) for place in range(3)]
-    [(0, 3), (3, 6), (6, 10)]
-    """
-    return size * position // count, size * (position + 1) // count
-
-
-def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[int, int, int]]:
-    """Return (position of the server, first element, end) for each range of key ``number``, as MXNet places them.
-
-    >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
-    ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
-    """
-    if size < bound or servers == 1:
-        return [((number * 9973) % servers, 0, size)]
-    bounds = [round(size / servers * part) for part in range(servers + 1)]
-    return [(server, bounds[server], bounds[server + 1]) for server in range(servers)]

@@ -24,11 +24,9 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
-from weftplan.ndarray.pushing import KernelValue, keep_failures, push_kernel, work
+from weftplan.ndarray.pushing import KernelValue, Operand, keep_failures, push_kernel, work
 from weftplan.ops.core import registry
-from weftplan.ops.core.expression import BOOL
 from weftplan.ops.core.floats import is_float, is_number
-from weftplan.ops.core.formula_kernel import FormulaKernel, ufunc_kernel
 from weftplan.support.array_types import ArrayModule, DType, Scalar
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
@@ -80,7 +78,7 @@ MASK_MAKERS = frozenset(name for op in _COMPARING for name in (op.arrays, op.sca
 NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""
-_INT64 = np.dtype(np.int64)
+BOOL, _INT64 = np.dtype(bool), np.dtype(np.int64)
 _MAX_CACHED = 1024
 _small: dict[Any, SmallWork | None] = {}
 """Inline operations by (operator, name, dtype of operands, shape of the result); None: the result is too large."""
@@ -93,9 +91,8 @@ def _function(op: Binary, dtype: DType, result: DType, xp: ArrayModule) -> Kerne
     key = op.name, dtype, result, xp.__name__
     function = _functions.get(key)
     if function is None:
-        kernel = ufunc_kernel(op.name, 2) if op is FLOORDIV else registry.get(op.arrays).forward
-        assert isinstance(kernel, FormulaKernel)
-        function = _functions[key] = kernel.function(xp, [dtype, dtype], result)
+        kernel: Any = None if op is FLOORDIV else registry.get(op.arrays).forward  # MXNet has no operator for //
+        function = _functions[key] = xp.floor_divide if kernel is None else kernel.function(xp, [dtype] * 2, result)
     return function
 
 
@@ -130,9 +127,8 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         else:
             operand = KernelValue(converted)
     if not write_inline(_function(op, dtype, dtype, np), (lhs, operand), (lhs,)):
-        _push(
-            op, op.scalar if operand.__class__ is KernelValue else op.arrays, dtype, [lhs, operand, lhs], reads, chunk
-        )
+        name = op.scalar if operand.__class__ is KernelValue else op.arrays
+        _push(op, name, (dtype, dtype), [lhs, operand, lhs], reads, chunk)
     return lhs
 
 
@@ -170,7 +166,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False
     )
     out = lhs.__class__(result_chunk, shape, dtype)
-    _push(op, name, lhs.np_dtype, [*operands, out], reads, result_chunk)
+    _push(op, name, (lhs.np_dtype, dtype), [*operands, out], reads, result_chunk)
     return out
 
 
@@ -196,15 +192,17 @@ def unary(name: str, array: Array) -> Array:
     return out
 
 
-def _push(op: Binary, name: str, dtype: DType, operands: list[Any], reads: tuple[Var, ...], chunk: Chunk) -> None:
-    """Push one kernel that writes ``chunk``, the last operand; ``reads`` are distinct and exclude its var."""
+def _push(
+    op: Binary, name: str, dtypes: tuple[DType, DType], operands: list[Operand], reads: tuple[Var, ...], chunk: Chunk
+) -> None:
+    """Push a kernel for ``dtypes`` (operands, result) that writes ``chunk``; ``reads`` are distinct, not its var."""
     if dead.pending:
         sweep()
     context = chunk.context
     if (make_room := MAKE_ROOM.value) is not None:
         reads = (*reads, *make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
-    kernel = _function(op, dtype, operands[-1].np_dtype, xp)
+    kernel = _function(op, *dtypes, xp)
     fn: Callable[..., object] = work(context, partial(quietly, kernel) if xp is np else kernel, operands)
     if engine.get().has_failed and any(getattr(operand, "chunk", None) is chunk for operand in operands[:-1]):
         fn = keep_failures(fn, (chunk.var,))

@@ -22,7 +22,7 @@ import torch
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
 from weftplan.support.keyword_errors import known_keywords
-from weftplan.torch.private import VALUES, FakeTensorMode
+from weftplan.torch.private import READ, VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import Copies
 from weftplan.torch.trace import Kernels, Recorder, Trace
@@ -263,10 +263,15 @@ def _plain_errors(what: str) -> Iterator[None]:
     except PlanError:
         raise
     except VALUES as error:
+        advice = (
+            "leave that out of the step, such as loss.item(), or put it after the step"
+            if error.func is READ
+            else "its result depends on values, as lengths, masks or the routing of experts: let the step call an "
+            "operator whose result has the shape of the largest case"
+        )
         raise PlanError(
             f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
-            f"leave that out of the step, such as loss.item(), or put it after the step; a layer that routes by "
-            f"values, as mixtures of experts do, needs a dense or capacity-bound form of its routing"
+            f"{advice}"
         ) from error
     except Exception as error:
         raise PlanError(f"the step {what}{_line(error)}: {type(error).__name__}: {error}") from error

@@ -20,6 +20,7 @@ import torch
 
 from weftplan.errors import PlanError
 from weftplan.torch.private import (
+    EQUAL,
     LIFT,
     READ,
     VALUES,
@@ -218,8 +219,11 @@ class Recorder(DispatchMode):
             out = func(*args, **kwargs)
         except VALUES:
             self._reads += 1
-            is_read = func is READ
-            value = usual_value(args[0].dtype, self._reads, self._last) if is_read else None
+            value: complex | None = None
+            if func is READ:
+                value = usual_value(args[0].dtype, self._reads, self._last)
+            elif func is EQUAL and all(t.dtype is torch.bool and not t.dim() for t in tensors):
+                value = True  # PyTorch's C++ compares the result of a check with True
             if value is None:
                 raise
             return value

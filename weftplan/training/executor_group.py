@@ -243,10 +243,13 @@ class ExecutorGroup(GroupNames):
             for parts, axis in zip(self.outputs(), self._output_axes, strict=True)
         ]
 
-    def merged_input_grads(self) -> list[NDArray]:
-        """Gradients of the data arrays for the whole batch."""
-        pairs = zip(self.input_grad_arrays, self.data_shapes, strict=True)
-        return [_merge([part for part in parts if part is not None], desc.batch_axis) for parts, desc in pairs]
+    def merged_input_grads(self) -> list[NDArray | None]:
+        """Gradients of the data arrays for the whole batch; None for an array with grad_req ``null``."""
+        merged: list[NDArray | None] = []
+        for parts, desc in zip(self.input_grad_arrays, self.data_shapes, strict=True):
+            present = [part for part in parts if part is not None]
+            merged.append(_merge(present, desc.batch_axis) if present else None)
+        return merged
 
     @property
     def input_grad_arrays(self) -> list[list[NDArray | None]]:

@@ -22,7 +22,6 @@ from weftplan.device.context import cpu
 from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.buckets import placement
 from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Ticket, TicketPart
@@ -37,6 +36,7 @@ from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import BucketLayout, Groups
+from weftplan.kvstore.partition import placement
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.updater import OptimizerProtocol, Updater
 from weftplan.kvstore.ways_of_summing import Item

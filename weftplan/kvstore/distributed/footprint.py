@@ -16,13 +16,13 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import KVStoreError, PlanError
 from weftplan.kvstore.base import KVStoreBase
-from weftplan.kvstore.buckets import even_range, placement
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.distributed.transport.shared_memory import can_share
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.factory import DIST_ASYNC_TYPES, DIST_DEVICE_TYPES, DIST_TYPES
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
+from weftplan.kvstore.partition import even_range, placement
 from weftplan.kvstore.stages import HOST
 
 

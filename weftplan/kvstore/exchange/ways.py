@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weftplan.device.links import Interconnect
-from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.exchange.trees import binary_trees, ring
+from weftplan.kvstore.partition import even_range
 
 Parents = tuple[int, ...]
 """A tree: the parent of each device, to which the device sends its sum; the root is its own parent."""

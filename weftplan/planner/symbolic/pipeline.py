@@ -32,8 +32,9 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.node_scratch import library_bytes, operator_choices
 from weftplan.planner.symbolic.node_seconds import node_seconds
-from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
+from weftplan.planner.symbolic.passes import fuse_depthwise
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
+from weftplan.planner.symbolic.passes.pass_manager import notes_of, run_passes
 from weftplan.support.array_types import DTypeLike
 from weftplan.symbol.node import Entry, Order
 from weftplan.symbol.symbol import Symbol

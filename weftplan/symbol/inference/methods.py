@@ -82,6 +82,8 @@ def read_shape(shape: Any, what: str) -> Any:
     if shape is None or isinstance(shape, str):
         return shape
     dims: Sequence[Any] = tuple(shape)
+    if not dims and not is_np_shape():
+        return None  # MXNet's form of an unknown shape
     if is_np_shape() and 0 in dims:
         raise ShapeError(f"{what}: {dims} has no elements; arrays of a symbol need at least one along each axis")
     return tuple(0 if dim == -1 else dim for dim in dims)

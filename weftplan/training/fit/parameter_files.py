@@ -89,6 +89,8 @@ def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
     if os.fsdecode(path).endswith(".safetensors"):
         return read_safetensors(path)
     loaded = nd.load(os.fspath(path))
+    if not loaded:  # the file of a network without parameters
+        return {}, {}
     if not isinstance(loaded, dict):
         raise FormatError(f"{path} holds a list of arrays without names, not a checkpoint")
     arg_params: Params = {}

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.arrays.contiguous import flat, pieces, side_by_side
 from weftplan.kvstore.distributed.arrays.piece_copies import OffsetRow, Operand, Span
 from weftplan.kvstore.distributed.group.data import DataMembers
@@ -22,6 +21,7 @@ from weftplan.kvstore.distributed.transport.mpi_types import JobRank
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import INLINE, Message, MessageKind, clip
 from weftplan.kvstore.fixed_order_sums import Array, sum_sequential_block, sum_single_block
+from weftplan.kvstore.partition import even_range
 from weftplan.support.array_types import DType
 
 

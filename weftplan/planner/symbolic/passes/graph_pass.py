@@ -1,4 +1,4 @@
-"""The description of a graph pass; :mod:`weftplan.planner.symbolic.passes` lists all passes."""
+"""The description of a graph pass; :mod:`~weftplan.planner.symbolic.passes.pass_manager` lists all passes."""
 
 from __future__ import annotations
 
