@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 3_007,
     "weftplan/tasks": 2_530,
-    "weftplan/torch": 3_992,
+    "weftplan/torch": 3_994,
     "weftplan/training": 10_959,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
