@@ -52,7 +52,7 @@ def plan_with_weftplan(
 
 
 def main() -> None:
-    """Export a small network with ExecuTorch's planner and with this one, and print both arenas."""
+    """Export a small network with ExecuTorch's planner and with this adapter, and print both arenas."""
     try:
         import torch
         from executorch.exir import ExecutorchBackendConfig, to_edge

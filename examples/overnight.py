@@ -71,7 +71,7 @@ def main() -> None:
         resumed = start(killed).communicate()[0]
         undisturbed = start(whole).communicate()[0]
         assert resumed.split()[-1] == undisturbed.split()[-1]
-        print("the run that was killed three times and the one that was not ended with the same weights, bit for bit")
+        print("the run that was killed three times and the run without a kill ended with the same weights, bit for bit")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def planned_with_weftplan(memory: Any) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Schedule a small network with tinygrad's planner and with this one, and print both arenas."""
+    """Schedule a small network with tinygrad's planner and with this adapter, and print both arenas."""
     try:
         from tinygrad import Tensor, schedule
         from tinygrad.schedule import memory

@@ -237,7 +237,7 @@ def test_dtypes(kv, dtype):
     kv.push(0, [mx.nd.full((4,), v, ctx=mx.cpu(i), dtype=dtype) for i, v in enumerate((1, 2, 3))])
     out = mx.nd.empty((4,), dtype=dtype)
     kv.pull(0, out=out)
-    assert out.dtype == dtype
+    assert out.np_dtype == dtype
     assert out.asnumpy().tolist() == [6] * 4
 
 

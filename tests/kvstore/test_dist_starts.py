@@ -151,10 +151,10 @@ def test_a_forked_child_exchanges_nothing():
 
 @TWO.runs(
     """
-    from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
+    from weftplan.kvstore.distributed.exchange.tickets import Ticket, TicketPart
     kv.barrier()
     kv.close()
-    told, part = [], Part()
+    told, part = [], TicketPart()
     part.arrive((), (), None, told.append)
     kv._sequencer.put(Ticket("too late", [part], None))
     assert "closed" in str(told[0]), told

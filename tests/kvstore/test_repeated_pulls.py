@@ -215,6 +215,7 @@ def test_repeated_call_uses_cached_layout(kind, optimizer, size):
             if optimizer:
                 kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1))
             values, outs = make_zeros(2, (size,)), make_zeros(2, (size,))
+            fewest = 10**6  # of all steps: the garbage of other tests may be collected during one of them
             for step in range(4):
                 if not repeats:
                     values, outs = make_zeros(2, (size,)), make_zeros(2, (size,))
@@ -228,9 +229,10 @@ def test_repeated_call_uses_cached_layout(kind, optimizer, size):
                 kv.push("w", values)
                 kv.pull("w", outs)
                 sys.setprofile(None)
+                fewest = min(fewest, calls[0])
             own.wait_for_all()
             results.append([out.asnumpy().tobytes() for out in outs])
-            assert not repeats or calls[0] <= (190 if optimizer else 85), calls
+            assert not repeats or fewest <= {None: 85, "sgd": 190, "adam": 230}[optimizer]
     own.stop()
     assert results[0] == results[1]
 

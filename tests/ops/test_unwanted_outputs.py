@@ -145,6 +145,7 @@ def other_cases() -> list[tuple[str, list[Any], dict[str, Any], bool]]:
         *((f"_{mixed}adamw_update", [random(5, seed=k, low=0.2).astype(kind) for k, kind in enumerate(kinds)]
            + [np.array([0.5], np.float32)], {"lr": 0.1, "eta": 0.9}, True)
           for mixed, kinds in (("", ["float32"] * 4), ("mp_", ["float16"] * 2 + ["float32"] * 3))),
+        ("lamb_update", [random(5, seed=k, low=0.2) for k in range(4)], {"lr": 0.1, "wd": 0.1, "t": 1}, True),
         ("_rnn_param_concat", [random(4), random(3), random(2)], {"num_args": 3, "dim": 0}, True),
         ("_contrib_ModulatedDeformableConvolution",
          [column, random(2, 18, 5, 6), random(2, 9, 5, 6), random(3, 2, 3, 3), random(3)],

@@ -201,8 +201,9 @@ def test_the_optimized_symbol_has_the_nodes_of_a_block(tmp_path: Any) -> None:
 
 
 def test_a_monitor_names_what_it_cannot_show() -> None:
-    """A monitor warns with the names of nodes inside a block, whose results it cannot show."""
+    """A monitor warns with the names of nodes inside a block, whose results it cannot show after a run."""
     executor = network().simple_bind(mx.cpu(), data=SHAPE)
+    executor.forward()
     with pytest.warns(mx.errors.ConfigWarning, match=r"n1_relu.*dw"):
         executor.set_monitor_callback(lambda name, array: None)
 

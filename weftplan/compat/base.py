@@ -68,7 +68,7 @@ class _Absent:
         raise NotImplementedError(f"mx.base.{self._name}: {advice}")
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
+        if name.startswith("_"):  # Python's own questions
             raise AttributeError(name)
         self()
 

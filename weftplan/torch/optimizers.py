@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from weftplan.errors import BudgetError, PlanError
-from weftplan.torch.choice import Resident
 from weftplan.torch.prediction import record
 from weftplan.torch.private import without_modes
+
+if TYPE_CHECKING:
+    from weftplan.torch.choice import Resident
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
