@@ -40,6 +40,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("convert net 1 no/a.json", "there is no folder no; create it, or give another name"),
         ("convert net 1 text/a.params", "text is a file, expected a folder; give another name"),
         ("inspect folder", "'folder' is a folder; give a model file in it"),
+        ("inspect .", "'.' is a folder; give a model file in it"),
+        ("run . --input x.csv", "'.' is a folder; give a model file in it"),
         ("inspect net folder", "'folder' is a folder; give a parameter file in it"),
         ("inspect net 1 --html no/a.html", "there is no folder no; create it"),
         ("plan folder", "'folder' is a folder; give a model file in it"),

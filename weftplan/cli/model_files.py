@@ -72,7 +72,9 @@ def load_model(model: str, params: str | None) -> ModelFiles:
 
 
 def epochs(path: Path) -> list[Path]:
-    """Return the parameter files next to a symbol file."""
+    """Return the parameter files next to a symbol file; none for a folder such as ``.``."""
+    if not path.name:
+        return []
     return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
 
 
@@ -89,8 +91,9 @@ def class_names_path(prefix: Path) -> Path:
 
 def class_names(model: str, labels: Path | None) -> list[str] | None:
     """Return the names of the classes from ``labels``, or from the file next to a checkpoint; None if there is none."""
-    beside = class_names_path(Path(model.removesuffix(".gz").removesuffix("-symbol.json")))
-    path = labels or (beside if beside.is_file() else None)
+    prefix = Path(model.removesuffix(".gz").removesuffix("-symbol.json"))
+    beside = class_names_path(prefix) if prefix.name else None
+    path = labels or (beside if beside is not None and beside.is_file() else None)
     return None if path is None else path.read_text(encoding="utf-8").splitlines()
 
 

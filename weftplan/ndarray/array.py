@@ -335,6 +335,8 @@ class NDArray(NDArrayBase, Methods):
             FormatError: the state is no such record.
         """
         record = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
+        if hasattr(self, "chunk"):  # an operation pushed before must not see, or keep a view of, the new fields
+            self.wait_to_write()
         NDArrayBase.__init__(self, record.chunk, record.shape, record.np_dtype, record.offset)
 
 

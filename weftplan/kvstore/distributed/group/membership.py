@@ -74,7 +74,7 @@ class Members:
 
     def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float) -> None:
         self._stall_s, self.timeout_s = stall_s, timeout_s
-        self.advice = "kv.recover() goes on without"
+        self.advice = "kv.recover() goes on without the lost ranks"
         """Advice at the end of error messages about a loss."""
         self._join(connection)
 
