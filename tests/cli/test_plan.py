@@ -330,7 +330,7 @@ def test_options_reach_the_planner() -> None:
             1,
             "cannot write /nowhere/at/all.html: there is no folder /nowhere/at; create it, or give another name\n",
         ),
-        (["mlp", "--picture", "plan.xyz"], 1, "cannot write plan.xyz"),
+        (["mlp", "--picture", "plan.xyz"], 2, "expected a name that ends in .svg, .png, .pdf, got plan.xyz"),
     ],
 )
 def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: Any) -> None:

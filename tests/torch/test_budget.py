@@ -104,6 +104,7 @@ def test_optimizer_states_and_kept_gradients_count() -> None:
     assert peaks["adam"] == peaks["plain"] + 2 * params + steps
     assert peaks["kept"] == peaks["plain"] + params
     assert peaks["other"] == peaks["plain"] + 1000
+    assert "other 1000 B" in str(wrapped.plans[0]), "the sum of what is resident shows all its parts"
 
 
 def test_the_update_alone_can_exceed_a_budget() -> None:

@@ -23,12 +23,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class OutputFile(click.Path):
     """A file to write. Its folder is checked before the command begins its work, not after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
+        self.suffixes = suffixes
+        """Ends of names that are allowed; empty: all."""
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path; raise click's error if it is a folder, or its folder is missing or protected."""
+        """Return the path; raise click's error if it is a folder, its folder is missing or protected, or its end is not
+        allowed."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if self.suffixes and path.suffix not in self.suffixes:
+            self.fail(f"expected a name that ends in {', '.join(self.suffixes)}, got {path}", param, ctx)
         try:
             os.stat(os.path.join(path.parent, "."))  # the dot makes a file in place of the folder an error
             if not os.access(path.parent, os.W_OK | os.X_OK):

@@ -73,7 +73,7 @@ class Plan:
             f"  without repetition {amount(self.plain)}, smallest found {amount(self.smallest)}",
             f"  results and scratch {amount(self.peak - self.resident.total)}; resident {amount(self.resident.total)}: "
             f"inputs and parameters {amount(self.resident.inputs)}, optimizer {amount(self.resident.optimizer)}, "
-            f"gradients {amount(self.resident.gradients)}",
+            f"gradients {amount(self.resident.gradients)}, other {amount(self.resident.other)}",
             f"  {len(self.repeated)} nodes run twice, {100 * self.more_time:.1f} % more modelled time; "
             f"kept for the backward part {amount(self.saved)}; planned in {self.seconds:.1f} s",
         ]

@@ -20,6 +20,7 @@ from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.file_errors import cause
 from weftplan.cli.options import (
     FILE,
+    OutputFile,
     WholeNumber,
     budget_option,
     json_option,
@@ -141,7 +142,9 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     type=FILE,
     help="Write a page to explore in a browser; with --curve or --compare, it has their tables.",
 )
-@click.option("--picture", type=FILE, help="Draw the plan into a .svg, .png or .pdf file.")
+@click.option(
+    "--picture", type=OutputFile(".svg", ".png", ".pdf"), help="Draw the plan into a .svg, .png or .pdf file."
+)
 @click.option("--save", type=FILE, help="Write the whole plan as JSON.")
 @json_option("Print the figures as JSON.")
 @click.option(
@@ -286,7 +289,8 @@ def command(
         lines += paragraph(plan_output.verdict(chosen_plan, limit), width)
     if "batch_max" in facts:
         hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
-        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
+        how = " without recomputation (--recompute budget allows it)" if train and recompute != "budget" else ""
+        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{how}{hint}", width)
     if "micro_batches" in facts:
         assert batch is not None
         assert budget is not None
