@@ -66,7 +66,7 @@ class Node:
         self.mirror_of = mirror_of
         """For a recomputed node: the forward node that it repeats."""
         self.ignoring_shown = False
-        """Whether :func:`warn_of_ignored` has named this node."""
+        """Whether a warning about ignored attributes has named this node."""
         self.version = 0
         """For a variable: how many operator nodes write to it so far (see :attr:`Entry.version`)."""
 
