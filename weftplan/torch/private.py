@@ -42,7 +42,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
         return False
 
 
-TESTED = ("2.13", "2.14")
+TESTED = ("2.13",)
 """Tested versions of PyTorch, as ``major.minor``."""
 
 
