@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_989,
     "tests/support": 2_337,
     "tests/symbol": 1_844,
-    "tests/torch": 2_538,
+    "tests/torch": 2_545,
     "tests/training": 6_950,
     "weftplan/.": 1_854,
     "weftplan/cli": 5_686,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 3_007,
     "weftplan/tasks": 2_530,
-    "weftplan/torch": 3_998,
+    "weftplan/torch": 4_000,
     "weftplan/training": 10_959,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.

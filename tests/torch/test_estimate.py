@@ -6,6 +6,7 @@ import gc
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
@@ -142,6 +143,12 @@ def test_globals_of_functions_are_copied() -> None:
     actual = estimate(lambda: inner_step(x))
     assert actual.parts["parameters"] == 4 * (64 * 64 + 64)
     assert MODEL.weight.grad is None
+
+
+def test_functions_of_numpy_are_shared() -> None:
+    """A step may reach a ufunc, which has no attributes to copy."""
+    x, function = torch.randn(8), np.add
+    assert estimate(lambda: x * (function is np.add)).peak >= 2 * 4 * 8
 
 
 def test_values_of_tensors_are_refused_with_the_line() -> None:

@@ -54,11 +54,11 @@ def peaks(op: Any) -> tuple[int, Any]:
         for leaf in leaves:
             leaf.grad = None
 
-    name = op.name if getattr(torch, op.name, None) is op.op else ""
+    called, name = op.op, op.name if getattr(torch, op.name, None) is op.op else ""  # `op` has references of SciPy
 
     def function(*args: Any, **kwargs: Any) -> Any:
         """Call the operator as user code does, by its name if it has one."""
-        return (getattr(torch, name) if name else op.op)(*args, **kwargs)
+        return (getattr(torch, name) if name else called)(*args, **kwargs)
 
     given = (function, sample.input, sample.args, sample.kwargs, leaves)
     step(*given)

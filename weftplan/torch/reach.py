@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from weftplan.errors import PlanError
@@ -35,7 +36,8 @@ SHARED: tuple[type, ...] = (
     type(NotImplemented),
 )
 SHARED += (bool, int, float, complex, str, bytes, range, torch.dtype, torch.device, torch.layout, torch.memory_format)
-SHARED += (logging.Logger, re.Pattern, Path, property, staticmethod, classmethod, ast.AST, torch.jit.ScriptFunction)
+SHARED += (logging.Logger, re.Pattern, Path, property, staticmethod, classmethod, ast.AST, np.ufunc)
+SHARED += (torch.jit.ScriptFunction,)
 """Types whose instances are shared, because a step does not change them."""
 LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 PARALLEL = ("DistributedDataParallel", "FullyShardedDataParallel")
