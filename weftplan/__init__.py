@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from weftplan.training.initializers import initializer
     from weftplan.training.initializers import initializer as init
     from weftplan.training.metrics import metric
-    from weftplan.training.optimizers import lr_scheduler, optimizer
+    from weftplan.training.optimizers import lr_scheduler
+    from weftplan.training.optimizers import sgd_adam as optimizer
 
 __version__ = "0.3.0"
 __all__ = [
@@ -81,7 +82,7 @@ _LAZY = {
     "nd": "ndarray",
     "onnx": "compat.onnx",
     "operator": "compat.operator",
-    "optimizer": "training.optimizers.optimizer",
+    "optimizer": "training.optimizers.sgd_adam",
     "notebook": "compat.notebook_names",
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
@@ -146,7 +147,7 @@ _DEEPER = {
     "contrib.symbol": "symbol.contrib",
     "ndarray.ndarray": "ndarray",
     "notebook.callback": "compat.notebook",
-    "optimizer.optimizer": "training.optimizers.optimizer",
+    "optimizer.optimizer": "training.optimizers.sgd_adam",
     "rnn.io": "rnn.sentences",
     "rnn.rnn": "rnn.checkpoints",
     "rnn.rnn_cell": "rnn",

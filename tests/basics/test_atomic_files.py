@@ -13,7 +13,7 @@ import weftplan as mx
 from weftplan.profiler.recorder import EventRecorder
 from weftplan.profiler.trace_file import write_trace
 from weftplan.support.atomic_files import put, replacing
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 
 def write_states(path: Path) -> None:

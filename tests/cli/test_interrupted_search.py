@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from weftplan import models
 from weftplan.cli import main
-from weftplan.planner import stopping
+from weftplan.planner import stop_request
 from weftplan.planner.recompute.ladder import Ladder
 
 NETWORK = ["plan", "resnet18", "--batch", "2"]
@@ -50,7 +50,7 @@ def test_the_best_so_far_is_printed(ctrl_c) -> None:
     assert "interrupted: what was found until then is printed above" in done.stderr
     assert json.loads(done.stdout)["total"] <= budget
     assert len(prices) < 90
-    assert not stopping.asked()
+    assert not stop_request.asked()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -74,11 +74,11 @@ def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
 
 def test_stopping_outside_of_a_block_stops_nothing() -> None:
     """``stop`` has no effect outside of ``stoppable``; leaving an inner block does not end an outer block."""
-    stopping.stop()
-    assert not stopping.asked()
-    with stopping.stoppable():
-        with stopping.stoppable():
-            assert not stopping.asked()
-        stopping.stop()
-        assert stopping.asked()
-    assert not stopping.asked()
+    stop_request.stop()
+    assert not stop_request.asked()
+    with stop_request.stoppable():
+        with stop_request.stoppable():
+            assert not stop_request.asked()
+        stop_request.stop()
+        assert stop_request.asked()
+    assert not stop_request.asked()

@@ -5,7 +5,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import FormatError, KVStoreError
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])

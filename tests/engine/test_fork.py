@@ -20,7 +20,7 @@ from weftplan import engine
 from weftplan.engine import core, factory, failure, streams
 from weftplan.engine.edges import forking
 from weftplan.support import blas_threads
-from weftplan.tasks.registry import registry
+from weftplan.tasks.array_vars import registry
 
 
 def check_in_child(check):

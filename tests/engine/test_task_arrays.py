@@ -13,7 +13,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks.registry import registry
+from weftplan.tasks.array_vars import registry
 
 
 class TestVarOf:

@@ -11,8 +11,8 @@ from tests.support.nested_calls import run_with
 from weftplan import engine
 from weftplan.engine.core import Engine
 from weftplan.support import address_ranges
-from weftplan.tasks import registry as registry_module
-from weftplan.tasks.registry import registry
+from weftplan.tasks import array_vars as registry_module
+from weftplan.tasks.array_vars import registry
 
 FILES = (registry_module.__file__, address_ranges.__file__)
 

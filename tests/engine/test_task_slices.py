@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weftplan import engine
 from weftplan.errors import EngineError
 from weftplan.tasks.array_slices import MAX_PARTS, Parts
-from weftplan.tasks.registry import in_flight
+from weftplan.tasks.array_vars import in_flight
 
 MODEL = engine.create("NaiveEngine")
 access = st.tuples(st.integers(0, 24), st.integers(1, 12), st.booleans(), st.booleans())

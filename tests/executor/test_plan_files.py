@@ -17,7 +17,7 @@ import weftplan as mx
 from weftplan import planner
 from weftplan.executor import plan_cache
 from weftplan.ops.core import implementations, registry
-from weftplan.planner import PlannedGraph, PlanOptions, stopping
+from weftplan.planner import PlannedGraph, PlanOptions, stop_request
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder needs permissions of POSIX")
 
@@ -326,8 +326,8 @@ def test_plans_with_custom_operators_are_not_stored(plan_folder: Path):
 
 def test_stopped_search_is_not_stored(plan_folder: Path):
     """The plan of a search that was stopped is not stored, because a longer search may find a better plan."""
-    with stopping.stoppable():
-        stopping.stop()
+    with stop_request.stoppable():
+        stop_request.stop()
         bind(network(), data=(6, 5))
     assert not plan_folder.exists()
 

@@ -66,7 +66,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
     (
         lambda kv: kv.set_optimizer(mx.optimizer.SGD),
         "set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
-        "got <class 'weftplan.training.optimizers.optimizer.SGD'>",
+        "got <class 'weftplan.training.optimizers.sgd_adam.SGD'>",
     ),
     (lambda kv: kv.save_optimizer_states("nowhere"), "this store has no optimizer: call set_optimizer first"),
     (

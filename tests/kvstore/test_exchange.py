@@ -12,7 +12,7 @@ import weftplan as mx
 from tests import standin_cupy
 from weftplan import config, device, engine
 from weftplan.device import simulated
-from weftplan.device.base import CostModel
+from weftplan.device.cost_model import CostModel
 from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.device.simulated import seconds_of
 from weftplan.kvstore.exchange.choice import Chooser, planned

@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from tests.support.together import together
 from weftplan import engine
-from weftplan.ndarray import inline_calls, operators
+from weftplan.ndarray import operators, small_calls
 from weftplan.ndarray.calls import call_cache
 from weftplan.ops.core import registry
 
@@ -66,8 +66,8 @@ def test_cached_call_equals_pushed_call(name, dtype):
 def test_small_repeated_calls_run_inline(kind, monkeypatch):
     """A repeated call on idle arrays runs in the calling thread and is complete when it returns."""
     threads = []
-    compute = inline_calls._compute
-    monkeypatch.setattr(inline_calls, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
+    compute = small_calls._compute
+    monkeypatch.setattr(small_calls, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
     function = operators.function("exp")
     with engine.using(engine.create(kind)):
         a = nd.array(np.ones((8, 16)))

@@ -14,7 +14,7 @@ import weftplan as mx
 from weftplan import models, storage
 from weftplan.errors import BudgetError, FormatError, MXNetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, PlanOptions, plan_symbol, strategies, validate
-from weftplan.training.optimizers import optimizer
+from weftplan.training.optimizers import sgd_adam
 
 
 def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[int, ...]]]:
@@ -73,7 +73,7 @@ def test_optimizer_states_are_counted_for_parameters_only() -> None:
     args, _, _ = net.infer_shape(**shapes)
     names = net.list_arguments()
     parameters = sum(4 * int(np.prod(s)) for n, s in zip(names, args, strict=True) if n not in shapes)
-    for kept, arrays in ((1, 1), (2, 2), (optimizer.create("sgd", momentum=0.9), 1), (optimizer.create("adam"), 2)):
+    for kept, arrays in ((1, 1), (2, 2), (sgd_adam.create("sgd", momentum=0.9), 1), (sgd_adam.create("adam"), 2)):
         plan = net.plan(shapes, optimizer=kept)
         assert plan.external_bytes["optimizer_states"] == arrays * parameters
         assert plan.total == plain.total + arrays * parameters

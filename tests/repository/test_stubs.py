@@ -16,8 +16,8 @@ import weftplan as mx
 from tests.support.scripts import script
 from weftplan.executor import simple_bind
 from weftplan.ops.core import registry
+from weftplan.ops.core.documented_shapes import INPUT_SHAPES
 from weftplan.ops.core.examples import EXAMPLES
-from weftplan.ops.core.input_shapes import INPUT_SHAPES
 from weftplan.ops.core.schema import REQUIRED
 from weftplan.ops.core.signatures import document, signature, stub
 from weftplan.planner import plan

@@ -10,7 +10,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.device import cpu, get
-from weftplan.ndarray import inline_calls
+from weftplan.ndarray import small_calls
 from weftplan.storage import AutoGrowth, NaivePool, chunks, ledger, recording
 from weftplan.support.slots import MAKE_ROOM
 
@@ -50,7 +50,7 @@ def test_pushes_survive_the_end_of_recording(monkeypatch):
     lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):
         monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "MAKE_ROOM", lying)
-    monkeypatch.setattr(inline_calls, "recording", Ending("recorder", recording.StorageRecorder(100), recording))
+    monkeypatch.setattr(small_calls, "recording", Ending("recorder", recording.StorageRecorder(100), recording))
     for size in (3, 100_000):
         ones = mx.nd.array(np.ones(size, np.float32))
         for _ in range(8):

@@ -11,7 +11,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.training.initializers import initializer as init
 from weftplan.training.metrics import metric
 from weftplan.training.optimizers import lr_scheduler
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 
 def test_schedules():

@@ -1,4 +1,4 @@
-"""The interface of a device: raw memory, copies, streams, events and a model of its speed.
+"""The interface of a device: raw memory, copies, streams and events.
 
 Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
 it is ``raw[offset:offset + nbytes].view(dtype).reshape(shape)``. Any thread may call these methods.
@@ -7,11 +7,11 @@ it is ``raw[offset:offset + nbytes].view(dtype).reshape(shape)``. Any thread may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from weftplan.device.context import Context
+from weftplan.device.cost_model import CostModel
 from weftplan.support.array_types import RawArray
 
 
@@ -101,32 +101,6 @@ class Stream(Protocol):
     def __enter__(self) -> Stream: ...
 
     def __exit__(self, *exc: object) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Virtual seconds of simulated work.
-
-    Attributes:
-        launch: default seconds of a kernel.
-        latency: seconds before a copy's first byte.
-        bandwidth: bytes per second of a copy.
-        share: factor for the planner's estimated seconds of a bound graph's kernel, which are added to ``launch``; 0
-            makes every kernel take ``launch``.
-    """
-
-    launch: float = 5e-6
-    latency: float = 10e-6
-    bandwidth: float = 12e9
-    share: float = 1.0
-
-    def kernel(self, modelled: float) -> float:
-        """Return the seconds of a kernel that the planner's model estimates at ``modelled`` seconds."""
-        return self.launch + self.share * modelled
-
-    def copy(self, nbytes: int) -> float:
-        """Return the seconds of copying ``nbytes``."""
-        return self.latency + nbytes / self.bandwidth
 
 
 @runtime_checkable

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.device import capture_gate
-from weftplan.device.base import CostModel, Device, Event, Owner
+from weftplan.device.base import Device, Event, Owner
 from weftplan.device.capture_gate import CaptureGate
 from weftplan.device.context import Context
+from weftplan.device.cost_model import CostModel
 from weftplan.device.cublas import fix_workspaces
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.peers import PEER, Peers

@@ -13,8 +13,9 @@ from types import ModuleType
 import numpy as np
 
 from weftplan.device import host_memory
-from weftplan.device.base import CostModel, Event, Owner
+from weftplan.device.base import Event, Owner
 from weftplan.device.context import Context
+from weftplan.device.cost_model import CostModel
 from weftplan.device.stream import NO_WORK, NoWork, pop_stream, push_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.support.array_types import RawArray

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weftplan.device.base import CostModel
 from weftplan.device.context import Context, sim
+from weftplan.device.cost_model import CostModel
 from weftplan.device.links import connect
 from weftplan.device.registry import get
 from weftplan.device.simulated_device import POISON, SimDevice, SimEvent, SimStream, begin_together

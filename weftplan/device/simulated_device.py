@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.base import CostModel, Device, Event, Owner
+from weftplan.device.base import Device, Event, Owner
 from weftplan.device.context import Context
+from weftplan.device.cost_model import CostModel
 from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.simulated_addresses import Addresses
-from weftplan.device.simulated_work import SimFault, SimWork
+from weftplan.device.simulated_faults import SimFault, SimWork
 from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
 from weftplan.device.wire_schedule import Wires
 from weftplan.errors import DeviceError, OutOfMemoryError

@@ -31,7 +31,7 @@ import numpy as np
 from weftplan import config
 from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import Implementation, compiler
-from weftplan.planner import PlannedGraph, PlanOptions, stopping
+from weftplan.planner import PlannedGraph, PlanOptions, stop_request
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
@@ -173,7 +173,7 @@ class PlanFile:
         the search for the plan was stopped early.
         """
         # A search that was stopped early may have missed a better plan.
-        if self._folder is None or stopping.asked():
+        if self._folder is None or stop_request.asked():
             return
         if not all(context.is_host for context in {id(context): context for context in planned.devices}.values()):
             return

@@ -21,10 +21,10 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
 from weftplan.ndarray.pushing import KernelValue, Operand, keep_failures, push_kernel, work
+from weftplan.ndarray.small_calls import MAX_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ops.core import registry
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support.array_types import ArrayModule, DType, Scalar

@@ -20,8 +20,8 @@ from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
 from weftplan.ndarray.base import Array, NDArrayBase, pending
-from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import KernelValue, computing, push_kernel
+from weftplan.ndarray.small_calls import copy_inline
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 

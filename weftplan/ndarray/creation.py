@@ -18,9 +18,9 @@ from weftplan.ndarray import arithmetic
 from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.calls.invoke import invoke
-from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import KernelValue, push_kernel
+from weftplan.ndarray.small_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.ops.core.params import from_text
 from weftplan.support import slots

@@ -25,8 +25,8 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import MASK_MAKERS, NUMBERS, scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
-from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import KernelValue, computing, push, push_kernel
+from weftplan.ndarray.small_calls import copy_inline
 from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import RawArray, Scalar
 

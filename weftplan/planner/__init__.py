@@ -1,8 +1,8 @@
 """The static memory planner: pure functions from a graph to a memory plan, without arrays or threads.
 
 The README next to this file defines the vocabulary and the invariants and suggests a reading order. All modules are
-thread-safe: any thread may call any function, and only ``options.py`` and ``stopping.py`` keep state. The names that
-concern symbols are imported on first use, with symbols and operators; planning a program needs neither.
+thread-safe: any thread may call any function, and only ``options.py`` and ``stop_request.py`` keep state. The names
+that concern symbols are imported on first use, with symbols and operators; planning a program needs neither.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ it. So if operations may be pending, the cut names a *fence*: an operation that 
 Taking the var of a wider range is always correct, so a cut may be skipped. It is skipped at a var that holds a failure,
 because a fence would clear the failure, and in a buffer with too many busy parts.
 
-Objects of this module are immutable and need no lock: the registry (``registry.py``) holds its lock and stores the
+Objects of this module are immutable and need no lock: the registry (``array_vars.py``) holds its lock and stores the
 result.
 """
 

@@ -1,6 +1,6 @@
 """The map from plain arrays to the vars that order access to their memory.
 
-``registry.py`` stores the vars of each buffer. Any thread may call this module.
+``array_vars.py`` stores the vars of each buffer. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.array_types import RawArray
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.tasks.array_vars import nothing, registry
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import StateArray, state_of
-from weftplan.tasks.registry import nothing, registry
 from weftplan.tasks.tiles import TileGrid, Tiles
 
 _CPU0 = Context("cpu", 0)

@@ -12,10 +12,10 @@ import numpy as np
 
 from weftplan.engine.core import Engine
 from weftplan.engine.var import Var
+from weftplan.tasks.array_vars import in_flight, owner_of, registry
 from weftplan.tasks.arrays import vars_of
 from weftplan.tasks.held_arrays import held_arrays
 from weftplan.tasks.random_states import StateArray
-from weftplan.tasks.registry import in_flight, owner_of, registry
 
 
 def vars_for(

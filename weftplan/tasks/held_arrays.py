@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import EngineError
+from weftplan.tasks.array_vars import owner_of
 from weftplan.tasks.arrays import LEAVES, is_array, memory_of
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import state_of
-from weftplan.tasks.registry import owner_of
 from weftplan.tasks.written_arguments import unbound, write_rule
 
 DEEPEST = 3

@@ -40,11 +40,11 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.progress import Progress, is_shown
 from weftplan.support.slots import TASK_MEMORY
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
+from weftplan.tasks.array_vars import in_flight, owner_of, registry
 from weftplan.tasks.arrays import context_of, is_array, is_ndarray, resources, var_of, vars_of
 from weftplan.tasks.call_vars import components, inherited, vars_for
 from weftplan.tasks.handle import Task, results
 from weftplan.tasks.held_arrays import arrays_of_function, unseen_arrays
-from weftplan.tasks.registry import in_flight, owner_of, registry
 from weftplan.tasks.undeclared_writes import Candidate, candidate
 from weftplan.tasks.written_arguments import in_library
 

@@ -6,7 +6,7 @@ tiles that the view overlaps. A view counts as the smallest box of ``a`` that co
 exactly the tiles that share elements with it. A view that is no box of ``a`` (a reshape that runs over the end of rows)
 overlaps all tiles of its rows.
 
-This module takes no lock: the registry of owners (``registry.py``) holds its lock around every call.
+This module takes no lock: the registry of owners (``array_vars.py``) holds its lock around every call.
 """
 
 from __future__ import annotations

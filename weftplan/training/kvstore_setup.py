@@ -16,7 +16,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 BIG_PARAMETER = 16 * 1024 * 1024
 """With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""

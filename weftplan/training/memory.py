@@ -32,7 +32,7 @@ from weftplan.support.array_types import DTypeLike
 from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
 from weftplan.training.kvstore_setup import choose_store
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
 """Buffers of distributed stores in host memory."""

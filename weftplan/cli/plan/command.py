@@ -44,14 +44,14 @@ from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
-from weftplan.planner.stopping import asked, stop, stoppable
+from weftplan.planner.stop_request import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.report.plan_html import plan_html
 from weftplan.support.atomic_files import write_text
 from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
 from weftplan.support.tensor_types import Shape
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 

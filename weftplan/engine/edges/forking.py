@@ -7,8 +7,8 @@ Ctrl-C ends the wait but cannot cancel the fork. An engine that is still busy th
 the parent receives the interrupt after ``os.fork``. While the tokens are held, interrupts are deferred (``shield.py``):
 the interpreter would only print an interrupt raised inside a hook.
 
-Other modules have hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and the sequencer and
-rendezvous of distributed stores.
+Other modules have hooks of their own: ``locks.py``, ``tasks/array_vars.py``, ``storage/relief.py``, and the sequencer
+and rendezvous of distributed stores.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
-from weftplan.ndarray.inline_calls import MAX_BYTES, SmallWork, run_inline
+from weftplan.ndarray.small_calls import MAX_BYTES, SmallWork, run_inline
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec

@@ -21,10 +21,10 @@ from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import SmallWork, write_inline
 from weftplan.ndarray.memory.chunk import take
 from weftplan.ndarray.pushing import Operand, compute, computing, push_kernel
 from weftplan.ndarray.randomness.seeds import next_key
+from weftplan.ndarray.small_calls import SmallWork, write_inline
 from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op

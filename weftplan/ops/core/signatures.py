@@ -9,8 +9,8 @@ import inspect
 import keyword
 from collections.abc import Sequence
 
+from weftplan.ops.core.documented_shapes import INPUT_SHAPES
 from weftplan.ops.core.examples import EXAMPLES
-from weftplan.ops.core.input_shapes import INPUT_SHAPES
 from weftplan.ops.core.params import meaning
 from weftplan.ops.core.registry import call_order, usual_inputs
 from weftplan.ops.core.rules import same_shape

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from weftplan.planner.packing import constrained
 from weftplan.planner.packing.by_birth import pack_by_birth
+from weftplan.planner.packing.constrained_problem import PackingProblem
 from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.hard.search import MOST_CELLS, Allowance, improve, portfolio, table_cells
-from weftplan.planner.packing.packing_problem import PackingProblem
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,

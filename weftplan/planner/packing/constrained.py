@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.packing.packing_problem import ANY_BANK, PackingProblem, column
+from weftplan.planner.packing.constrained_problem import ANY_BANK, PackingProblem, column
 from weftplan.planner.packing.problem import Deadline, Int64, Packing, PackingError
 
 ROUNDS = {"fast": 20, "normal": 400, "max": 4000}

@@ -30,7 +30,7 @@ import numpy as np
 from weftplan.planner.program import IntArray
 from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.stopping import asked
+from weftplan.planner.stop_request import asked
 
 Choice = TypeVar("Choice", bound=Price)
 

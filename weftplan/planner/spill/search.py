@@ -32,7 +32,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
 from weftplan.planner.rewiring import Spill
-from weftplan.planner.stopping import asked
+from weftplan.planner.stop_request import asked
 
 PCIE = Link(bandwidth=1.2e10)
 """Assumed link to the host: 16 lanes of PCIe 3, or half of the data-sheet figure of PCIe 4."""

@@ -48,7 +48,7 @@ from weftplan.training.module.module_checks import (
 from weftplan.training.module.optimizer_states import adopt, all_states, read_states, states_holder
 from weftplan.training.module.parameters import assign, complete, unknown_names
 from weftplan.training.module.update_step import UpdateStep
-from weftplan.training.optimizers import optimizer as optimizers
+from weftplan.training.optimizers import sgd_adam as optimizers
 
 
 # Guarantees of a module:
@@ -377,7 +377,7 @@ class Module(BoundModule):
 
         Args:
             kvstore: a name, a store, or None. With one context and a local name there is no store.
-            optimizer: a name or an :class:`~weftplan.training.optimizers.optimizer.Optimizer`.
+            optimizer: a name or an :class:`~weftplan.training.optimizers.sgd_adam.Optimizer`.
             optimizer_params: its keyword arguments, a dictionary or pairs.
             force_init: replace an optimizer that exists.
         """

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from weftplan.errors import PlanError
 
 if TYPE_CHECKING:
-    from weftplan.planner.packing.packing_problem import PackingProblem
+    from weftplan.planner.packing.constrained_problem import PackingProblem
     from weftplan.planner.packing.problem import Packing
 
 

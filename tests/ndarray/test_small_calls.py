@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ndarray import inline_calls, pushing
+from weftplan.ndarray import pushing, small_calls
 from weftplan.support.slots import MAKE_ROOM
 
 nd = mx.nd
@@ -107,7 +107,7 @@ def test_interrupted_computation_is_not_repeated():
         np.add(one, other, out)
         state += 1
 
-    work = inline_calls.Computed(kernel, (a, b, m), (a, m), (2,), 0)
+    work = small_calls.Computed(kernel, (a, b, m), (a, m), (2,), 0)
     for _ in range(2):
         work()
         np.testing.assert_array_equal(a.asnumpy(), 3)
@@ -122,7 +122,7 @@ def test_error_leaves_old_values():
         out[:] = 5
         raise ValueError
 
-    assert not inline_calls.write_inline(kernel, (a,), (a,))
+    assert not small_calls.write_inline(kernel, (a,), (a,))
     np.testing.assert_array_equal(a.asnumpy(), 1)
 
 
@@ -131,10 +131,10 @@ def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
     with engine.using(engine.create("ThreadedEngine")):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
-        assert not inline_calls.write_inline(lambda x, out: None, (a,), (a, a[0:2]), (0,))
-        assert inline_calls.copy_inline(pushing.KernelValue(2.0), a)
+        assert not small_calls.write_inline(lambda x, out: None, (a,), (a, a[0:2]), (0,))
+        assert small_calls.copy_inline(pushing.KernelValue(2.0), a)
         monkeypatch.setattr(MAKE_ROOM, "value", lambda context, arrays: ())
-        assert not inline_calls.copy_inline(pushing.KernelValue(2.0), a)
+        assert not small_calls.copy_inline(pushing.KernelValue(2.0), a)
 
 
 @pytest.mark.parametrize(("values", "inline"), [(1 << 17, True), ((1 << 17) + 1, False)])
@@ -146,6 +146,6 @@ def test_small_copies_run_inline(values, inline):
     with engine.using(engine.create("ThreadedEngine")):
         source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
         nd.waitall()
-        assert inline_calls.copy_inline(target, source, slice(0, values)) is False
-        assert inline_calls.copy_inline(source, target) is inline
+        assert small_calls.copy_inline(target, source, slice(0, values)) is False
+        assert small_calls.copy_inline(source, target) is inline
         np.testing.assert_array_equal(target.asnumpy(), 1 if inline else 2)
