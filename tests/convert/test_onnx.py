@@ -142,10 +142,11 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
     "gathered": ([node("Gather", "x i", "y", axis=1)], (2, 4), {"i": np.int64([3, 0, -1])}),
     "one taken": ([node("Gather", "x i", "y", axis=1)], (2, 4), {"i": np.int64(-1)}),
     "constants turned": (
-        [node("Slice", "v s e a p", "r"), node("Clip", "r  high", "c"), node("Add", "x c", "y")],
+        [node("Slice", "v s e a p", "r"), node("Clip", "r  high", "c"), node("Slice", "v s zero a p", "q"),
+         node("Concat", "q w", "d", axis=1), node("Add", "x c", "z"), node("Mul", "z d", "y")],
         (2, 3),
         {"v": np.float32([[1, 2, 3]]), "s": np.int64([-1]), "e": np.int64([-9]), "a": np.int64([1]),
-         "p": np.int64([-1]), "high": np.float32(2.5)},
+         "p": np.int64([-1]), "high": np.float32(2.5), "zero": np.int64([0]), "w": np.float32([[7]])},
     ),
     "clipped": ([node("Clip", "x low ", "y")], (2, 3), {"low": np.float32(0.4)}),
     "scaled": ([node("Resize", "x  s", "y", mode="nearest", coordinate_transformation_mode="asymmetric",
