@@ -48,3 +48,23 @@ def test_a_metric_that_renames_its_values(caplog):
     assert [line.split("=")[0] for line in lines(Wrong(), None, caplog)] == [
         f"Epoch[{epoch}] Train-renamed" for epoch in range(2)
     ]
+
+
+def test_a_batch_is_not_read_after_the_next():
+    """``fit`` reads a batch's arrays before it asks for the next batch, which may reuse their memory."""
+
+    class Reused(mx.io.NDArrayIter):
+        def next(self):
+            batch, number = super().next(), self.cursor
+
+            class Guarded:
+                def __getattribute__(lent, name):
+                    assert name not in ("data", "label") or self.cursor == number, f"{name} is read too late"
+                    return getattr(batch, name)
+
+            return Guarded()
+
+        __next__ = next
+
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    mx.mod.Module(net).fit(Reused(np.ones((8, 3)), np.zeros(8), 2), num_epoch=2)
