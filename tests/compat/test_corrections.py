@@ -34,7 +34,9 @@ def gradients(symbol, heads, req="write", start=0.0, **arrays):
         "Deconvolution(target_shape=)", "`Convolution_v1` with `dilate` and `stride`", "image.flip_left_right",
         "LBSGD(batch_scale=)", "`learning_rate` of `Ftrl`", "subclass of SGD", "sign(nan)", "x[x == 0] = 9",
         "float16 beyond 2,048", "print_summary", "F1 and MCC of labels (n, 1)", "PCC counts each label",
-        "cut by the number of records", "PNG read as grey", "a slice that selects nothing",
+        "cut by the number of records", "PNG read as grey", "a slice that selects nothing", "unknown_token",
+        'PearsonCorrelation(average="micro")', "dump_optimizer",
+        "names as text",
     ],
 )  # fmt: skip
 def test_the_page_lists_it(row):
@@ -276,3 +278,32 @@ def test_an_unknown_shape_of_bind():
     executor = net.simple_bind(mx.cpu(), x=(2, 3), label=())
     assert executor.arg_dict["label"].shape == (2, 3)
     assert executor.reshape(x=(1, 3), label=()).arg_dict["label"].shape == (1, 3)
+
+
+def test_a_known_unknown_token():
+    """A word that is not in the vocabulary has the number that the token for unknown words has there."""
+    coded, vocabulary = mx.rnn.encode_sentences([["a", "z"]], {"a": 0, "b": 7}, unknown_token="b")
+    assert (coded, vocabulary) == ([[0, 7]], {"a": 0, "b": 7})
+
+
+def test_correlation_of_all_batches():
+    """Of the pairs (0, 0), (1, 1) and (2, 2) in two batches the correlation is 1, over all batches, too."""
+    metric = mx.metric.PearsonCorrelation(average="micro")
+    for values in ([0.0, 1.0], [2.0]):
+        metric.update([mx.nd.array(values)], [mx.nd.array(values)])
+    assert metric.get_global()[1] == pytest.approx(1.0)
+
+
+def test_states_never_hold_the_optimizer():
+    """``dump_optimizer=True`` is refused."""
+    with pytest.raises(mx.MXNetError, match="dump_optimizer"):
+        mx.optimizer.get_updater(mx.optimizer.SGD(0.9)).get_states(True)
+
+
+def test_a_monitor_gets_names_as_text():
+    """The callback of an executor gets ``str``, which ``py_str`` takes, as it takes MXNet's bytes."""
+    names: list = []
+    executor = mx.sym.relu(X, name="r").simple_bind(mx.cpu(), grad_req="null", x=(2,))
+    executor.set_monitor_callback(lambda name, array: names.append(name))
+    executor.forward()
+    assert [mx.base.py_str(name) for name in names] == names == ["r_output"]
