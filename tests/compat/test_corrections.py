@@ -36,7 +36,8 @@ def gradients(symbol, heads, req="write", start=0.0, **arrays):
         "float16 beyond 2,048", "print_summary", "F1 and MCC of labels (n, 1)", "PCC counts each label",
         "cut by the number of records", "PNG read as grey", "a slice that selects nothing", "unknown_token",
         'PearsonCorrelation(average="micro")', "dump_optimizer",
-        "names as text",
+        "names as text", "`batch_take` has a gradient",
+        "`predict` of an array",
     ],
 )  # fmt: skip
 def test_the_page_lists_it(row):
@@ -307,3 +308,18 @@ def test_a_monitor_gets_names_as_text():
     executor.set_monitor_callback(lambda name, array: names.append(name))
     executor.forward()
     assert [mx.base.py_str(name) for name in names] == names == ["r_output"]
+
+
+def test_gradient_of_batch_take():
+    """The head gradients 5 and 7 go to the elements that were taken."""
+    net = mx.sym.batch_take(X, mx.sym.var("index"))
+    _, grads = gradients(net, [[5, 7]], x=[[1, 2], [3, 4]], index=[1, 0])
+    assert grads["x"].tolist() == [[0, 5], [7, 0]]
+
+
+def test_a_prediction_is_no_training():
+    """Dropout passes everything on in ``predict`` of an array, though the module is bound for training."""
+    module = mx.mod.Module(mx.sym.Dropout(mx.sym.var("data"), p=0.9), label_names=None)
+    module.bind([("data", (4, 8))], for_training=True)
+    module.init_params()
+    assert module.predict(np.ones((4, 8))).asnumpy().min() == 1.0
