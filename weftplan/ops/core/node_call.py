@@ -111,12 +111,12 @@ class NodeCall:
         return self._adding(call) if self._added else call
 
     def _adding(self, call: Call) -> Call:
-        def both() -> None:
+        def call_and_add() -> None:
             call()
             for target, term in self._added:
                 self._xp.add(target, term, out=target)
 
-        return both
+        return call_and_add
 
 
 def is_replayable(kernel: Kernel, params: Params) -> bool:
@@ -133,10 +133,10 @@ def bare_call(
     threads may call it, any number of times.
     """
     kernel, params = resolved(kernel, params)
-    make = getattr(kernel, "bare", None)
-    bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
-    if bare is not None:
-        return bare
+    make = getattr(kernel, "bare_form", None)
+    function: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
+    if function is not None:
+        return function
     count, end = len(inputs), len(inputs) + len(outputs)
     if workspace:
         return lambda *arrays: kernel(

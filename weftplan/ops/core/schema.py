@@ -192,11 +192,11 @@ class Workspace:
             return call
         start = self._offset
 
-        def again() -> None:
+        def rerun() -> None:
             self._offset = start
             call()
 
-        return again
+        return rerun
 
 
 class OpContext(Workspace):
@@ -252,10 +252,10 @@ same effect on these arrays, which may be repeated and uses the array module and
 attribute ``replayable`` is true, the function does not depend on the rest of ``ctx``: an executor, whose arrays keep
 their addresses, replays it in every run.
 
-A kernel may have a method ``bare(params, inputs, outputs)`` that returns a function (or None) for the specs ``inputs``
-and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the call declares
-one. It replaces the kernel, with the same bits, if no array is None. It keeps no state between calls, so threads may
-share it."""
+A kernel may have a method ``bare_form(params, inputs, outputs)`` that returns a function (or None) for the specs
+``inputs`` and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the
+call declares one. It replaces the kernel, with the same bits, if no array is None. It keeps no state between calls, so
+threads may share it."""
 WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
 """A function that returns the scratch bytes of a call, from the specs of its inputs and outputs."""
 ShapeRule = Callable[
