@@ -62,7 +62,7 @@ LIMITS = {
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_530,
     "weftplan/torch": 4_000,
-    "weftplan/training": 10_966,
+    "weftplan/training": 10_962,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
 
