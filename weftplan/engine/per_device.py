@@ -51,8 +51,9 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
         :meta private:
         """
-        counts: dict[str, Any] = {name: count for name, count in asdict(threads).items() if name != "single_worker"}
-        engine = cls(**counts, **options)
+        arguments: dict[str, Any] = {**asdict(threads), **options}
+        del arguments["single_worker"]
+        engine = cls(**arguments)
         engine._single_worker = threads.single_worker
         return engine
 

@@ -9,7 +9,7 @@ from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec
-from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
+from weftplan.ops.indexing.gather_nd import flat_bytes, flat_positions
 
 
 def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -42,7 +42,7 @@ def _take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> No
 def _gather_nd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     ograd, index = inputs
-    rows_of_index = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
+    rows_of_index = flat_positions(ctx, "gather_nd", index, out.shape, wrap=True)
     axes = index.shape[0]
     rows, inner = math.prod(out.shape[:axes]), math.prod(out.shape[axes:])
     add_slices(ctx, rows_of_index, "clip", ograd.reshape(1, rows_of_index.size, inner), out.reshape(1, rows, inner))

@@ -22,6 +22,7 @@ from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
 from weftplan.training.module.module import Module
 from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
+from weftplan.training.module.python_module import PythonModule
 
 
 class SequentialModule(BaseModule):
@@ -62,7 +63,8 @@ class SequentialModule(BaseModule):
     def _old_values(self) -> Iterator[None]:
         """Give the modules back the values of their parameters if the body raises."""
         # A user's get_params is not called for this.
-        kinds = [Module if isinstance(module, Module) else type(module) for module in self._modules]
+        own = (Module, PythonModule)
+        kinds = [next((kind for kind in own if isinstance(m, kind)), type(m)) for m in self._modules]
         pairs = [pair for pair in zip(self._modules, kinds, strict=True) if pair[0].params_initialized]
         old = [(module, kind.get_params(module)) for module, kind in pairs]
         try:
