@@ -29,7 +29,8 @@ IMAGES = {
     "conv": conv(X, stride=(2, 1), pad=(1, 0), dilate=(1, 2)),
     "groups": conv(X, num_group=2, no_bias=True),
     "deconv": mx.sym.Deconvolution(X, kernel=(3, 3), num_filter=3, stride=(2, 2), pad=(1, 1), adj=(1, 1)),
-    "norms": mx.sym.BatchNorm(mx.sym.InstanceNorm(X), fix_gamma=False)[0] + mx.sym.LRN(X, nsize=3),
+    "norms": mx.sym.BatchNorm(mx.sym.InstanceNorm(X), fix_gamma=False)[0]
+    + mx.sym.LRN(mx.sym.LRN(X, nsize=3), nsize=2, alpha=0.5),
     "fixed gamma": mx.sym.BatchNorm(X)[0],
     "norms of several devices": mx.sym.contrib.SyncBatchNorm(X, key="bn", ndev=2, fix_gamma=False),
     "max pool": mx.sym.Pooling(X, kernel=(3, 2), stride=(2, 2), pad=(1, 1), pool_type="max"),

@@ -137,11 +137,13 @@ p_outputs = p_range(1, MAX_OUTPUTS)
 
 
 def p_float(value: Any) -> float:
-    """Return a float, from any real number or its text.
+    """Return a float, from any real number or its text, which may end in C's ``f``.
 
-    >>> p_float("1e-3"), p_float(2)
+    >>> p_float("1e-3f"), p_float(2)
     (0.001, 2.0)
     """
+    if isinstance(value, str) and value[-1:] == "f" and value[-2:-1].isdecimal():
+        value = value[:-1]
     if isinstance(value, bool | np.bool_) or value is None:
         raise ValueError("expected a number")
     try:

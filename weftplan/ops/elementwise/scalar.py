@@ -18,7 +18,7 @@ from weftplan.ops.core.formula_kernel import Choices, FormulaKernel, Integers
 from weftplan.ops.core.kernels import COMPARISONS
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
 from weftplan.ops.core.schema import DType, DTypeRule, GradientRule, InplacePair, Op, Param
 from weftplan.ops.elementwise.rows import ONNX_SCALAR
 from weftplan.support.array_types import ArrayModule, RawArray
@@ -126,7 +126,7 @@ def _smooth_l1(x: Expr, s: Scalar) -> Expr:
     near = size * s**2
     is_near = f.less(near, 1.0)
     near = near * size * 0.5
-    far = size - 0.5 / s**2
+    far = size - 0.5 / Scalar.call(float, s**2)  # infinite, without a warning, if an integer dtype makes s 0
     return where(f.logical_not(is_near), far, near)
 
 
@@ -227,7 +227,6 @@ _scalar_op(
     _smooth_l1,
     "0.5 (scalar·x)² where |x| < 1/scalar², else |x| - 0.5/scalar².",
     derivative=lambda g, x, s: (x * (s * s)).clip(-1.0, 1.0) * g,
-    infer_dtype=floats_only("smooth_l1"),
     params=SCALAR[:1],
 )
 for _short, _ufunc, _what in COMPARISONS:

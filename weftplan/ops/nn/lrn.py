@@ -29,13 +29,13 @@ _PARAMS = (
     Param("alpha", p_float, 1e-4, "Factor of the mean square."),
     Param("beta", p_float, 0.75, "Power of the divisor."),
     Param("knorm", p_float, 2.0, "Constant in the divisor."),
-    Param("nsize", p_int, doc="Channels in a window, an odd number."),
+    Param("nsize", p_int, doc="Channels in a window. An even number divides the sum of one channel less, as in MXNet."),
 )
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    if params["nsize"] < 1 or params["nsize"] % 2 == 0:
-        raise ParameterError(f"LRN: nsize={params['nsize']}: expected a positive odd number")
+    if params["nsize"] < 1:
+        raise ParameterError(f"LRN: nsize={params['nsize']}: expected at least 1")
     data = None
     for shape in (ins[0], *outs):
         data = merge_shape(data, shape, "LRN: data, output and tmp_norm")
@@ -85,7 +85,7 @@ def _forward(
         x = data[images]
         square, norm = square_buffer[: x.shape[0]], sum_buffer[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
-        _window_sum(xp, square, p["nsize"] // 2, norm)
+        _window_sum(xp, square, (p["nsize"] - 1) // 2, norm)
         xp.multiply(norm, p["alpha"] / p["nsize"], out=norm)
         xp.add(norm, p["knorm"], out=norm)
         if norms is not None:
@@ -119,7 +119,7 @@ def _backward(
         xp.power(norm, -p["beta"] - 1.0, out=term)
         xp.multiply(term, g, out=term)
         xp.multiply(term, x, out=term)
-        _window_sum(xp, term, p["nsize"] // 2, total)
+        _window_sum(xp, term, (p["nsize"] - 1) // 2, total)
         xp.multiply(total, x, out=total)
         xp.multiply(total, -2.0 * p["alpha"] * p["beta"] / p["nsize"], out=total)
         xp.power(norm, -p["beta"], out=term)

@@ -68,8 +68,6 @@ def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
         raise ParameterError(f"Pooling: stride={stride}: expected {rank} numbers of at least 1, as {kernel=}")
     if len(pad) != rank or min(pad) < 0:
         raise ParameterError(f"Pooling: pad={pad}: expected {rank} numbers of at least 0, as {kernel=}")
-    if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise ParameterError(f"Pooling: pad={pad} must be smaller than {kernel=}: windows would hold padding only")
     return kernel, stride, pad
 
 

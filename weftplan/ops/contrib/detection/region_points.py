@@ -1,7 +1,10 @@
 """Sample points within regions of interest, for operators that average samples per region.
 
 A step takes one sample in every cell, for all channels. The scratch therefore does not grow with the number of samples
-per cell, which may depend on the size of a region.
+per cell, which may depend on the size of a region. RROIAlign and DeformablePSROIPooling use it. ROIAlign does not: the
+points of an unrotated region are a row grid times a column grid, so it takes two small matrix products, which need a
+quarter of the processor time (64 regions of 7x7 cells, 256 channels: 12 to 19 ms against 49 to 62 ms, Zen 4 with
+AVX-512, 2026-11-29) and round differently. PSROIPooling averages whole pixels and samples nothing.
 """
 
 from __future__ import annotations
