@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
@@ -93,8 +93,8 @@ def _poisson_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[None, 
 
 
 def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
-    ways = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    density: RawArray = ways + k * xp.log(p) + x * xp.log(1 - p)
+    binomial = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
+    density: RawArray = binomial + k * xp.log(p) + x * xp.log(1 - p)
     return density
 
 
@@ -127,10 +127,10 @@ _DENSITIES = {
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
     """Yield (rows, columns) of the blocks of a matrix: several whole rows, or a part of one row."""
-    together = max(1, _AT_ONCE // columns)
-    for row in range(0, rows, together):
+    step = max(1, _AT_ONCE // columns)
+    for row in range(0, rows, step):
         for column in range(0, columns, _AT_ONCE):
-            yield slice(row, row + together), slice(column, column + _AT_ONCE)
+            yield slice(row, row + step), slice(column, column + _AT_ONCE)
 
 
 def _wide(values: RawArray) -> RawArray:
@@ -151,9 +151,9 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
-def _sums(parameters: Sequence[SpecLike]) -> Room:
+def _sums(parameters: Sequence[SpecLike]) -> ScratchSpecs:
     """Return the scratch for the parameters' gradients: a float64 array of each parameter's shape."""
-    return [(one.shape, _DOUBLE) for one in parameters]
+    return [(spec.shape, _DOUBLE) for spec in parameters]
 
 
 def _backward(density: _Density) -> Callable[..., None]:
@@ -196,9 +196,9 @@ def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Sh
             if len(merged) > len(samples):
                 raise ShapeError(f"{name}: parameters of shape {merged} need samples of a shape that begins with it, "
                                  f"got {samples}")  # fmt: skip
-            whole = merge_shape(samples, (*merged, *samples[len(merged) :]), f"{name}: samples of each parameter")
-            assert whole is not None
-            samples, merged = whole, whole[: len(merged)]
+            full_shape = merge_shape(samples, (*merged, *samples[len(merged) :]), f"{name}: samples of each parameter")
+            assert full_shape is not None
+            samples, merged = full_shape, full_shape[: len(merged)]
         return [samples, *[merged] * count], [samples]
 
     return rule
@@ -213,9 +213,11 @@ def _dirichlet_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
         if len(alpha) > len(samples) or not alpha:
             raise ShapeError(f"random_pdf_dirichlet: alpha of shape {alpha} does not fit samples of shape {samples}")
         inner = samples[len(alpha) - 1 : -1]
-        whole = merge_shape(samples, (*alpha[:-1], *inner, alpha[-1]), "random_pdf_dirichlet: samples of each alpha")
-        assert whole is not None
-        samples, alpha = whole, (*whole[: len(alpha) - 1], whole[-1])
+        full_shape = merge_shape(
+            samples, (*alpha[:-1], *inner, alpha[-1]), "random_pdf_dirichlet: samples of each alpha"
+        )
+        assert full_shape is not None
+        samples, alpha = full_shape, (*full_shape[: len(alpha) - 1], full_shape[-1])
     out = outs[0] if samples is None else merge_shape(samples[:-1] or (1,), outs[0], "random_pdf_dirichlet: output")
     return [samples, alpha], [out]
 
@@ -229,10 +231,10 @@ def _dirichlet_parts(samples: RawArray, alpha: RawArray) -> tuple[RawArray, RawA
 def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
     """Yield (row, columns) of blocks of vectors in an array of ``shape`` (rows, columns, length)."""
     rows, columns, length = shape
-    together = max(1, _AT_ONCE // length)
+    step = max(1, _AT_ONCE // length)
     for row in range(rows):
-        for column in range(0, columns, together):
-            yield slice(row, row + 1), slice(column, column + together)
+        for column in range(0, columns, step):
+            yield slice(row, row + 1), slice(column, column + step)
 
 
 def _dirichlet_log(xp: ArrayModule, x: RawArray, alpha: RawArray) -> RawArray:
@@ -278,7 +280,7 @@ def _dirichlet_backward(
         d_alpha.reshape(alpha.shape)[...] = total
 
 
-def _register(name: str, parameters: tuple[str, ...], forward: Kernel, back: Kernel, rule: ShapeRule) -> None:
+def _register(name: str, parameters: tuple[str, ...], forward: Kernel, reverse: Kernel, rule: ShapeRule) -> None:
     uses = ("g0", *(f"x{k}" for k in range(1 + len(parameters))))
     register(
         Op(
@@ -295,7 +297,7 @@ def _register(name: str, parameters: tuple[str, ...], forward: Kernel, back: Ker
     )
     backward(
         f"_random_pdf_{name}",
-        back,
+        reverse,
         ("ograd", "sample", *parameters),
         grad_inputs=tuple(range(1 + len(parameters))),
         params=(_IS_LOG,),

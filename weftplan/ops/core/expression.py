@@ -85,13 +85,13 @@ class Scalar:
     @classmethod
     def call(cls, function: Callable[..., object], *arguments: object) -> Scalar:
         """Return the value of ``function(*arguments)``, whose arguments may be scalars."""
-        if not any(isinstance(one, Scalar) for one in arguments[1:]) and isinstance(arguments[0], Scalar):
-            first, rest = arguments[0].at, arguments[1:]
-            return cls(lambda params, dtype: function(first(params, dtype), *rest))
+        if not any(isinstance(argument, Scalar) for argument in arguments[1:]) and isinstance(arguments[0], Scalar):
+            scalar, numbers = arguments[0].at, arguments[1:]
+            return cls(lambda params, dtype: function(scalar(params, dtype), *numbers))
         if len(arguments) == 2 and isinstance(arguments[1], Scalar) and not isinstance(arguments[0], Scalar):
             number, second = arguments[0], arguments[1].at
             return cls(lambda params, dtype: function(number, second(params, dtype)))
-        return cls(lambda params, dtype: function(*[value_of(one, params, dtype) for one in arguments]))
+        return cls(lambda params, dtype: function(*[value_of(argument, params, dtype) for argument in arguments]))
 
     def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
         if isinstance(a, Expr) or isinstance(b, Expr):
@@ -283,18 +283,18 @@ def apply(function: Callable[..., object], *args: object, same: Expr | None = No
 
 def operations(results: Iterable[object]) -> list[Expr]:
     """Return the operations that ``results`` depend on, in the order in which they were made."""
-    found: dict[int, Expr] = {}
+    by_number: dict[int, Expr] = {}
     pending = list(results)
     while pending:
-        one = pending.pop()
-        if isinstance(one, Expr) and one.op != "input" and one.number not in found:
-            found[one.number] = one
-            pending.extend(one.args)
-    return [found[number] for number in sorted(found)]
+        operand = pending.pop()
+        if isinstance(operand, Expr) and operand.op != "input" and operand.number not in by_number:
+            by_number[operand.number] = operand
+            pending.extend(operand.args)
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def leaves(results: Iterable[object]) -> set[str]:
     """Return the names of the inputs that ``results`` depend on."""
     results = list(results)
-    operands = [*results, *(one for operation in operations(results) for one in operation.args)]
-    return {one.args[0] for one in operands if isinstance(one, Expr) and one.op == "input"}
+    operands = [*results, *(operand for operation in operations(results) for operand in operation.args)]
+    return {operand.args[0] for operand in operands if isinstance(operand, Expr) and operand.op == "input"}

@@ -31,8 +31,8 @@ def saturated(value: float, dtype: DType, nan: float) -> float | np.generic:
     if math.isnan(value):
         value = nan
     limits = np.iinfo(dtype)
-    least, most = int(limits.min), int(limits.max)
-    number: np.generic = dtype.type(least if value < least else most if value > most else int(value))
+    least, greatest = int(limits.min), int(limits.max)
+    number: np.generic = dtype.type(least if value < least else greatest if value > greatest else int(value))
     return number
 
 

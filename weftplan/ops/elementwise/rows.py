@@ -24,7 +24,7 @@ ONNX_BINARY: dict[str, str] = {}
 """ONNX's name of each operator of two arrays that ONNX has with the same meaning."""
 ONNX_SCALAR: dict[str, tuple[str, bool]] = {}
 """ONNX's name of each operator of an array and a number, and whether the number is its left operand."""
-_KEPT = {"x": ("x0", "data"), "y": ("y0", "output")}
+_READ = {"x": ("x0", "data"), "y": ("y0", "output")}
 _CHECKED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32))
 
 
@@ -105,11 +105,11 @@ def _with_parameters(name: str, formula: str | Callable[..., object], count: int
             raise FormulaError(f"row {name!r}: {error}") from None
         return lambda p, *arrays: function(*arrays)
     expected = count + bool(params)
-    found = len(inspect.signature(formula).parameters)
-    if found != expected:
+    reads = len(inspect.signature(formula).parameters)
+    if reads != expected:
         names = [*["p"] * bool(params), *(("x",) if count == 1 else ("g", "x", "y"))]
         raise FormulaError(
-            f"row {name!r}: a formula reads {found} values, expected {expected}: {', '.join(names)}; no other is kept"
+            f"row {name!r}: a formula reads {reads} values, expected {expected}: {', '.join(names)}; no other is kept"
         )
     return formula if params else lambda p, *arrays: formula(*arrays)
 
@@ -125,39 +125,39 @@ def _register_gradient(
     infer_dtype: DTypeRule,
 ) -> GradientRule:
     """Register the backward operator of a row; return the gradient rule."""
-    made = {} if choices is None else {key: choose(values[0]) for key, choose in choices.items()}
+    chosen = {} if choices is None else {key: choose(values[0]) for key, choose in choices.items()}
     try:
-        used = leaves([formula(Parameters(made), *(Expr("input", one) for one in "gxy"))])
+        used = leaves([formula(Parameters(chosen), *(Expr("input", letter) for letter in "gxy"))])
     except FormulaError as error:
         raise FormulaError(f"row {name!r}: {error}") from None
-    kept = [one for one in "xy" if one in used]
+    read = [letter for letter in "xy" if letter in used]
 
-    def of_kept(p: Parameters, g: object, *arrays: object) -> object:
-        given = dict(zip(kept, arrays, strict=True))
-        return formula(p, g, given.get("x"), given.get("y"))
+    def on_read(p: Parameters, g: object, *arrays: object) -> object:
+        by_letter = dict(zip(read, arrays, strict=True))
+        return formula(p, g, by_letter.get("x"), by_letter.get("y"))
 
-    kernel = FormulaKernel(of_kept, 1 + len(kept), compute=compute, choices=choices, integers=integers)
-    _check(name, kernel, values, infer_dtype, ("g", *kept))
+    kernel = FormulaKernel(on_read, 1 + len(read), compute=compute, choices=choices, integers=integers)
+    _check(name, kernel, values, infer_dtype, ("g", *read))
     backward(
         name,
         kernel,
-        ("ograd", *(_KEPT[one][1] for one in kept)),
+        ("ograd", *(_READ[letter][1] for letter in read)),
         params=params,
-        inplace=tuple(InplacePair(k, 0) for k in range(1 + len(kept))),
+        inplace=tuple(InplacePair(k, 0) for k in range(1 + len(read))),
     )
-    return grad(f"_backward_{name.lstrip('_')}", "g0", *(_KEPT[one][0] for one in kept))
+    return grad(f"_backward_{name.lstrip('_')}", "g0", *(_READ[letter][0] for letter in read))
 
 
 def _defaults(params: tuple[Param, ...]) -> dict[str, object]:
     """Return default values of parameters; 1.0 for a parameter that has none."""
-    return {one.name: 1.0 if one.default is REQUIRED else one.default for one in params}
+    return {param.name: 1.0 if param.default is REQUIRED else param.default for param in params}
 
 
 def _check(
     name: str, kernel: FormulaKernel, examples: Sequence[Params], infer_dtype: DTypeRule, inputs: tuple[str, ...]
 ) -> None:
     """Trace and lower a kernel for a few dtypes, and raise FormulaError, with the row's name, if that is impossible."""
-    for values, dtype in [(one, dtype) for one in examples for dtype in _CHECKED]:
+    for values, dtype in [(example, dtype) for example in examples for dtype in _CHECKED]:
         try:
             _, (expected,) = infer_dtype(values, [dtype], [None])
         except DTypeError:
@@ -167,7 +167,7 @@ def _check(
                 ) from None
             continue
         try:
-            result = kernel.expressions(values, dtype, [Expr("input", one) for one in inputs])[0]
+            result = kernel.expressions(values, dtype, [Expr("input", letter) for letter in inputs])[0]
             kind = result.kind if isinstance(result, Expr) else "default"
             if kind != "default" and dtype_of(kind, dtype) != expected:
                 raise FormulaError(f"its result is {dtype_of(kind, dtype)}, but its dtype rule says {expected}")

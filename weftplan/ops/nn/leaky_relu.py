@@ -101,9 +101,9 @@ _FORWARD: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _slope(above: object, slope: Expr, kept: Expr) -> Expr:
-    """Return ``above`` where ``kept`` is above 0 or NaN, at which the incoming gradient must not vanish, else slope."""
-    return where(f.logical_not(f.less_equal(kept, 0)), above, slope)
+def _slope(above: object, slope: Expr, value: Expr) -> Expr:
+    """Return ``above`` where ``value`` is above 0 or NaN, at which the gradient must not vanish, else ``slope``."""
+    return where(f.logical_not(f.less_equal(value, 0)), above, slope)
 
 
 def _density(x: Expr) -> Expr:
@@ -111,10 +111,10 @@ def _density(x: Expr) -> Expr:
 
 
 _GRADIENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "leaky": lambda p, g, kept: g * _slope(1, cast(p.slope, "float"), kept),
+    "leaky": lambda p, g, value: g * _slope(1, cast(p.slope, "float"), value),
     # If the slope is positive, the array is the output, slope · (exp(x) - 1) below 0.
-    "elu": lambda p, g, kept: g * _slope(1, kept + p.slope if p.rises else f.exp(_below(kept)) * p.slope, kept),
-    "selu": lambda p, g, kept: g * _slope(_LAMBDA, kept + _LAMBDA * _ALPHA, kept),
+    "elu": lambda p, g, value: g * _slope(1, value + p.slope if p.rises else f.exp(_below(value)) * p.slope, value),
+    "selu": lambda p, g, value: g * _slope(_LAMBDA, value + _LAMBDA * _ALPHA, value),
     "gelu": lambda p, g, x: g * (_normal_cdf(x) + _density(x) * x),
 }
 _CHOICES = {"act_type": lambda p: p["act_type"], "rises": lambda p: p["slope"] >= 0}
@@ -134,9 +134,9 @@ def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | N
     draws = ctx.take((size,), np.dtype(np.float32))
     above = ctx.take((size,), BOOL)
     slopes = ctx.take((size,), data.dtype)
-    for first in range(0, flat.size, tiling.block()):
-        here = slice(first, min(first + tiling.block(), flat.size))
-        x = flat[here]
+    for start in range(0, flat.size, tiling.block()):
+        part = slice(start, min(start + tiling.block(), flat.size))
+        x = flat[part]
         draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
         if generator is None:
             draw.fill((low + high) / 2)
@@ -148,9 +148,9 @@ def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | N
         xp.copyto(slope, draw, casting="same_kind")
         xp.copyto(slope, 1, where=positive)
         if mask is not None:
-            mask.reshape(-1)[here] = slope
+            mask.reshape(-1)[part] = slope
         if out is not None:
-            xp.multiply(x, slope, out=out.reshape(-1)[here])
+            xp.multiply(x, slope, out=out.reshape(-1)[part])
 
 
 @workspace_kernel
@@ -170,7 +170,7 @@ _BACKWARD_KERNELS: dict[str, Kernel] = {
 }
 _forward_blocks = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
 _backward_blocks = FormulaKernel(
-    lambda p, g, kept: _GRADIENTS[p.act_type](p, g, kept), 2, choices=_CHOICES, compute="float"
+    lambda p, g, value: _GRADIENTS[p.act_type](p, g, value), 2, choices=_CHOICES, compute="float"
 )
 
 

@@ -64,11 +64,11 @@ def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     scratch = ctx.take(prelu_forward_block(shape), out.dtype)
     data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
-    for here in row_blocks(shape, tiling.share(math.prod(shape))):
-        x, y = data[here], out[here]
+    for chunk in row_blocks(shape, tiling.share(math.prod(shape))):
+        x, y = data[chunk], out[chunk]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)
-        xp.multiply(low, slope if slopes[0] == 1 else slope[here], out=low)
+        xp.multiply(low, slope if slopes[0] == 1 else slope[chunk], out=low)
         xp.maximum(x, 0, out=y)
         xp.add(y, low, out=y)
 
@@ -89,10 +89,10 @@ def prelu_backward(
     total.fill(0)
     ograd, data, slope = ograd.reshape(shape), data.reshape(shape), gamma.reshape(slopes)
     target = None if dgrad is None else dgrad.reshape(shape)
-    for here in row_blocks(shape):
-        g, x = ograd[here], data[here]
+    for chunk in row_blocks(shape):
+        g, x = ograd[chunk], data[chunk]
         t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
-        rows = slice(None) if slopes[0] == 1 else here
+        rows = slice(None) if slopes[0] == 1 else chunk
         xp.greater(x, 0, out=positive)
         if ggrad is not None:
             xp.minimum(x, 0, out=t)
@@ -103,6 +103,6 @@ def prelu_backward(
         if target is not None:
             xp.copyto(t, slope[rows])
             xp.copyto(t, 1, where=positive)
-            xp.multiply(g, t, out=target[here], casting="same_kind")
+            xp.multiply(g, t, out=target[chunk], casting="same_kind")
     if ggrad is not None:
         ggrad.reshape(slopes)[...] = total

@@ -39,13 +39,13 @@ def mixed_kernel(rule: Rule, states: int) -> FormulaKernel:
     Its inputs are the weight, which it does not read, gradient, states and copy; the output is the rounded new weight.
     """
 
-    def mixed(p: Parameters, weight: Expr, gradient: Expr, *others: Expr) -> tuple[Expr, ...]:
-        *old, copy = others
+    def mixed(p: Parameters, weight: Expr, gradient: Expr, *states_and_copy: Expr) -> tuple[Expr, ...]:
+        *old, copy = states_and_copy
         new, *news = rule(p, copy, cast(gradient, _WIDE), *old)
         return new, *news, new
 
-    last = 2 + states
-    return FormulaKernel(mixed, 3 + states, states=range(2, last + 1), overlaps=(), choices=CHOICES, base=last)
+    end = 2 + states
+    return FormulaKernel(mixed, 3 + states, states=range(2, end + 1), overlaps=(), choices=CHOICES, base=end)
 
 
 def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:

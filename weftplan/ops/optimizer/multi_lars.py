@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weftplan.ops.core.forms import Room, kernel, workspace_kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel, workspace_kernel
 from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.core.params import p_bool, p_float, p_inputs
 from weftplan.ops.core.registry import register
@@ -57,12 +57,12 @@ def _all_finite(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(1)
-    one = ctx.take((1,), BOOL)
+    number = ctx.take((1,), BOOL)
     for array in inputs:
         for part, finite in blocks(ctx, (array,), (BOOL,)):
             xp.isfinite(part, out=finite)
-            xp.all(finite, keepdims=True, out=one)
-            xp.multiply(out, one, out=out)
+            xp.all(finite, keepdims=True, out=number)
+            xp.multiply(out, number, out=out)
 
 
 def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -135,7 +135,7 @@ register(
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
 
-def _of_rates(params: Params, rates: SpecLike, *others: SpecLike) -> Room:
+def _of_rates(params: Params, rates: SpecLike, *specs: SpecLike) -> ScratchSpecs:
     return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
 
 

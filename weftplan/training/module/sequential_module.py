@@ -18,11 +18,11 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
-from weftplan.training.fit.overrides import overrides
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
 from weftplan.training.module.module import Module
+from weftplan.training.module.module_steps import BindOptions, Params
 from weftplan.training.module.python_module import PythonModule
 
 
@@ -111,39 +111,11 @@ class SequentialModule(BaseModule):
         shapes: list[tuple[str, tuple[int, ...]]] = self._ends()[1].output_shapes
         return shapes
 
-    @known_keywords()
-    @all_or_nothing
-    def bind(
-        self,
-        data_shapes: Descs,
-        label_shapes: Descs | None = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: object = None,
-        grad_req: object = "write",
-    ) -> None:
-        """Bind each module for the outputs of the one before.
-
-        Args:
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
-            label_shapes: the same of each label; None: no labels.
-            for_training: whether gradients are planned and computed.
-            inputs_need_grad: whether gradients of the inputs are computed.
-            force_rebind: bind again, if the module is bound.
-            shared_module: must be None.
-            grad_req: ``write``, ``add`` or ``null``, for all or by name.
-
-        Raises:
-            MXNetError: the chain is empty.
-            ParameterError: ``shared_module`` is given, or gradients of inputs without training.
-        """
-        if self.binded and not force_rebind:
-            return
+    def _bind(self, data_shapes: Descs, label_shapes: Descs | None, options: BindOptions) -> None:
         self._ends()
-        if shared_module is not None:
+        if options.shared_module is not None:
             raise ParameterError("SequentialModule.bind: a chain shares no memory with another module")
-        if inputs_need_grad and not for_training:
+        if options.inputs_need_grad and not options.for_training:
             raise ParameterError("SequentialModule.bind: inputs_need_grad needs for_training=True")
         takers = self._takes_labels()
         shapes: Any = data_shapes
@@ -157,15 +129,13 @@ class SequentialModule(BaseModule):
             module.bind(
                 data_shapes=shapes,
                 label_shapes=label_shapes if module in takers else None,
-                for_training=for_training,
-                inputs_need_grad=inputs_need_grad or (for_training and k > 0),
-                force_rebind=force_rebind,
-                shared_module=None,
-                grad_req=grad_req,
+                **options._replace(
+                    inputs_need_grad=options.inputs_need_grad or (options.for_training and k > 0)
+                )._asdict(),
             )
             shapes = module.output_shapes
         self._label_shapes = as_descs(label_shapes) if takers else []
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training, self.inputs_need_grad = options.for_training, options.inputs_need_grad
         self.binded = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -178,67 +148,28 @@ class SequentialModule(BaseModule):
             aux.update(states)
         return args, aux
 
-    @known_keywords()
-    @all_or_nothing
-    def init_params(
-        self,
-        initializer: Initializer | None = None,
-        arg_params: Mapping[str, NDArray] | None = None,
-        aux_params: Mapping[str, NDArray] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
+    def _init_params(
+        self, initializer: Initializer | None, arg_params: Params | None, aux_params: Params | None, **allow: bool
     ) -> None:
-        """Initialize the parameters of every module; given values may cover the whole chain.
-
-        Raises:
-            ParameterError: two modules share a parameter name; or no module has a given name and ``allow_extra`` is
-                False.
-        """
-        if self.params_initialized and not force_init:
-            return
         self._need("init_params", binded=True)
-        self._hand_out(arg_params, aux_params, allow_extra)
+        self._check_names(arg_params, aux_params, allow["allow_extra"])
         with self._old_values():
             for module in self._modules:
                 module.init_params(
                     initializer=initializer,
                     arg_params=arg_params,
                     aux_params=aux_params,
-                    allow_missing=allow_missing,
-                    force_init=force_init,
-                    allow_extra=True,
+                    **{**allow, "allow_extra": True},
                 )
             self._refuse_twins()
         self.params_initialized = True
 
-    @known_keywords()
-    @all_or_nothing
-    def set_params(
-        self,
-        arg_params: Mapping[str, NDArray],
-        aux_params: Mapping[str, NDArray] | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
-            self.init_params(
-                initializer=None,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-                allow_extra=allow_extra,
-            )
-            return
-        if self.params_initialized and not force_init:
-            return
+    def _set_params(self, arg_params: Params, aux_params: Params | None, **allow: bool) -> None:
         self._need("set_params", binded=True)
-        self._hand_out(arg_params, aux_params, allow_extra)
+        self._check_names(arg_params, aux_params, allow["allow_extra"])
         with self._old_values():
             for module in self._modules:
-                module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+                module.set_params(arg_params, aux_params, **{**allow, "allow_extra": True})
             self._refuse_twins()
         self.params_initialized = True
 
@@ -250,7 +181,7 @@ class SequentialModule(BaseModule):
             for name in (*getattr(module, "param_names", ()), *getattr(module, "aux_names", ()))
         ]
 
-    def _hand_out(
+    def _check_names(
         self, arg_params: Mapping[str, NDArray] | None, aux_params: Mapping[str, NDArray] | None, allow_extra: bool
     ) -> None:
         """Refuse given values whose names no module has."""
@@ -269,29 +200,15 @@ class SequentialModule(BaseModule):
             if seen.setdefault(name, k) != k:
                 raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
 
-    @known_keywords()
-    @all_or_nothing
-    def init_optimizer(
-        self,
-        kvstore: StoreLike = "local",
-        optimizer: OptimizerLike = "sgd",
-        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: StoreLike, optimizer: OptimizerLike, settings: OptimizerSettings, *, force_init: bool
     ) -> None:
-        """Make an optimizer for each module; all use the same store.
-
-        Args:
-            kvstore: name of a kvstore, a store, or None.
-            optimizer: name of an optimizer, or an optimizer.
-            optimizer_params: its settings, as pairs or a mapping.
-            force_init: make a new optimizer if there is one.
-        """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
             return
         for module in self._modules:
             module.init_optimizer(
-                kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params, force_init=force_init
+                kvstore=kvstore, optimizer=optimizer, optimizer_params=settings, force_init=force_init
             )
         self.optimizer_initialized = True
 

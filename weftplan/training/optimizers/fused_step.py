@@ -162,7 +162,7 @@ def _on_gpu(xp: Any, formulas: Sequence[Any], arrays: int, narrow: bool, raws: S
     for index, formula in enumerate(formulas):
         begin = index * (arrays + narrow)
         operands = raws[begin : begin + arrays]
-        rows.append(updates.Row(formula, operands, operands[0], raws[begin + arrays] if narrow else None))
+        rows.append(updates.WeightStep(formula, operands, operands[0], raws[begin + arrays] if narrow else None))
     updates.step(xp, rows)
 
 

@@ -106,8 +106,8 @@ register(
 
 
 def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    wanted = params["dtype"] if params["dtype"] is not None else ins[0]
-    return ins, [merge_dtype(wanted, outs[0], "output of _npi_full_like")]
+    target = params["dtype"] if params["dtype"] is not None else ins[0]
+    return ins, [merge_dtype(target, outs[0], "output of _npi_full_like")]
 
 
 @kernel
