@@ -89,6 +89,8 @@ class _Handles(threading.local):
 
 _handles = _Handles()
 _lock = threading.RLock()
+"""Held while an algorithm is chosen, so that measurements do not disturb each other; guards the caches below.
+Reentrant: a measurement allocates, and a collection then may run a finalizer that plans."""
 _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
 _absent: list[bool] = []
 """Not empty after a failed import of cuDNN, which is not tried again: it takes as long as planning a node."""

@@ -22,7 +22,7 @@ from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
 from weftplan.training.module.module import Module
-from weftplan.training.module.module_steps import BindOptions, Params
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 from weftplan.training.module.python_module import PythonModule
 
 
@@ -149,27 +149,31 @@ class SequentialModule(BaseModule):
         return args, aux
 
     def _init_params(
-        self, initializer: Initializer | None, arg_params: Params | None, aux_params: Params | None, **allow: bool
+        self,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
     ) -> None:
         self._need("init_params", binded=True)
-        self._check_names(arg_params, aux_params, allow["allow_extra"])
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
                 module.init_params(
                     initializer=initializer,
                     arg_params=arg_params,
                     aux_params=aux_params,
-                    **{**allow, "allow_extra": True},
+                    **options._replace(allow_extra=True)._asdict(),
                 )
             self._refuse_twins()
         self.params_initialized = True
 
-    def _set_params(self, arg_params: Params, aux_params: Params | None, **allow: bool) -> None:
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self._need("set_params", binded=True)
-        self._check_names(arg_params, aux_params, allow["allow_extra"])
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
-                module.set_params(arg_params, aux_params, **{**allow, "allow_extra": True})
+                module.set_params(arg_params, aux_params, **options._replace(allow_extra=True)._asdict())
             self._refuse_twins()
         self.params_initialized = True
 

@@ -7,8 +7,7 @@ An owner of work can hand parts of a compiled function (:class:`SharedParts`) to
 without the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only
 the polling thread changes the state to *away*, or from *handed* to *works*. Only the owner that has reserved the box
 hands work over, or takes it back if the thread has not begun. So an owner waits at most for one running part per
-thread.
-``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
+thread. ``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
 """
 
 from __future__ import annotations
