@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_623,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_809,
-    "weftplan/ops": 26_964,
+    "weftplan/ops": 26_966,
     "weftplan/planner": 12_559,
     "weftplan/profiler": 780,
     "weftplan/report": 2_672,
@@ -60,9 +60,9 @@ LIMITS = {
     "weftplan/storage": 3_301,
     "weftplan/support": 2_471,
     "weftplan/symbol": 3_010,
-    "weftplan/tasks": 2_549,
+    "weftplan/tasks": 2_550,
     "weftplan/torch": 4_017,
-    "weftplan/training": 10_872,
+    "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
 
