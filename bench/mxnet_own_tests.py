@@ -5,7 +5,11 @@ MXNet's own ``test_utils.py``. Each file runs in a child process. The limit of a
 work on the machine changes no result. With ``--mxnet-python`` the same files run on MXNet itself, which fails some of
 them on today's NumPy or without a network; ``--mxnet-json`` reads its results from an earlier ``--json``.
 
-    python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seeds 1]
+    python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--named]
+
+The last lines count the passes among all tests of the files. Every other test counts as a failure, a test that the file
+itself skips, or a test out of scope: a part of MXNet that is left out, a difference that docs/mxnet-differences.md
+documents, or something in the test that today's NumPy or a machine without a network refuses. ``--named`` lists each.
 
 With several ``--seeds`` or any ``--engines``, the files run on weftplan once for each pair, and tests whose results
 differ are listed.
@@ -13,7 +17,7 @@ differ are listed.
     python bench/mxnet_own_tests.py MXNET_TREE --files test_symbol,test_executor --seeds 1,2,3,4,5 \\
         --engines NaiveEngine,ThreadedEngine,ThreadedEnginePerDevice
 
-The tests need NumPy and SciPy; tests of images need Pillow or OpenCV.
+The tests need NumPy and SciPy; tests of images need Pillow, and OpenCV for the values that they expect.
 """
 
 import argparse
@@ -35,7 +39,8 @@ TABLE = Path(__file__).parent / "data" / "own_tests.json"
 
 * ``files``: the files to run.
 * ``absent``: parts of MXNet that weftplan leaves out on purpose; a test that uses one is out of scope.
-* ``out_of_scope``: {file: {test: reason}}, for reasons that the child cannot detect.
+* ``out_of_scope``: {kind: {file: {test: reason}}}, for reasons that the child cannot detect. A kind is a key of
+  ``WHY``.
 """
 
 
@@ -51,7 +56,8 @@ def start(python, path, only, *, tree, scratch, seed, engine, verbose):
     if engine is not None:
         env["MXNET_ENGINE_TYPE"] = engine
     if tree is not None:
-        env |= {"OWN_TESTS_TREE": str(tree), "PYTHONPATH": str(ROOT)}
+        folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env |= {"OWN_TESTS_TREE": str(tree), "PYTHONPATH": os.pathsep.join(folders)}
     if verbose:
         env["OWN_TESTS_VERBOSE"] = "1"
 
@@ -163,12 +169,40 @@ def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
 KINDS = ("pass", "fail", "out", "skip")
 
 
-def mark_out_of_scope(results, reasons):
-    """Mark failures of tests that ``reasons`` names as out of scope, in place, and return the results."""
-    for test, reason in reasons.items():
-        if results.get(test, ("pass",))[0] == "fail":
-            results[test] = ("out", reason)
+WHY = {
+    "left out": "use a part of MXNet that is left out",
+    "documented": "expect what docs/mxnet-differences.md documents as different",
+    "NumPy": "do what today's NumPy refuses",
+    "network": "need the network",
+}
+"""{kind of reasons: what tests of this kind do}."""
+
+
+def mark_out_of_scope(results, name, reasons):
+    """Mark failures of file ``name`` that ``reasons`` has as out of scope, in place, and return the results.
+
+    Reasons of results that are out of scope then begin with their kind.
+    """
+    for test, (result, why) in results.items():
+        if result == "out":
+            results[test] = ("out", f"left out: {why}")
+        for kind, files in reasons.items():
+            if result in ("fail", "out") and test in files.get(name, {}):
+                results[test] = ("out", f"{kind}: {files[name][test]}")
     return results
+
+
+def report(everything, named):
+    """Print how many tests pass, and how many do not for which reason; with ``named`` each of these."""
+    results = [(f"{name}: {test}", *result) for name, both in everything.items() for test, result in both.items()]
+    passed = sum(result == "pass" for _, result, _ in results)
+    print(f"{passed} of {len(results)} tests pass ({passed / max(1, len(results)):.1%})")
+    groups = {f"out of scope: {what}": ("out", kind) for kind, what in WHY.items()}
+    for title, (result, start) in {**groups, "skipped by the file": ("skip", ""), "failed": ("fail", "")}.items():
+        tests = [(test, why) for test, kind, why in results if kind == result and why.startswith(start)]
+        print(f"{len(tests):5} {title}")
+        for test, why in tests if named else ():
+            print(f"          {test}: {why.removeprefix(f'{start}: ')}")
 
 
 def count_kinds(results):
@@ -193,7 +227,7 @@ def on_every_engine(args, files, table, folder):
                     verbose=args.verbose,
                     engine=engine,
                 )
-                actual = mark_out_of_scope(actual, table["out_of_scope"].get(name, {}))
+                actual = mark_out_of_scope(actual, name, table["out_of_scope"])
                 for kind, number in count_kinds(actual).items():
                     sums[kind] += number
                 for test, (result, why) in actual.items():
@@ -229,6 +263,7 @@ def arguments():
     parser.add_argument("--engines", type=names_of, default=[], help="values of MXNET_ENGINE_TYPE")
     parser.add_argument("--limit", type=float, default=120, help="seconds of processor time for one test")
     parser.add_argument("--json", type=Path, help="write all results there")
+    parser.add_argument("--named", action="store_true", help="name each test that does not pass, with the reason")
     parser.add_argument("--only-mxnet", action="store_true", help="leave weftplan out")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what tests print, and tracebacks")
     return parser.parse_args()
@@ -254,7 +289,7 @@ def main():
         path = folder / f"{name}.py"
         common = {"limit": args.limit, "seed": args.seeds[0], "wanted": args.tests, "verbose": args.verbose}
         results = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
-        results = mark_out_of_scope(results, table["out_of_scope"].get(name, {}))
+        results = mark_out_of_scope(results, name, table["out_of_scope"])
         own = earlier.get(name, {}).get("mxnet", {})
         if not own and args.mxnet_python:
             own = run_file(args.mxnet_python, path, tree=None, **common)
@@ -274,6 +309,8 @@ def main():
             args.json.write_text(json.dumps(everything, indent=1))
     row = f"{'all':24} " + " ".join(f"{total[kind]:5}" for kind in KINDS)
     print(row + (f"  {own_total[0]} of {own_total[1]}" if beside else ""))
+    if not args.only_mxnet:
+        report({name: both["weftplan"] for name, both in everything.items()}, args.named)
     return False
 
 

@@ -17,6 +17,7 @@ from weftplan import ndarray, symbol
 from weftplan.ndarray.array import OPERATOR_METHODS, NDArray
 from weftplan.ndarray.calls.call_arguments import EXTRA
 from weftplan.ndarray.operators import BY_NAME, NAMESPACES
+from weftplan.ndarray.randomness.distributions import DISTRIBUTIONS
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import stub, written
 from weftplan.symbol.api import functions
@@ -32,11 +33,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from {module} import {array}
-from weftplan.support.array_types import DTypeLike, ShapeLike
+{context}from {module} import {array}
+from weftplan.support.array_types import {types}
 
 Numbers = float | {array}
 '''
+PLAIN = {"context": "", "types": "DTypeLike, ShapeLike"}
+DRAWN = {
+    "context": "from weftplan.device.context import Context\n", "types": "Dims, DTypeLike, Scalar, ShapeLike",
+}  # fmt: skip
+"""Imports of a stub without and with the functions that draw numbers."""
 HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
 """Keywords of a distribution's operator that its function also accepts."""
 
@@ -103,11 +109,20 @@ def stubs() -> dict[Path, str]:
     ):  # fmt: skip
         array = kind.__name__
         names = [n for n in sorted(registry.names()) if not n.startswith("_") and n not in package.__all__]
-        lines = [HEAD.format(name=name, module=kind.__module__, array=array)]
+        lines = [
+            HEAD.format(name=name, module=kind.__module__, array=array, **(DRAWN if package is ndarray else PLAIN))
+        ]
         lines += [stub(n, registry.get(n), array, *extra) for n in names if n.isidentifier()]
         for space, (prefixes, more) in spaces.items():
             lines += _namespace(space, prefixes, array, extra, more)
         public = [n for n in methods if n.isidentifier() and not n.startswith("_")]
+        if package is ndarray:
+            draws = (getattr(ndarray.random, row.draw.__name__) for row in DISTRIBUTIONS)
+            lines += _class(
+                "Distributions",
+                (written(f.__name__, inspect.signature(f)).replace("'", "") for f in draws),
+                static=True,
+            )
         lines += _class("Methods", (stub(n, registry.get(n), array, *extra, method=True) for n in public), static=False)
         found[Path(package.__file__).with_name("registered.pyi")] = "\n".join(lines) + "\n"
     return found

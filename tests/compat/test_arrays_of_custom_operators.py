@@ -215,3 +215,24 @@ def test_fit_raises_an_error_of_a_custom_layer(driver, where):
     with pytest.raises(MXNetError, match="no luck"):
         module.fit(mx.io.NDArrayIter(np.ones((6, 4)), np.zeros(6), 2), num_epoch=1)
     assert len(calls) == 3
+
+
+def test_each_executor_has_operators_of_its_own():
+    """What an operator object stores is the executor's, as in MXNet: not that of another one bound from the symbol."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.calls = getattr(self, "calls", 0) + 1
+        self.assign(out_data[0], req[0], in_data[0] * self.calls)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * self.calls)
+
+    node = custom(forward, backward)
+    net = node(node(mx.sym.var("x")))
+    executors = [net.simple_bind(mx.cpu(), x=(2,)) for _ in range(2)]
+    for expected in ([1, 1], [4, 4], [9, 9]):
+        for executor in executors:
+            executor.arg_dict["x"][:] = 1
+            assert executor.forward(is_train=True)[0].tolist() == expected
+            executor.backward([mx.nd.ones((2,))])
+            assert executor.grad_dict["x"].tolist() == expected

@@ -3,6 +3,7 @@
 docs/mxnet-differences.md lists each of them.
 """
 
+import io
 import math
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def gradients(symbol, heads, req="write", start=0.0, **arrays):
         "Deconvolution(target_shape=)", "`Convolution_v1` with `dilate` and `stride`", "image.flip_left_right",
         "LBSGD(batch_scale=)", "`learning_rate` of `Ftrl`", "subclass of SGD", "sign(nan)", "x[x == 0] = 9",
         "float16 beyond 2,048", "print_summary", "F1 and MCC of labels (n, 1)", "PCC counts each label",
+        "cut by the number of records", "PNG read as grey", "a slice that selects nothing", "unknown_token",
+        'PearsonCorrelation(average="micro")', "dump_optimizer",
+        "names as text", "`batch_take` has a gradient",
+        "`predict` of an array",
     ],
 )  # fmt: skip
 def test_the_page_lists_it(row):
@@ -225,3 +230,96 @@ def test_moving_statistics_are_no_parameters():
     net = mx.sym.BatchNorm(mx.sym.Deconvolution(X, kernel=(3, 3), num_filter=4, no_bias=False), fix_gamma=False)
     net = mx.sym.LeakyReLU(net, act_type="prelu")
     assert mx.viz.print_summary(net, {"x": (1, 3, 5, 5)}, echo=lambda line: None) == 108 + 4 + 8 + 4
+
+
+def test_parts_of_a_record_file(tmp_path):
+    """Two parts have four records each, although the first record is larger than the seven others."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    writer = mx.recordio.MXRecordIO(str(tmp_path / "a.rec"), "w")
+    for number in range(8):
+        picture = pixels if number == 0 else pixels[:8, :8]
+        writer.write(mx.recordio.pack_img((0, float(number), number, 0), picture, img_fmt=".png"))
+    writer.close()
+    parts = []
+    for part in range(2):
+        read = mx.io.ImageRecordIter(
+            str(tmp_path / "a.rec"), data_shape=(3, 8, 8), batch_size=1, num_parts=2, part_index=part
+        )
+        parts.append([int(batch.label[0].asnumpy()[0]) for batch in read])
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_pictures_read_as_grey():
+    """A PNG of one colour is 0.299 r + 0.587 g + 0.114 b, rounded; a JPEG keeps the grey values stored in it."""
+    image = pytest.importorskip("PIL.Image")
+    colour = image.new("RGB", (8, 8), (10, 20, 31))  # 18.26; 2.99 + 11.74 + 3.534
+    content = io.BytesIO()
+    colour.save(content, "png")
+    assert set(mx.image.imdecode(content.getvalue(), flag=0).asnumpy().ravel()) == {18}
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    content = io.BytesIO()
+    image.fromarray(noise).save(content, "jpeg", subsampling=0)
+    with image.open(content) as stored:
+        stored.draft("YCbCr", None)
+        luma = np.asarray(stored)[:, :, 0]
+    assert np.array_equal(mx.image.imdecode(content.getvalue(), flag=0).asnumpy()[:, :, 0], luma)
+
+
+def test_nothing_is_no_result():
+    """A slice of no rows is refused by operators, as arrays and in a graph."""
+    with pytest.raises(mx.MXNetError, match="selects nothing of axis 0"):
+        mx.nd.slice_axis(mx.nd.ones((3, 2)), axis=0, begin=1, end=1)
+    with pytest.raises(mx.MXNetError, match="selects nothing of axis 0"):
+        mx.sym.slice(X, begin=(1,), end=(1,)).simple_bind(mx.cpu(), x=(3, 2))
+
+
+def test_an_unknown_shape_of_bind():
+    """``()`` is an unknown shape, which a bind infers, as ``infer_shape`` does."""
+    net = mx.sym.LinearRegressionOutput(X, LABEL)
+    executor = net.simple_bind(mx.cpu(), x=(2, 3), label=())
+    assert executor.arg_dict["label"].shape == (2, 3)
+    assert executor.reshape(x=(1, 3), label=()).arg_dict["label"].shape == (1, 3)
+
+
+def test_a_known_unknown_token():
+    """A word that is not in the vocabulary has the number that the token for unknown words has there."""
+    coded, vocabulary = mx.rnn.encode_sentences([["a", "z"]], {"a": 0, "b": 7}, unknown_token="b")
+    assert (coded, vocabulary) == ([[0, 7]], {"a": 0, "b": 7})
+
+
+def test_correlation_of_all_batches():
+    """Of the pairs (0, 0), (1, 1) and (2, 2) in two batches the correlation is 1, over all batches, too."""
+    metric = mx.metric.PearsonCorrelation(average="micro")
+    for values in ([0.0, 1.0], [2.0]):
+        metric.update([mx.nd.array(values)], [mx.nd.array(values)])
+    assert metric.get_global()[1] == pytest.approx(1.0)
+
+
+def test_states_never_hold_the_optimizer():
+    """``dump_optimizer=True`` is refused."""
+    with pytest.raises(mx.MXNetError, match="dump_optimizer"):
+        mx.optimizer.get_updater(mx.optimizer.SGD(0.9)).get_states(True)
+
+
+def test_a_monitor_gets_names_as_text():
+    """The callback of an executor gets ``str``, which ``py_str`` takes, as it takes MXNet's bytes."""
+    names: list = []
+    executor = mx.sym.relu(X, name="r").simple_bind(mx.cpu(), grad_req="null", x=(2,))
+    executor.set_monitor_callback(lambda name, array: names.append(name))
+    executor.forward()
+    assert [mx.base.py_str(name) for name in names] == names == ["r_output"]
+
+
+def test_gradient_of_batch_take():
+    """The head gradients 5 and 7 go to the elements that were taken."""
+    net = mx.sym.batch_take(X, mx.sym.var("index"))
+    _, grads = gradients(net, [[5, 7]], x=[[1, 2], [3, 4]], index=[1, 0])
+    assert grads["x"].tolist() == [[0, 5], [7, 0]]
+
+
+def test_a_prediction_is_no_training():
+    """Dropout passes everything on in ``predict`` of an array, though the module is bound for training."""
+    module = mx.mod.Module(mx.sym.Dropout(mx.sym.var("data"), p=0.9), label_names=None)
+    module.bind([("data", (4, 8))], for_training=True)
+    module.init_params()
+    assert module.predict(np.ones((4, 8))).asnumpy().min() == 1.0

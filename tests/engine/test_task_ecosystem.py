@@ -180,6 +180,8 @@ def test_returned_generators_are_refused(threads):
         engine.submit(lambda: (number for number in range(3))).result()
     with pytest.raises(EngineError, match="returned an asynchronous generator"):
         engine.submit(lambda: letters()).result()
+    with pytest.raises(EngineError, match=r"returned a map object.*return list"):
+        engine.submit(map, int, ["1"]).result()
     numbers = (number for number in range(3))
     assert next(numbers) == 0
     assert list(engine.submit(lambda: numbers).result()) == [1, 2]

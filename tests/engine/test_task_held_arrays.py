@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from scipy import ndimage
+from scipy import linalg, ndimage
 
 from weftplan import engine
 from weftplan.errors import EngineError, UndeclaredAccessWarning
@@ -187,6 +187,15 @@ def test_objects_of_libraries(threads, library):
         assert float(run_after_writer(np.zeros(4), route)) == 28
 
 
+def test_memory_that_is_found_while_nothing_is_pending(threads):
+    """Two objects over the same memory are one resource, also if both were found while no task used them."""
+    array = np.zeros(4)
+    other = np.asarray(Interface(array))
+    assert engine.submit(np.sum, array).result() == engine.submit(np.sum, other).result() == 0
+    threads.wait_for_all()
+    assert run_after_writer(array, lambda _: engine.submit(np.sum, other)) == 28
+
+
 def test_one_tensor_imported_twice(threads):
     """Two arrays imported from one tensor are ordered as one buffer; an array of another tensor is independent."""
     memory = np.zeros(4)
@@ -200,6 +209,17 @@ def test_one_tensor_imported_twice(threads):
     door.set()
     assert reader.result() == 7
     writer.result()
+
+
+class Cells:
+    """An indexer: cells of a table, whose blocks hold the memory, as in a DataFrame."""
+
+    def __init__(self, array):
+        block = types.SimpleNamespace(values=array)
+        self.table = types.SimpleNamespace(manager=types.SimpleNamespace(blocks=(block,)))
+
+    def __setitem__(self, key, value):
+        self.table.manager.blocks[0].values[key] = value
 
 
 WRITERS = {
@@ -244,6 +264,11 @@ WRITERS = {
     "readinto": (lambda a: engine.submit(io.BytesIO(np.ones(3).tobytes()).readinto, a), [1, 1, 1]),
     "pack_into": (lambda a: engine.submit(struct.pack_into, "d", a, 8, 9.0), [3, 9, 2]),
     "Struct.pack_into": (lambda a: engine.submit(struct.Struct("d").pack_into, a, 8, 9.0), [3, 9, 2]),
+    "setattr": (lambda a: engine.submit(setattr, a, "flat", 9.0), [9, 9, 9]),
+    "__setattr__": (lambda a: engine.submit(a.__setattr__, "flat", 9.0), [9, 9, 9]),
+    "item of a table": (lambda a: engine.submit(Cells(a).__setitem__, 1, 9.0), [3, 9, 2]),
+    "operator.setitem of a table": (lambda a: engine.submit(operator.setitem, Cells(a), 1, 9.0), [3, 9, 2]),
+    "f2py": (lambda a: engine.submit(linalg.blas.daxpy, np.ones(3), a), [4, 2, 3]),
     "memoryview": (lambda a: engine.submit(memoryview(a).__setitem__, 1, 9.0), [3, 9, 2]),
     "put": (lambda a: engine.submit(np.put, a, [0], [8]), [8, 1, 2]),
     "a buffer as output": (lambda a: engine.submit(lambda out: np.asarray(out).fill(6), out=memoryview(a)), [6, 6, 6]),

@@ -63,6 +63,23 @@ def test_old_generators_are_ordered(threaded, draw, other):
         assert values == [other(), other()]
 
 
+@pytest.mark.parametrize(
+    "spawn", [lambda seeds: engine.submit(seeds.spawn, 1), lambda seeds: engine.submit(_spawn, seeds)]
+)
+def test_seed_sequences_are_ordered(threaded, spawn):
+    """Children of a seed sequence are those of the serial program: it counts them."""
+    seeds, door = np.random.SeedSequence(3), threading.Event()
+    engine.submit(lambda _: door.wait(60), seeds)
+    tasks = [spawn(seeds) for _ in range(4)]
+    assert not tasks[0].wait(0.02)
+    door.set()
+    assert [task.result()[0].spawn_key for task in tasks] == [(0,), (1,), (2,), (3,)]
+
+
+def _spawn(seeds):
+    return seeds.spawn(1)
+
+
 def test_a_failed_draw_stops_no_later_draw(threaded):
     """A call that fails leaves its generator usable, once its error has been raised."""
     rng = np.random.default_rng(0)

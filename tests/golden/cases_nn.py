@@ -110,6 +110,7 @@ _add(
     (2, 3, 5, 6),
     params={"pool_type": "avg", "kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "count_include_pad": False},
 )
+_add("Pooling", _distinct(1, 2, 3, 4), params={"pool_type": "sum", "kernel": (2, 2), "pad": (2, 3)})
 _add("Pooling", {"value": [[[1.0, 1, 0, 1, 1, 1]]]}, params={"kernel": (3,)}, name="the first of equal maxima")
 for _p in (1, 2, 3):
     _add(
@@ -152,7 +153,7 @@ _add("InstanceNorm", (2, 3, 5), (3,), (3,), params={"eps": 0.1})
 for _mode in ("instance", "channel", "spatial"):
     _add("L2Normalization", (2, 3, 2, 2), params={"mode": _mode})
     _add("L2Normalization", (2, 3, 2, 2), params={"mode": _mode, "eps": 0.5})
-for _size in (1, 3, 5):
+for _size in (1, 2, 3, 4, 5):
     _add("LRN", (2, 6, 2, 3), params={"nsize": _size, "alpha": 0.5, "beta": 0.6, "knorm": 1.5})
 _add("LRN", (1, 4, 2, 2), params={"nsize": 3})
 

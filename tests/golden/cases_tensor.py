@@ -40,6 +40,7 @@ _add("_mod_scalar", WIDE, params={"scalar": 0.0})
 _add("_minus_scalar", {"value": [1, 2, 250], "dtype": "uint8"}, params={"scalar": 10.0}, grad=False)
 _add("smooth_l1", WIDE, params={"scalar": 1.3})
 _add("smooth_l1", WIDE)
+_add("smooth_l1", {"value": [-3, 0, 1, 2], "dtype": "int32"}, params={"scalar": 2.0}, grad=False)
 
 _BINARY = ("add", "sub", "mul", "div", "mod", "power", "maximum", "minimum", "hypot")
 _COMPARE = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "logical_and", "logical_or",

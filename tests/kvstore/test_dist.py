@@ -218,3 +218,36 @@ def test_sums_of_arrays_that_may_be_offloaded(tmp_path: Path):
     kv.barrier()
     """
     run_to_end(tmp_path, 2, body, WEFTPLAN_SPILL="host")
+
+
+@TWO.runs(
+    """
+    from weftplan.kvstore.distributed.exchange.bucket_operation import BucketPart
+
+    for name in ("_arrive", "push"):
+        original, gradient, calls = getattr(BucketPart, name), mx.nd.ones((3,)), []
+
+        def fail(part, argument):
+            setattr(BucketPart, name, original)
+            raise RuntimeError("no arrays here")
+
+        kv.init(name, mx.nd.zeros((3,)))
+        kv.barrier()
+        mx.engine.get().push(lambda: time.sleep(0.05), mutable_vars=[gradient.var])  # the engine starts the operation
+        if rank:
+            setattr(BucketPart, name, fail)
+        try:
+            kv.push(name, gradient)
+            print(value(name), file=sys.stderr)
+            raise AssertionError(f"{name}: no error")
+        except (KVStoreError, RuntimeError) as error:
+            assert "no arrays here" in str(error), error
+        kv.push(name, gradient)
+        assert value(name).tolist() == [2, 2, 2], (name, value(name))
+    """
+)
+def test_part_that_fails_to_start_fails_one_exchange():
+    """If an operation raises before it has handed over its arrays, every rank gets the error; the next exchange works.
+
+    So it is if the operation cannot be pushed.
+    """

@@ -159,7 +159,7 @@ def _windows():
 def _steps():
     for name, states in cuda.STEPS.items():
         arrays = [Far(MOST) for _ in range(2 + states)]
-        updates.step(XP, [updates.Row(cuda.step_formula(name, np.float32), arrays, arrays[0])])
+        updates.step(XP, [updates.WeightStep(cuda.step_formula(name, np.float32), arrays, arrays[0])])
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def step_all(where, dtype):
                 inputs = [[xp.asarray(x) for x in row] for row in rows]
                 outs = [xp.zeros(row[0].shape, np.float16) if narrow else None for row in rows]
                 steps = [
-                    updates.Row(cuda.step_formula(name, dtype), row, row[0], out)
+                    updates.WeightStep(cuda.step_formula(name, dtype), row, row[0], out)
                     for row, out in zip(inputs, outs, strict=True)
                 ]
                 updates.step(xp, steps)

@@ -99,7 +99,7 @@ def bound(context, **params):
     executor.forward(is_train=False)
     executor.outputs[0].wait_to_read()
     assert executor.allocated_bytes == executor.memory_plan.peak
-    return [actual for actual in cudnn_algorithms._found.values() if not isinstance(actual, str)]
+    return [actual for actual in cudnn_algorithms._algorithms.values() if not isinstance(actual, str)]
 
 
 IMAGE = 2 * 4 * 8 * 8 * 4
@@ -266,7 +266,7 @@ def test_pointwise_products_take_nothing_beside_the_plan(name):
 def test_a_plan_for_cudnn_does_not_run_without_scratch():
     """If even the smallest algorithm needs more scratch than was planned, the error states the planned bytes."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:
-        problem = cudnn_algorithms.Problem(
+        problem = cudnn_algorithms.CudnnProblem(
             "fprop", (1, 1, 4, 4), (1, 1, 3, 3), (1, 1, 2, 2), (1, 1), (1, 1), (0, 0), "float64"
         )
         xp = mx.device.get(context(0)).xp
@@ -343,5 +343,7 @@ def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
         module = mx.mod.Module(net, context=contexts)
         module.fit(data, num_epoch=2)
         assert set(asked) == {(1, True), (3, True)}
-        assert len({actual.index for actual in cudnn_algorithms._found.values() if not isinstance(actual, str)}) == 1
+        assert (
+            len({actual.index for actual in cudnn_algorithms._algorithms.values() if not isinstance(actual, str)}) == 1
+        )
         del executor, module

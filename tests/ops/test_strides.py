@@ -104,9 +104,9 @@ def test_prepared_calls(name):
 def test_arrays_of_many_blocks(monkeypatch):
     """A prepared call of several blocks has the kernel's bits.
 
-    For more than MOST_PREPARED blocks it calls the kernel itself.
+    For more than MAX_PREPARED blocks it calls the kernel itself.
     """
-    monkeypatch.setattr(kernels, "MOST_PREPARED", 3)
+    monkeypatch.setattr(kernels, "MAX_PREPARED", 3)
     x = np.linspace(-1, 1, 3 * tiling.block() + 1, dtype=np.float32)
     assert check_prepared(prepare("sigmoid", [x[:-1]]))
     assert check_prepared(prepare("sigmoid", [x]))

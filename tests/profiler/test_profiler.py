@@ -215,6 +215,11 @@ class TestTable:
             assert row["Avg"] * row["Count"] == pytest.approx(row["Total"])
         lines = profiler.dumps(sort_by="count", ascending=True).splitlines()
         assert [line.split()[0] for line in lines] == ["Name", "b", "a"]
+        columns = {"total": "Total", "avg": "Avg", "min": "Min", "max": "Max", "count": "Count"}
+        for sort_by, column in columns.items():
+            table = json.loads(profiler.dumps(format="json", sort_by=sort_by))["Time"]["operator"]
+            durations = [row[column] for row in table.values()]
+            assert durations == sorted(durations, reverse=True)
         assert profiler.dumps(reset=True).count("\n") == 3
         assert profiler.dumps().count("\n") == 1
 

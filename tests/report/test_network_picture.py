@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import weftplan as mx
-from weftplan.report.network_boxes import MOST, boxes_of
+from weftplan.report.network_boxes import MAX_BOXES, boxes_of
 from weftplan.report.network_svg import draw
 from weftplan.symbol import topological_order
 
@@ -50,7 +50,7 @@ def test_boxes_hold_every_operator_once(name: str) -> None:
     """There are at most 60 boxes, each operator is in one box, and boxes read earlier boxes only."""
     net = NETWORKS[name]()
     boxes = boxes_of(net)
-    assert 0 < len(boxes) <= MOST
+    assert 0 < len(boxes) <= MAX_BOXES
     place = {node: k for k, box in enumerate(boxes) for node in box.nodes}
     nodes = topological_order(net.entries)
     assert sum(len(box.nodes) for box in boxes) == len(place)
@@ -83,9 +83,9 @@ def test_layers_are_collapsed_step_by_step() -> None:
     assert dict(first.kinds) == {"Convolution": 1, "BatchNorm": 1, "Activation": 1, "Pooling": 1}
     blocks = boxes_of(mx.models.get("resnet50"))
     assert dict(blocks[3].kinds) == {"Convolution": 3, "BatchNorm": 3, "Activation": 3, "elemwise_add": 1}
-    deep = boxes_of(mx.models.get("resnet152"), most=30)
+    deep = boxes_of(mx.models.get("resnet152"), max_boxes=30)
     assert max(box.repeats for box in deep) == 35
-    assert "35 times" in draw(mx.models.get("resnet152"), most=30).svg
+    assert "35 times" in draw(mx.models.get("resnet152"), max_boxes=30).svg
 
 
 def test_shapes_and_names_are_shown_and_escaped() -> None:

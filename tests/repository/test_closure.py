@@ -8,12 +8,12 @@ import sys
 import pytest
 
 LIMITS = {
-    "weftplan": 18,
-    "weftplan.engine": 51,
-    "weftplan.tasks": 68,
+    "weftplan": 19,
+    "weftplan.engine": 52,
+    "weftplan.tasks": 69,
     "weftplan.storage": 47,
-    "weftplan.planner": 63,
-    "weftplan.symbol": 51,
+    "weftplan.planner": 64,
+    "weftplan.symbol": 52,
     "weftplan.ndarray": 131,
     "weftplan.kvstore": 148,
 }

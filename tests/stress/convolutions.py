@@ -90,7 +90,7 @@ def trial(seed: str) -> bool:
         engine.using(chosen),
         mock.patch.object(scratch, "FEW", few),
         mock.patch.object(depthwise_tables, "FEW", few),
-        mock.patch.object(winograd, "WHOLE", rng.choice((0, 1 << 16, winograd.WHOLE))),
+        mock.patch.object(winograd, "MAX_STORED_BYTES", rng.choice((0, 1 << 16, winograd.MAX_STORED_BYTES))),
         mock.patch("weftplan.support.blas_threads.usable_cpus", return_value=4),
         mock.patch.object(parts, "idle_cores", rng.choice((parts.idle_cores, lambda: 1))),
     ):

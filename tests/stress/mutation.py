@@ -7,6 +7,11 @@ A mutant that hangs the tests counts as killed by time.
 
 A SEED chooses the same mutants as long as their lines exist, whatever changes around them. Two versions of the tests
 can thus be compared: ``--tests TREE`` uses the folder ``tests`` of another checkout.
+
+With ``--lines DATA`` only the tests that run the mutated line judge a mutant, which takes seconds instead of minutes.
+The data comes from ``coverage run --source weftplan -m pytest -p tests.stress.mutation TESTS``, with ``relative_files``
+set in coverage's configuration; coverage is no dependency. A mutant on a line without such a test is judged by the
+whole area: lines that run in an import, or in child processes alone.
 """
 
 from __future__ import annotations
@@ -30,50 +35,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
-    "engine": (
-        "engine",
-        "core var operation region execution waiting streams workers threaded naive bulk failure",
-        "tests/contract/test_engine_*.py tests/engine",
-    ),
-    "planner": (
-        "planner",
-        "storage_assignment match_range memory_plan liveness program slabs strategies rewiring order "
-        "symbolic/pipeline symbolic/network symbolic/passes/gradients symbolic/passes/common_subexpressions "
-        "validation/replay",
-        "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
-        "tests/planner/recompute tests/planner/spill",
-    ),
-    "recompute": (
-        "planner/recompute",
-        "ladder policies segments tape",
-        "tests/planner/recompute tests/planner/test_neutral_core.py",
-    ),
-    "packing": (
-        "planner/packing",
-        "from_the_peak problem reuse api check hard/kernel hard/search",
-        "tests/planner/test_packing*.py tests/planner/test_reuse_waits.py",
-    ),
-    "spill": ("planner/spill", "search budget", "tests/planner/spill"),
-    "executor": (
-        "executor",
-        "bind_arguments binding dynamic executor idle memory new_arrays plan_cache pool pool_memory prepared_calls "
-        "run_values segments waits",
-        "tests/executor",
-    ),
-    "kvstore": (
-        "kvstore",
-        "buckets compression fixed_order_sums keys layout local on_device rows stages updater updating ways_of_summing",
-        "tests/contract/test_kvstore*.py tests/kvstore/test_[bcfklmnoprst]*.py",
-    ),
-    "module": (
-        "training",
-        "executor_group memory module/module module/module_checks module/optimizer_states module/parameters "
-        "module/update_step",
-        "tests/training/test_m[ei]*.py tests/training/test_module*.py tests/training/test_bucketing.py "
-        "tests/training/test_first_mistakes.py tests/training/test_wrong_files.py",
-    ),
+    "engine": "tests/contract/test_engine_*.py tests/engine",
+    "tasks": "tests/engine",
+    "executor": "tests/executor tests/training/test_m[ei]*.py",
+    "planner": "tests/contract/test_planner.py tests/planner",
+    "kvstore": "tests/contract/test_kvstore*.py tests/kvstore",
+    "storage": "tests/contract/test_storage.py tests/storage tests/device",
+    "training": "tests/training tests/golden",
+    "data": "tests/contract/test_iterators.py tests/data tests/basics",
+    "torch": "tests/torch",
+    "ndarray": "tests/ndarray tests/compat",
+    "symbol": "tests/symbol tests/compat",
+    "ops": "tests/ops tests/ndarray",
+    "rnn": "tests/rnn tests/golden",
+    "convert": "tests/convert",
+    "cli": "tests/cli",
 }
-"""For each area: its folder, the mutated modules, and the tests. At least one test must fail for each mutant."""
+"""For each room its tests. At least one test must fail for each mutant that changes something."""
 
 MEMORY = 16 << 30
 """Limit of a child's address space in bytes: a mutant may allocate for ever."""
@@ -194,14 +172,34 @@ class Sites(ast.NodeVisitor):
 
 
 def mutants(area: str) -> Iterator[Mutant]:
-    """Yield every mutant of an area, in the order of its modules."""
-    folder, names, _ = AREAS[area]
-    for name in names.split():
-        path = f"weftplan/{folder}/{name}.py"
-        source = (ROOT / path).read_text()
+    """Yield every mutant of a room, in the order of its modules."""
+    for file in sorted((ROOT / "weftplan" / area).rglob("*.py")):
+        path, source = str(file.relative_to(ROOT)), file.read_text()
         sites = Sites(path, source)
         sites.visit(ast.parse(source))
         yield from sites.found
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Let coverage record lines by test; for ``coverage run -m pytest -p tests.stress.mutation``."""
+    coverage = __import__("coverage").Coverage.current()
+    if coverage is not None:
+        coverage.switch_context(nodeid)
+
+
+class TestsByLine:
+    """The tests that run each line, from a data file of coverage with contexts."""
+
+    def __init__(self, file: Path) -> None:
+        self.data = __import__("coverage").CoverageData(str(file))
+        self.data.read()
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Return the tests that run the line of the mutant: 40 that are spread over all of them, then the others."""
+        contexts = self.data.contexts_by_lineno(mutant.path) or self.data.contexts_by_lineno(str(ROOT / mutant.path))
+        tests = sorted(test for test in contexts.get(mutant.line, []) if test)
+        spread = tests[:: -(-len(tests) // 40) or 1]
+        return spread + [test for test in tests if test not in set(spread)]
 
 
 def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
@@ -247,6 +245,7 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--only", type=Path, help="a file; mutants whose lines do not stand in it are left out")
     parser.add_argument("--paths", help="the tests to run, with wildcards, instead of all that are meant for the area")
+    parser.add_argument("--lines", type=Path, help="data of coverage: which tests run a line")
     parser.add_argument("--seconds", type=float, help="time for a mutant; without it all tests run once to find out")
     parser.add_argument("--tests", type=Path, default=ROOT, help="the checkout whose tests are judged")
     arguments = parser.parse_args()
@@ -263,9 +262,10 @@ def main() -> None:
         shutil.copytree(ROOT / "weftplan", tree / "weftplan", ignore=shutil.ignore_patterns("__pycache__"))
         tests = [
             str(p.relative_to(tree))
-            for t in (arguments.paths or AREAS[arguments.area][2]).split()
+            for t in (arguments.paths or AREAS[arguments.area]).split()
             for p in sorted(tree.glob(t))
         ]
+        by_line = TestsByLine(arguments.lines) if arguments.lines else None
         limit = arguments.seconds
         if limit is None:
             said, usual = run(tree, tests, 1800)
@@ -277,7 +277,7 @@ def main() -> None:
             target = tree / mutant.path
             source = (ROOT / mutant.path).read_bytes()
             target.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
-            said, took = run(tree, tests, limit)
+            said, took = run(tree, (by_line and by_line.tests_of(mutant)) or tests, limit)
             target.write_bytes(source)
             shutil.rmtree(target.parent / "__pycache__")  # a mutant may have the size and time stamp of its successor
             tally[said if not said.startswith("killed by ") or said == "killed by time" else "killed"] += 1

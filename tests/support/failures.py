@@ -20,8 +20,14 @@ from weftplan.ndarray import NDArray
 
 SKIPPED = {"__exit__", "__del__", "__enter__", "release", "__hash__", "__eq__", "__repr__", "allocated"}
 """Calls that cannot be made to fail: a lock that is not released would stop the test."""
-WRITES = {"copyto", "__setitem__", "copy_into", "_set", "push", "copy_in", "replace", "push_kernel"}
-"""Calls that write an array or push operations. They come after all others; a failure in them is one of the engine."""
+WRITES = {
+    *("copyto", "__setitem__", "copy_into", "_set", "push", "copy_in", "replace", "push_kernel"),
+    *("copy_to_all", "_launch", "_ask", "_ask_now"),
+}
+"""Calls that write an array, push operations or send requests to servers.
+
+They come after all others; a failure in them is one of the engine, or of the exchange.
+"""
 OWNERS = ("weftplan.training", "weftplan.data", "weftplan.kvstore", "weftplan.executor.executor")
 """Modules whose objects are compared field by field, others by identity."""
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
@@ -66,11 +72,17 @@ class Points:
 
 
 def _inside_write(frame: FrameType | None) -> bool:
+    """Return whether a call of the package by the package, which is not the tested operation, writes."""
     while frame is not None:
-        if frame.f_code.co_name in WRITES and frame.f_globals.get("__name__", "").startswith("weftplan."):
+        caller = frame.f_back
+        if frame.f_code.co_name in WRITES and _is_ours(frame) and caller is not None and _is_ours(caller):
             return True
-        frame = frame.f_back
+        frame = caller
     return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return bool(frame.f_globals.get("__name__", "").startswith("weftplan."))
 
 
 def snapshot(value: Any, caches: Collection[str] = (), alive: list[Any] | None = None) -> Any:

@@ -72,6 +72,9 @@ def store_operations(prefix):
         if optimizer:
             store.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1, momentum=0.9))
             store.push("a", mx.nd.ones((3,)))
+        if name == "dist_async":  # its server has applied the push, and the copy of the value here is the server's
+            store.pull("a", mx.nd.ones((3,)))
+            store.barrier()
         return store, lambda: call(store)
 
     def updating(call, index=("a", "b")):
@@ -87,13 +90,18 @@ def store_operations(prefix):
     source.save_optimizer_states(f"{prefix}.kv")
     states = updating(lambda *call: None)[0][0].get_states()
     cases = {}
-    for name in ("local", "device", "dist_sync", "dist_device_sync"):
+    for name in ("local", "device", "dist_sync", "dist_device_sync", "dist_async"):
         cases |= {
             f"{name}: init": lambda name=name: stored(lambda store: store.init(["c", "d"], again), name),
             f"{name}: broadcast": lambda name=name: stored(
                 lambda store: store.broadcast(["c", "d"], again, [array.copy() for array in again]), name
             ),
-            f"{name}: push": lambda name=name: stored(lambda store: store.push(["a", "b"], two), name, None),
+            f"{name}: push": lambda name=name: stored(
+                lambda store: store.push(["a", "b"], two), name, "sgd" if name == "dist_async" else None
+            ),
+            f"{name}: pull": lambda name=name: stored(
+                lambda store: store.pull(["a", "b"], [array.copy() for array in two]), name
+            ),
             f"{name}: pushpull": lambda name=name: stored(lambda store: store.pushpull(["a", "b"], two), name),
             f"{name}: set_optimizer": lambda name=name: stored(
                 lambda store: store.set_optimizer(mx.optimizer.create("adam")), name
@@ -283,7 +291,7 @@ ROOMS = {
     "executor": ("executor",),
     "local": ("kvstore",),
     "device": ("kvstore",),
-    **dict.fromkeys(("dist_sync", "dist_device_sync"), ("kvstore",)),
+    **dict.fromkeys(("dist_sync", "dist_device_sync", "dist_async"), ("kvstore",)),
     "updater": ("kvstore", "training.optimizers"),
     "optimizer": ("training.optimizers",),
     "iterator": ("data",),
@@ -292,11 +300,13 @@ ROOMS = {
 CACHES = (
     *("arg_dict", "grad_dict", "aux_dict"),
     *("_methods", "_pushes", "_pulls", "_merged", "_load", "_staging"),
-    *("_watches", "_prepared", "_repeatable", "current_batch", "_asked", "_version", "_group"),
+    *("_sending", "_waiting", "_undelivered"),
+    *("_watches", "_prepared", "_repeatable", "current_batch", "_asked", "_version", "_group", "_lazy"),
 )
 """Fields that only save work: views, ways of summing, prepared calls and their version, later buffers, batches read.
 
-The group of a distributed store counts messages, which other ranks have counted, too.
+The group of a distributed store counts messages, which other ranks have counted, too; a server's thread has messages,
+and the sequencer's thread sets ``_lazy``.
 """
 
 

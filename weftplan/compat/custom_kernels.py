@@ -42,7 +42,7 @@ class Property(Protocol):
 
 
 class Declared:
-    """A node's property, its declarations, and its operator objects."""
+    """A node's property and its declarations."""
 
     def __init__(self, kind: str, prop: Property, settings: tuple[str, ...]) -> None:
         self.kind = kind
@@ -59,21 +59,20 @@ class Declared:
         used = {int(number) for number in prop.declare_backward_dependency(*groups)}
         self.needed = [[k for k, number in enumerate(group) if number in used] for group in groups]
         """The output gradients, inputs and outputs that backward reads."""
-        self._objects: dict[Any, Any] = {}
 
     @property
     def is_loss(self) -> bool:
         """Return whether the gradient is independent of the output gradients."""
         return not self.needed[0]
 
-    def object(self, ctx: Context, arrays: Sequence[NDArray]) -> Any:
-        """Return the operator object for these inputs; forward and backward share it."""
+    def object(self, state: dict[Any, Any], ctx: Context, arrays: Sequence[NDArray]) -> Any:
+        """Return the operator object of an executor for these inputs; its forward and backward part share it."""
         shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.np_dtype for a in arrays)
-        key = (ctx, shapes, dtypes)
-        operator = self._objects.get(key)
+        key = (self, ctx, shapes, dtypes)
+        operator = state.get(key)
         if operator is None:
             types = [dtype.type for dtype in dtypes]
-            operator = self._objects[key] = self.prop.create_operator(ctx, [list(s) for s in shapes], types)
+            operator = state[key] = self.prop.create_operator(ctx, [list(s) for s in shapes], types)
         return operator
 
 
@@ -179,7 +178,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
         arrays = [_wrap(context, raw) for raw in inputs]
         targets, reqs = _targets(context, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
         with _running(declared.kind, context, arrays, targets):
-            computing = declared.object(context, arrays[:count])
+            computing = declared.object(ctx.executor_state, context, arrays[:count])
             computing.forward(
                 is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=targets, aux=arrays[count:]
             )
@@ -219,7 +218,8 @@ def backward_op(declared: Declared) -> Op:
         out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
         targets, reqs = _targets(context, outputs, ctx.output_shapes, np.float32)
         with _running(f"_backward_{declared.kind}", context, arrays, targets):
-            computing = declared.object(context, in_data if len(in_data) == len(declared.arguments) else targets)
+            likes = in_data if len(in_data) == len(declared.arguments) else targets
+            computing = declared.object(ctx.executor_state, context, likes)
             computing.backward(
                 req=reqs,
                 out_grad=out_grad,

@@ -67,6 +67,8 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
             pixels, limit = opened.width * opened.height, module.MAX_IMAGE_PIXELS
             if limit is not None and pixels > limit:
                 raise module.DecompressionBombError(f"image size ({pixels} pixels) exceeds limit of {limit} pixels")
+            if flag == 0:
+                opened.draft("L", None)  # a JPEG stores its grey values, which RGB rounds; MXNet reads them, too
             opened.load()
             picture = ImageOps.exif_transpose(opened)
     except module.UnidentifiedImageError:

@@ -14,7 +14,8 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
-from weftplan.data.iterator_state import (
+from weftplan.data.random_draws import generator, order_key
+from weftplan.data.resumable_position import (
     State,
     checked_integer,
     key_in,
@@ -22,7 +23,6 @@ from weftplan.data.iterator_state import (
     numbers_in,
     read_state,
 )
-from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_number
@@ -77,10 +77,10 @@ class NDArrayIter(HoldingIter):
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
         is_positive = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
-        if not is_positive or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
+        if not is_positive or self.num_data < (batch_size if last_batch_handle == "roll_over" else 1):
             raise ParameterError(
                 f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples "
-                f"(with last_batch_handle='pad' it may be larger), got {batch_size!r}"
+                f"(without last_batch_handle='roll_over' it may be larger), got {batch_size!r}"
             )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle

@@ -11,6 +11,7 @@ from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, d
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.support.array_types import DType, DTypeLike
+from weftplan.support.tensor_types import Shape
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference.methods import read_shape
@@ -160,18 +161,22 @@ def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str])
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
 
-def as_shape(name: str, shape: object) -> tuple[int, ...]:
-    """Return ``shape`` as a tuple of ints, with 0 for unknown dimensions (0 or -1).
+def known_shapes(shapes: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return shapes as tuples of ints, with 0 for unknown dimensions (0 or -1), without wholly unknown shapes, ``()``.
 
     Raises:
-        ShapeError: ``shape`` is not a sequence of integers.
+        ShapeError: a shape is not a sequence of integers.
     """
-    try:
-        sizes: Any = shape  # if it is not a sequence, the next line raises
-        dims: tuple[int, ...] = read_shape([operator.index(d) for d in sizes], f"the shape of {name!r}")
-        return dims
-    except TypeError:
-        raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
+    known: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        try:
+            dims = read_shape([operator.index(extent) for extent in shape], f"the shape of {name!r}")
+        except TypeError:
+            expected = "a tuple of integers such as (32, 10)"
+            raise ShapeError(f"the shape of {name!r} must be {expected}, got {shape!r}") from None
+        if dims is not None:
+            known[name] = dims
+    return known
 
 
 def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]) -> dict[str, DType]:

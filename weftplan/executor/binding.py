@@ -21,13 +21,13 @@ from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, Shape
 from weftplan.executor.bind_arguments import (
     Arrays,
     GradReq,
-    as_shape,
     check_context,
     collect,
     collect_gradients,
     collect_shapes,
     either,
     given_dtypes,
+    known_shapes,
     names_of,
     normalize_grad_req,
 )
@@ -175,7 +175,7 @@ class Binding:
             )
         names, arrays = (*old.arg_names, *old.aux_names), (*old.arg_arrays, *old.aux_arrays)
         _, dtypes, contexts = facts_of(names, arrays)
-        planned = self.plan({name: as_shape(name, shape) for name, shape in shapes.items()}, dtypes, contexts)
+        planned = self.plan(known_shapes(shapes), dtypes, contexts)
         sizes = planned.variables()
 
         def fit(name: str, array: NDArray) -> NDArray:
@@ -371,7 +371,7 @@ def simple_bind(
     shared_contexts = {name: table[name].context for name, table in shared.items() if name in table}
     try:
         reqs = normalize_grad_req(grad_req, names)
-        input_shapes = {name: as_shape(name, shape) for name, shape in shapes.items()}
+        input_shapes = known_shapes(shapes)
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
         byte_limit = bytes_of(limit, ctx) if isinstance(limit, (int, str)) else None
         types = {**(dict.fromkeys(input_shapes, dtype) if dtype is not None else {}), **(type_dict or {})}

@@ -35,7 +35,7 @@ from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.prepared_calls import PreparedStep
 from weftplan.executor.prepared_run import PreparedRun
-from weftplan.executor.segments import Segment, ancestors, parents
+from weftplan.executor.segments import StepSegment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.pushing import push
@@ -65,8 +65,8 @@ class Collector:
 
     def settle(
         self,
-        forward: Sequence[Segment],
-        backward: Sequence[Segment],
+        forward: Sequence[StepSegment],
+        backward: Sequence[StepSegment],
         chunks_of: Callable[[PreparedStep], list[DynamicChunk]],
         *,
         inside: bool,
@@ -146,7 +146,7 @@ class _NoVars:
     reads = writes = ()
 
 
-def _predecessors(segments: Sequence[Segment]) -> list[int]:
+def _predecessors(segments: Sequence[StepSegment]) -> list[int]:
     """Return for each segment a bit mask of the segments that the engine always runs before it."""
     return ancestors(parents([segment if segment.pushed else _NoVars() for segment in segments]))
 
@@ -271,7 +271,7 @@ class DynamicExecutor(Executor):
         )
         return calls
 
-    def _push(self, segments: Sequence[Segment], steps: Sequence[PreparedStep]) -> None:
+    def _push(self, segments: Sequence[StepSegment], steps: Sequence[PreparedStep]) -> None:
         if self._monitor is not None:
             # The monitor's callback may read any array at any later time, so no chunk is freed.
             self._memory.local = {True: {}, False: {}}

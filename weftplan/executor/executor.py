@@ -34,7 +34,7 @@ from weftplan.executor.run_values import (
     reads_forward,
     unset,
 )
-from weftplan.executor.segments import Segment, bulk_limits
+from weftplan.executor.segments import StepSegment, bulk_limits
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
@@ -334,7 +334,7 @@ class Executor:
                 f"again, or run it under the engine that it was bound under"
             )
 
-    def _push(self, segments: Sequence[Segment], steps: Sequence[PreparedStep]) -> None:
+    def _push(self, segments: Sequence[StepSegment], steps: Sequence[PreparedStep]) -> None:
         """Push ``segments``, or their ``steps`` one by one if a monitor is set."""
         if self._monitor is not None:
             self._monitor.push(steps, self._run)

@@ -15,7 +15,7 @@ from weftplan import config
 from weftplan.errors import ConfigWarning, MXNetError, listed
 from weftplan.executor.memory import RunState
 from weftplan.executor.prepared_calls import PreparedStep
-from weftplan.executor.segments import Segment
+from weftplan.executor.segments import StepSegment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
 from weftplan.ops.core.floats import is_float
@@ -99,7 +99,7 @@ class Monitored:
                         self._callback(graph.names[maker], array)
                     label = names[i] if i < len(names) else f"input{i}"
                     self._callback(f"{node.name}_{label}", array)
-            Segment([step]).push(run)
+            StepSegment([step]).push(run)
             members = hidden_members([node])
             for k, (label, output) in enumerate(zip(_output_names(node.op, node.params), step.outputs, strict=True)):
                 if output is not None:  # further outputs of a fused node are those of its first member

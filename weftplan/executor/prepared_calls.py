@@ -75,6 +75,7 @@ class StepBuilder:
         self._entries: dict[int, NDArray] = dict(external)
         self._written: set[int] = set()
         self._ranks = random_ranks(planned)
+        self._state: dict[Any, Any] = {}
 
     def entry(self, eid: int) -> NDArray:
         """Return the array of an entry: an external array, or an array in planned memory."""
@@ -163,6 +164,7 @@ class StepBuilder:
             guarded=engine.debug_enabled(),
             recompute=node.mirror_of is not None,
             output_shapes=tuple(planned.shapes[planned.graph.row[nid] : planned.graph.row[nid + 1]]),
+            executor_state=self._state,
         )
         sizes, key, launch = tiling.of(step.context.device_type), self._ranks.get(node, 0), self._launch(nid)
         with tiling.using(sizes):

@@ -14,7 +14,7 @@ from weftplan.engine.streams import compute_streams
 from weftplan.engine.var import Var
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.prepared_calls import PreparedStep, StepBuilder, crossings
-from weftplan.executor.segments import Segment, make_segments, may_fence
+from weftplan.executor.segments import StepSegment, make_segments, may_fence
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph
 
@@ -25,8 +25,8 @@ class PreparedRun:
 
     forward_steps: Sequence[PreparedStep]
     backward_steps: Sequence[PreparedStep]
-    forward_segments: Sequence[Segment]
-    backward_segments: Sequence[Segment]
+    forward_segments: Sequence[StepSegment]
+    backward_segments: Sequence[StepSegment]
     fence_vars: Sequence[Var]
     """Vars that order a run after all earlier operations on its addresses: of the pool and of planned outputs."""
     fences_itself: bool

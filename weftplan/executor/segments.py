@@ -100,7 +100,7 @@ class _LastRun:
         """Nanoseconds."""
 
 
-class Segment:
+class StepSegment:
     """Steps on one context that run one after the other in one engine operation."""
 
     __slots__ = (
@@ -231,7 +231,7 @@ def make_segments(
     begins_at: Container[int] = (),
     graphs: str | None = "off",
     branches: Callable[[PreparedStep], float] | None = None,
-) -> list[Segment]:
+) -> list[StepSegment]:
     """Cut ``steps`` (in execution order) into segments.
 
     Args:
@@ -244,7 +244,7 @@ def make_segments(
         graphs: the reason why segments are not captured as CUDA graphs; None: capture them if possible.
         branches: returns the seconds of a step; branches of the graph then become separate segments. None: they do not.
     """
-    segments: list[Segment] = []
+    segments: list[StepSegment] = []
     pending: list[PreparedStep] = []
     ready_bytes = 0
 
@@ -252,7 +252,7 @@ def make_segments(
         nonlocal ready_bytes
         ready_bytes = 0
         if pending:
-            segments.append(Segment(pending, graphs=graphs))
+            segments.append(StepSegment(pending, graphs=graphs))
             pending.clear()
 
     for chain in [list(steps)] if branches is None or not bulk else chains(steps, branches):
@@ -268,7 +268,7 @@ def make_segments(
     return segments
 
 
-def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
+def may_fence(segments: Sequence[StepSegment], pool_var: Var) -> bool:
     """Return whether the first segment can write the vars of a fence without making any other segment wait longer.
 
     That is so if every other segment waits for an earlier segment, and thus for the first, even without the pool's var.

@@ -21,13 +21,16 @@ from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.operators import ArrayNamespace
 from weftplan.ndarray.pushing import push_kernel
-from weftplan.ndarray.randomness import fills
-from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
+from weftplan.ndarray.randomness.distributions import DISTRIBUTIONS, function_of
+from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, target_of, wanted_dtype
 from weftplan.ndarray.randomness.seeds import get_state, next_key, seed, set_state
 from weftplan.ops.core.params import from_text
 from weftplan.ops.core.schema import OpContext
 from weftplan.support.array_types import ArrayModule, Dims, DTypeLike, Generator, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
+
+if TYPE_CHECKING:
+    from weftplan.ndarray.registered import Distributions
 
 __all__ = [
     "exponential",
@@ -55,71 +58,17 @@ def _attribute(name: str) -> Any:
     return getattr(_operators, name)
 
 
-if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
-    __getattr__ = _attribute
-
-
-@known_keywords()
-def uniform(
-    low: NDArray | Scalar = 0,
-    high: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the uniform distribution on [low, high); by default one float32 number, of shape ``(1,)``.
-
-    ``low`` and ``high`` may be arrays of one shape; each element then gives a block of ``shape``. So may the parameters
-    of the other distributions of floats.
-
-    Args:
-        low: lower bound, which belongs to the range.
-        high: upper bound, which does not.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-
-    Raises:
-        DTypeError: not a float dtype.
-        ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
-    """
-    parameters = {"low": (low, "any"), "high": (high, "any")}
-    return sample(fills.uniform, parameters, shape, dtype, ctx, out)
-
-
-@known_keywords()
-def normal(
-    loc: NDArray | Scalar = 0,
-    scale: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the normal distribution with mean ``loc`` and standard deviation ``scale``, as :func:`uniform` does.
-
-    Args:
-        loc: mean.
-        scale: standard deviation.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-
-    Raises:
-        ParameterError: a negative scale, at the next wait.
-        DTypeError, ShapeError: as :func:`uniform`.
-    """
-    parameters = {"loc": (loc, "any"), "scale": (scale, "not negative")}
-    return sample(fills.normal, parameters, shape, dtype, ctx, out)
+if TYPE_CHECKING:
+    exponential = Distributions.exponential
+    gamma = Distributions.gamma
+    generalized_negative_binomial = Distributions.generalized_negative_binomial
+    negative_binomial = Distributions.negative_binomial
+    normal = Distributions.normal
+    poisson = Distributions.poisson
+    uniform = Distributions.uniform
+else:
+    __getattr__ = _attribute  # for a type checker a name that is not there is an error
+    globals().update((row.draw.__name__, function_of(row, __name__)) for row in DISTRIBUTIONS)
 
 
 @known_keywords()
@@ -185,132 +134,6 @@ def randint(
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
     return push_draw(draw, (), target_of(shape, target_dtype, ctx, out, "randint"), "randint")
-
-
-@known_keywords()
-def exponential(
-    scale: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the exponential distribution with mean ``scale`` > 0.
-
-    Args:
-        scale: mean.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-    """
-    parameters = {"scale": (scale, "positive")}
-    return sample(fills.exponential, parameters, shape, dtype, ctx, out)
-
-
-@known_keywords()
-def gamma(
-    alpha: NDArray | Scalar = 1,
-    beta: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the gamma distribution with shape ``alpha`` > 0 and scale ``beta`` > 0.
-
-    Args:
-        alpha: shape of the distribution.
-        beta: scale.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-    """
-    parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
-    return sample(fills.gamma, parameters, shape, dtype, ctx, out)
-
-
-@known_keywords()
-def poisson(
-    lam: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the Poisson distribution with mean ``lam`` >= 0, as floats.
-
-    Args:
-        lam: mean.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-    """
-    parameters = {"lam": (lam, "not negative")}
-    return sample(fills.poisson, parameters, shape, dtype, ctx, out)
-
-
-@known_keywords()
-def negative_binomial(
-    k: NDArray | Scalar = 1,
-    p: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw numbers of failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats.
-
-    Args:
-        k: number of successes.
-        p: probability of a success.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-    """
-    parameters = {"k": (k, "positive"), "p": (p, "probability")}
-    return sample(fills.negative_binomial, parameters, shape, dtype, ctx, out)
-
-
-@known_keywords()
-def generalized_negative_binomial(
-    mu: NDArray | Scalar = 1,
-    alpha: NDArray | Scalar = 1,
-    shape: Dims | None = UNSET,
-    dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    out: NDArray | None = None,
-    *,
-    name: str | None = None,
-) -> NDArray:
-    """Draw from the negative binomial distribution with mean ``mu`` >= 0 and variance mu + alpha mu², as floats.
-
-    Args:
-        mu: mean.
-        alpha: dispersion, at least 0.
-        shape: dimensions of the result, or of the block for each element of an array of parameters.
-        dtype: float16, float32 or float64; None: that of ``out``, else float32.
-        ctx: the device of the result; None: the current context.
-        out: array that takes the result, instead of a new one.
-        name: accepted, no effect.
-    """
-    parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
-    return sample(fills.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()

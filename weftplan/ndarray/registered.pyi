@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.ndarray.array import NDArray
-from weftplan.support.array_types import DTypeLike, ShapeLike
+from weftplan.support.array_types import Dims, DTypeLike, Scalar, ShapeLike
 
 Numbers = float | NDArray
 
@@ -407,6 +408,22 @@ class _Linalg:
     @staticmethod
     def trsm(A: NDArray | None = ..., B: NDArray | None = ..., transpose: bool | int = ..., rightside: bool | int = ..., lower: bool | int = ..., alpha: float = ..., out: Any = ..., name: Any = ..., *, ctx: Any = ..., is_train: Any = ...) -> NDArray: ...
 linalg: _Linalg
+
+class Distributions:
+    @staticmethod
+    def uniform(low: NDArray | Scalar = ..., high: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def normal(loc: NDArray | Scalar = ..., scale: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def exponential(scale: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def gamma(alpha: NDArray | Scalar = ..., beta: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def poisson(lam: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def negative_binomial(k: NDArray | Scalar = ..., p: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
+    @staticmethod
+    def generalized_negative_binomial(mu: NDArray | Scalar = ..., alpha: NDArray | Scalar = ..., shape: Dims | None = ..., dtype: DTypeLike | None = ..., ctx: Context | None = ..., out: NDArray | None = ..., *, name: str | None = ...) -> NDArray: ...
 
 class Methods:
     __slots__ = ()

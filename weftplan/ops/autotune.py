@@ -24,7 +24,7 @@ import numpy as np
 from weftplan import config
 from weftplan.locks import Lock, consistent_in_children
 from weftplan.ops.core import tiling
-from weftplan.ops.core.implementations import Choice, Implementation, Specs, compiler, numpy_of, provided
+from weftplan.ops.core.implementations import Implementation, KernelChoice, Specs, compiler, numpy_of, provided
 from weftplan.ops.core.schema import Op, OpContext, Params
 from weftplan.support import user_cache
 
@@ -32,23 +32,24 @@ OFF, LIMITED, FASTEST = 0, 1, 2
 """Values of MXNET_CUDNN_AUTOTUNE_DEFAULT: no measurement, the fastest within the workspace limit, the fastest."""
 BY_NAME = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}
 """The same values by their names in the parameter ``cudnn_tune`` of a convolution."""
-MOST_SECONDS = 0.3
+MAX_SECONDS = 0.3
 """Seconds after which the measurement of a call stops; each implementation is timed at least twice."""
 
 _lock = consistent_in_children(Lock())
-_known: dict[str, dict[str, float]] = {}
+"""Held during a measurement, so that measurements do not disturb each other; guards ``_cached``."""
+_cached: dict[str, dict[str, float]] = {}
 
 
-def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, given: Choice) -> Choice:
+def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, heuristic: KernelChoice) -> KernelChoice:
     """Return the fastest implementation for a call on a host.
 
     Args:
         tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` takes precedence.
-        given: the heuristic's choice, returned if tuning is off or only one implementation can run the call.
+        heuristic: the heuristic's choice, returned if tuning is off or only one implementation can run the call.
     """
     tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
     if tune == OFF:
-        return given
+        return heuristic
     choices = [numpy_of(op)]
     candidate = provided().get(op.name)
     while candidate is not None:
@@ -56,30 +57,30 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
             choices.append(candidate)
         candidate = candidate.otherwise
     if len(choices) == 1:
-        return given
+        return heuristic
     if tune == LIMITED and "workspace" in params:
         limit = params["workspace"] << 20
-        fitting = [one for one in choices if one.workspace(params, inputs, outputs) <= limit]
+        fitting = [choice for choice in choices if choice.workspace(params, inputs, outputs) <= limit]
         choices = fitting or choices
     if len(choices) == 1:
-        return Choice(choices[0], "alone within the workspace limit", several=True)
+        return KernelChoice(choices[0], "alone within the workspace limit", several=True)
     seconds = times(op, params, inputs, outputs, choices=choices)
-    best = min(choices, key=lambda one: seconds[one.name])
-    return Choice(best, "measured", several=True)
+    best = min(choices, key=lambda choice: seconds[choice.name])
+    return KernelChoice(best, "measured", several=True)
 
 
 def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: list[Implementation]) -> dict[str, float]:
     """Return the seconds of one call of each implementation, by name; measure them if they are not cached."""
     name = _key(op, params, inputs, outputs)
     with _lock:
-        seconds = _known.get(name)
+        seconds = _cached.get(name)
         if seconds is None:
-            place = user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
-            seconds = _read(user_cache.load(place, name), choices)
+            folder = user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
+            seconds = _read(user_cache.load(folder, name), choices)
             if seconds is None:
                 seconds = _measured(op, params, inputs, outputs, choices=choices)
-                user_cache.keep(place, name, json.dumps(seconds).encode())
-            _known[name] = seconds
+                user_cache.keep(folder, name, json.dumps(seconds).encode())
+            _cached[name] = seconds
     return seconds
 
 
@@ -95,7 +96,7 @@ def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, flo
         return None
     try:
         stored = json.loads(content)
-        seconds = {one.name: float(stored[one.name]) for one in choices}
+        seconds = {choice.name: float(stored[choice.name]) for choice in choices}
     except (ValueError, TypeError, KeyError):
         return None
     return seconds if all(0 < value < math.inf for value in seconds.values()) else None
@@ -111,11 +112,11 @@ def _measured(
     ]
     results = [np.empty(spec.shape, spec.dtype) for spec in outputs]
 
-    def prepared(one: Implementation) -> Callable[[], None]:
-        room = np.empty(one.workspace(params, inputs, outputs), np.uint8)
+    def prepared(choice: Implementation) -> Callable[[], None]:
+        scratch = np.empty(choice.workspace(params, inputs, outputs), np.uint8)
 
         def call() -> None:
-            one.kernel(OpContext(np, is_train=True, workspace=room), params, arrays, results)
+            choice.kernel(OpContext(np, is_train=True, workspace=scratch), params, arrays, results)
 
         return call
 
@@ -126,7 +127,7 @@ def _measured(
             call()  # compiles, and touches all memory
         begin = time.perf_counter()
         rounds = 0
-        while rounds < 2 or (rounds < 20 and time.perf_counter() - begin < MOST_SECONDS):
+        while rounds < 2 or (rounds < 20 and time.perf_counter() - begin < MAX_SECONDS):
             for name, call in calls.items():
                 start = time.perf_counter()
                 call()

@@ -1,4 +1,5 @@
-"""Search for the largest batch that fits a budget, by linear interpolation between plans and by bisection.
+"""Search for the largest batch that fits a budget, by linear interpolation between plans and by bisection, and division
+of a larger batch into micro-batches.
 
 The search assumes that bytes grow with the batch.
 """
@@ -28,6 +29,15 @@ def batch_size(shapes: Shapes) -> int:
         if len(shape):
             return int(shape[0])
     raise PlanError("a batch size needs the shape of an input to go into, such as data=(32, 3, 224, 224)")
+
+
+def fewest_pieces(batch: int, limit: int) -> int:
+    """Return the smallest number of equal micro-batches of a batch, each of at most ``limit`` samples (at least 1).
+
+    >>> fewest_pieces(96, 40), fewest_pieces(7, 3)
+    (3, 7)
+    """
+    return next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= limit)
 
 
 def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:

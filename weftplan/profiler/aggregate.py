@@ -17,7 +17,7 @@ class AggregateRow:
     name: str
     count: int = 0
     total: float = 0.0
-    least: float = float("inf")
+    min_ms: float = float("inf")
     max_ms: float = 0.0
 
     @property
@@ -31,7 +31,7 @@ class AggregateRow:
         return f"{self.domain}:{self.name}" if self.domain else self.name
 
 
-_SORT = {"total": "total", "avg": "average", "min": "least", "max": "most", "count": "count"}
+_SORT = {"total": "total", "avg": "average", "min": "min_ms", "max": "max_ms", "count": "count"}
 
 
 def rows(recorder: EventRecorder, *, sort_by: str = "total", ascending: bool = False) -> list[AggregateRow]:
@@ -51,7 +51,7 @@ def rows(recorder: EventRecorder, *, sort_by: str = "total", ascending: bool = F
         ms = ns / 1e6
         row.count += 1
         row.total += ms
-        row.least = min(row.least, ms)
+        row.min_ms = min(row.min_ms, ms)
         row.max_ms = max(row.max_ms, ms)
     return sorted(table.values(), key=lambda row: (getattr(row, _SORT[sort_by]), row.title), reverse=not ascending)
 
@@ -61,7 +61,7 @@ def as_text(table: list[AggregateRow]) -> str:
     width = max([len(row.title) for row in table] + [len("Name")])
     lines = [f"{'Name':<{width}}  {'Count':>9} {'Total (ms)':>12} {'Min (ms)':>10} {'Max (ms)':>10} {'Avg (ms)':>10}"]
     lines += [
-        f"{r.title:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.max_ms:>10.4f} {r.average:>10.4f}"
+        f"{r.title:<{width}}  {r.count:>9} {r.total:>12.4f} {r.min_ms:>10.4f} {r.max_ms:>10.4f} {r.average:>10.4f}"
         for r in table
     ]
     return "\n".join(lines) + "\n"
@@ -78,7 +78,7 @@ def as_json(table: list[AggregateRow]) -> str:
         times.setdefault(row.domain or "operator", {})[row.name] = {
             "Count": row.count,
             "Total": row.total,
-            "Min": row.least,
+            "Min": row.min_ms,
             "Max": row.max_ms,
             "Avg": row.average,
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.rules import is_known
@@ -16,7 +17,9 @@ from weftplan.ops.core.schema import Shape
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 
-MOST = 60
+T = TypeVar("T")
+
+MAX_BOXES = 60
 """Maximum number of boxes in a picture before layers are collapsed."""
 _LAYERS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "RNN", "Embedding", "dot", "batch_dot"})
 """Operators that begin a new box when a chain of operators is collapsed."""
@@ -43,47 +46,60 @@ class Box:
         return next((name for name in named if name in _LAYERS), named[0] if named else "null")
 
 
-def boxes_of(symbol: Symbol, *, most: int = MOST) -> list[Box]:
-    """Return the boxes of a network in execution order; more than ``most`` are collapsed, step by step.
+def boxes_of(symbol: Symbol, *, max_boxes: int = MAX_BOXES) -> list[Box]:
+    """Return the boxes of a network in execution order; more than ``max_boxes`` are collapsed, step by step.
 
     First a layer takes the operators after it that nothing else reads; then the branches between two boxes that every
     path passes become a box; then equal neighbours; at last neighbours in the order of execution, until
-    ``most`` are left.
+    ``max_boxes`` are left.
     """
-    boxes = _every_node(topological_order(symbol.entries), {entry.node for entry in symbol.entries})
+    boxes = _every_node(shown_nodes(symbol))
     for collapse in (_chains, _branches, _repeats):
-        if len(boxes) <= most:
+        if len(boxes) <= max_boxes:
             return boxes
         boxes = collapse(boxes)
-    return boxes if len(boxes) <= most else _slices(boxes, most)
+    return boxes if len(boxes) <= max_boxes else _slices(boxes, max_boxes)
 
 
 def known_shapes(symbol: Symbol, shapes: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
     """Return the shapes of all entries that follow from the shapes of inputs."""
-    nodes = topological_order(symbol.entries)
     if not shapes:
         return {}
     try:
-        values = infer.infer_shapes(nodes, shapes)
+        values = infer.infer_shapes(topological_order(symbol.entries), shapes)
     except ShapeError:
         return {}
-    rows = infer.entry_rows(nodes)
+    return {entry: shape for entry, shape in by_entry(symbol, values).items() if shape is not None and is_known(shape)}
+
+
+def by_entry(symbol: Symbol, values: Sequence[T]) -> dict[Entry, T]:
+    """Return the entries of a network with ``values``, which are in the order of inference."""
+    nodes = topological_order(symbol.entries)
     return {
-        Entry(node, k): shape
-        for node, start in zip(nodes, rows, strict=False)
+        Entry(node, k): values[start + k]
+        for node, start in zip(nodes, infer.entry_rows(nodes), strict=False)
         for k in range(node.num_outputs)
-        if is_known(shape := values[start + k]) and shape is not None
     }
 
 
-def _every_node(nodes: Sequence[Node], outputs: set[Node]) -> list[Box]:
-    """Return a box for each operator, and for each variable that is an operator's data or an output."""
-    data = {node.inputs[0].node for node in nodes if node.inputs} | outputs
-    shown = [node for node in nodes if node.op is not None or node in data]
-    index = {node: k for k, node in enumerate(shown)}
+def data_of(nodes: Sequence[Node]) -> set[Node]:
+    """Return the nodes that are the first input of a node: the data that flows through the network."""
+    return {node.inputs[0].node for node in nodes if node.inputs}
+
+
+def shown_nodes(symbol: Symbol) -> list[Node]:
+    """Return the operators, and the variables that are an operator's data or an output, in execution order."""
+    nodes = topological_order(symbol.entries)
+    data = data_of(nodes) | {entry.node for entry in symbol.entries}
+    return [node for node in nodes if node.op is not None or node in data]
+
+
+def _every_node(nodes: Sequence[Node]) -> list[Box]:
+    """Return a box for each of these nodes."""
+    index = {node: k for k, node in enumerate(nodes)}
     return [
         Box([node], list(dict.fromkeys(index[entry.node] for entry in node.inputs if entry.node in index)))
-        for node in shown
+        for node in nodes
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 
 from weftplan.ops.core.schema import Shape
-from weftplan.report.network_boxes import MOST, Box, boxes_of, known_shapes
+from weftplan.report.network_boxes import MAX_BOXES, Box, boxes_of, known_shapes
 from weftplan.report.node_labels import colour_of, label_of
 from weftplan.support import slots
 from weftplan.support.atomic_files import write_text
@@ -59,8 +59,8 @@ class _Cell:
     """Upper edge."""
 
 
-def draw(symbol: Symbol, shapes: Mapping[str, Shape] | None = None, *, most: int = MOST) -> NetworkPicture:
-    """Return a picture of a network; layers are collapsed if there are more than ``most`` boxes.
+def draw(symbol: Symbol, shapes: Mapping[str, Shape] | None = None, *, max_boxes: int = MAX_BOXES) -> NetworkPicture:
+    """Return a picture of a network; layers are collapsed if there are more than ``max_boxes`` boxes.
 
     Args:
         shapes: shapes of inputs by name, from which the shapes in the picture follow.
@@ -70,7 +70,7 @@ def draw(symbol: Symbol, shapes: Mapping[str, Shape] | None = None, *, most: int
     >>> picture.svg.startswith("<svg"), "2 x 3" in picture.svg
     (True, True)
     """
-    boxes, entry_shapes = boxes_of(symbol, most=most), known_shapes(symbol, shapes)
+    boxes, entry_shapes = boxes_of(symbol, max_boxes=max_boxes), known_shapes(symbol, shapes)
     cells, layers = _layered(boxes, [_lines(box, entry_shapes) for box in boxes])
     _order(layers)
     _set_coordinates(layers)

@@ -1,4 +1,4 @@
-"""``mx.viz``: a network as a table of layers, and as a picture in the DOT language."""
+"""``mx.viz``: a network as a table of layers, and as DOT text with the picture of ``network_svg``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import subprocess
 import warnings
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.rules import is_known
 from weftplan.ops.core.schema import Shape
+from weftplan.report.network_boxes import by_entry, data_of, shown_nodes
 from weftplan.report.network_svg import NetworkPicture, draw
 from weftplan.report.node_labels import colour_of, label_of
-from weftplan.support.array_types import DTypeLike
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import warn
+
+T = TypeVar("T")
 
 
 def print_summary(
@@ -45,8 +49,8 @@ def print_summary(
         ShapeError: ``shape`` is given but some shape cannot be inferred from it.
     """
     nodes = topological_order(symbol.entries)
-    shapes = _output_shapes(nodes, shape)
-    inputs, data = set(shape or ()), _data(nodes)
+    shapes = _output_shapes(symbol, shape)
+    inputs, data = set(shape or ()), data_of(nodes)
     stops = [int(line_length * p) for p in positions]
     _row(("Layer (type)", "Output Shape", "Param #", "Previous Layer"), stops, "=" * line_length, echo)
     total = 0
@@ -190,7 +194,7 @@ def plot_network(
     }
     """
     nodes = topological_order(symbol.entries)
-    shapes, dtypes = _output_shapes(nodes, shape), _output_dtypes(nodes, dtype)
+    shapes, dtypes = _output_shapes(symbol, shape), _output_dtypes(symbol, dtype)
     repeated = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
     if repeated:
         names = ", ".join(repeated)
@@ -202,75 +206,64 @@ def plot_network(
     number = {node: i for i, node in enumerate(nodes)}
     style = {"shape": "box", "fixedsize": "false", "style": "filled", **(node_attrs or {})}
     lines = [f'digraph "{_escape(title)}" {{', f"  node [{_attributes(dict(sorted(style.items())))}];"]
-    shown = _data(nodes) | {entry.node for entry in symbol.entries}
-    hidden = {node for node in nodes if hide_weights and node.op is None and node not in shown}
-    for node in nodes:
-        if node in hidden:
-            continue
+    shown = dict.fromkeys(shown_nodes(symbol) if hide_weights else nodes)
+    for node in shown:
         kind = "null" if node.op is None else node.op.name
         look = {"label": label_of(node), "fillcolor": colour_of(kind)}
         if node.op is None:
             look["shape"] = "oval"
         lines.append(f"  n{number[node]} [{_attributes(look)}];")
-    for node in nodes:
+    for node in shown:
         for entry in node.inputs:
-            if entry.node in hidden:
+            if entry.node not in shown:
                 continue
             arrow = {"dir": "back", "arrowtail": "open"}
             key = Entry(entry.node, entry.index)
-            parts = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
+            parts = [
+                *(["x".join(map(str, shapes[key]))] if key in shapes else []),
+                *([str(dtypes[key])] if key in dtypes else []),
+            ]
             if parts:
                 arrow["label"] = " ".join(parts)
             lines.append(f"  n{number[node]} -> n{number[entry.node]} [{_attributes(arrow)}];")
     return Dot("\n".join([*lines, "}"]), title, draw(symbol, shape), save_format)
 
 
-def _variables(nodes: list[Node], values: Mapping[str, object], error: type[MXNetError]) -> None:
-    missing = sorted(set(values) - {node.name for node in nodes if node.op is None})
-    if missing:
-        raise error(f"no variable is called {', '.join(missing)}")
+def _inferred(
+    symbol: Symbol,
+    name: str,
+    inputs: Mapping[str, Any] | None,
+    infer_values: Callable[[list[Node], Mapping[str, Any]], Sequence[T | None]],
+    error: type[MXNetError],
+) -> dict[Entry, T]:
+    """Return the shape or dtype, called ``name``, of every entry; empty if ``inputs`` is None.
 
-
-def _output_dtypes(nodes: list[Node], dtypes_by_name: Mapping[str, DTypeLike] | None) -> dict[Entry, list[str]]:
-    """Return words for the dtypes of all entries; empty without ``dtypes_by_name``."""
-    if dtypes_by_name is None:
+    Raises:
+        MXNetError: of the class ``error``: no variable has a name in ``inputs``, or a value cannot be inferred.
+    """
+    if inputs is None:
         return {}
-    _variables(nodes, dtypes_by_name, DTypeError)
-    values = infer.infer_dtypes(nodes, {name: p_dtype(dtype) for name, dtype in dtypes_by_name.items()})
-    dtypes = {}
-    for node, start in zip(nodes, infer.entry_rows(nodes), strict=False):
-        for k in range(node.num_outputs):
-            dtype = values[start + k]
-            if dtype is None:
-                raise DTypeError(
-                    f"the dtype of {node.name!r} cannot be inferred from {dict(dtypes_by_name)}; give more dtypes"
-                )
-            dtypes[Entry(node, k)] = [str(dtype)]
-    return dtypes
+    nodes = topological_order(symbol.entries)
+    unknown = sorted(set(inputs) - {node.name for node in nodes if node.op is None})
+    if unknown:
+        raise error(f"no variable is called {', '.join(unknown)}")
+    known: dict[Entry, T] = {}
+    for entry, value in by_entry(symbol, infer_values(nodes, inputs)).items():
+        if value is None or (isinstance(value, tuple) and not is_known(value)):
+            raise error(f"the {name} of {entry.node.name!r} cannot be inferred from {dict(inputs)}; give more {name}s")
+        known[entry] = value
+    return known
 
 
-def _output_shapes(nodes: list[Node], shapes_by_name: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
-    """Return the shapes of all entries; empty without ``shapes_by_name``."""
-    if shapes_by_name is None:
-        return {}
-    _variables(nodes, shapes_by_name, ShapeError)
-    values = infer.infer_shapes(nodes, shapes_by_name)
-    shapes: dict[Entry, Shape] = {}
-    rows = infer.entry_rows(nodes)
-    for node, start in zip(nodes, rows, strict=False):
-        for k in range(node.num_outputs):
-            shape = values[start + k]
-            if shape is None or not is_known(shape):
-                raise ShapeError(
-                    f"the shape of {node.name!r} cannot be inferred from {dict(shapes_by_name)}; give more shapes"
-                )
-            shapes[Entry(node, k)] = shape
-    return shapes
+def _output_shapes(symbol: Symbol, shapes: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
+    return _inferred(symbol, "shape", shapes, infer.infer_shapes, ShapeError)
 
 
-def _data(nodes: list[Node]) -> set[Node]:
-    """Return the variables that are the first input of a node: the data that flows through the network."""
-    return {node.inputs[0].node for node in nodes if node.inputs}
+def _output_dtypes(symbol: Symbol, dtypes: Mapping[str, DTypeLike] | None) -> dict[Entry, DType]:
+    def infer_dtypes(nodes: list[Node], inputs: Mapping[str, DTypeLike]) -> Sequence[DType | None]:
+        return infer.infer_dtypes(nodes, {name: p_dtype(dtype) for name, dtype in inputs.items()})
+
+    return _inferred(symbol, "dtype", dtypes, infer_dtypes, DTypeError)
 
 
 def _is_label(node: Node, variable: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import operator
 import queue
 import time
@@ -99,7 +100,7 @@ class Task(Generic[T]):
         self._call = self._args = self._kwargs = self._context = None
         value = context.run(call, *args, **kwargs) if kwargs else context.run(call, *args)  # type: ignore[union-attr]
         kind = type(value)
-        if kind is CoroutineType or kind is GeneratorType or kind is AsyncGeneratorType:
+        if kind in _LAZY:
             _refuse_unrun(self.name, value)
         if self._check is not None:
             context.run(self._check, self.name, value)  # type: ignore[union-attr]
@@ -305,6 +306,10 @@ def _item(task: Task[Any], index: object) -> object:
     return operator.getitem(value, index)
 
 
+_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, map, filter, itertools.starmap})
+"""Classes of results that have not called the functions of their work."""
+
+
 def _refuse_unrun(name: str, value: Any) -> None:
     """Raise EngineError if none of the work of a returned coroutine or generator has run."""
     if isinstance(value, CoroutineType):
@@ -314,6 +319,8 @@ def _refuse_unrun(name: str, value: Any) -> None:
         if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
             return
         result_kind, remedy = "a generator", "return list(...) of it"
+    elif not isinstance(value, AsyncGeneratorType):
+        result_kind, remedy = f"a {type(value).__name__} object", "return list(...) of it"
     else:
         result_kind, remedy = "an asynchronous generator", "use it with asyncio.run(...) inside it"
     raise EngineError(

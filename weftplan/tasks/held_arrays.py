@@ -28,10 +28,13 @@ from weftplan.tasks.array_vars import owner_of
 from weftplan.tasks.arrays import LEAVES, is_array, memory_of
 from weftplan.tasks.handle import Task
 from weftplan.tasks.random_states import state_of
-from weftplan.tasks.written_arguments import unbound, write_rule
+from weftplan.tasks.written_arguments import ITEM_METHODS, unbound, write_rule
 
-DEEPEST = 3
-"""Maximum nesting depth of inspected objects; containers and iterators of the standard library do not count."""
+DEEPEST = 4
+"""Maximum nesting depth of inspected objects; containers and iterators of the standard library do not count.
+
+An indexer of a DataFrame has its arrays at this depth.
+"""
 MAX_OBJECTS = 1000
 """Maximum number of objects, other than containers and leaves, that are inspected for one argument."""
 _CLOSED = (*LEAVES, ModuleType, CodeType, FunctionType, FrameType)
@@ -146,6 +149,8 @@ def arrays_of_function(
             f"task {label!r}: {name} changes the array object, which other tasks use; wait for them with "
             f"engine.wait(array, readers=True) and call it yourself"
         )
+    if type(fn).__name__ == "fortran":  # of f2py: the signature does not tell which arrays it writes
+        return [], list(held_arrays([*args, *kwargs.values()])), False
     if len(args) <= rule.quiet and not kwargs and name not in _HIDDEN_GENERATOR:
         return held, [], False
     out = kwargs.get("out")  # known to the caller
@@ -156,6 +161,8 @@ def arrays_of_function(
     if rule.writes_self and args and (is_array(args[0]) or memory_of(args[0]) is not None):
         writes += held_arrays(args[0])
         overwrites = name == "fill"
+    elif rule.writes_self and name in ITEM_METHODS and type(args[0]).__module__ not in _CONTAINERS:
+        writes += held  # the object stands for arrays, as `DataFrame.iloc` does
     elif fn is np.copyto:
         overwrites = "where" not in kwargs and len(args) < 4
     return [array for array in held if not any(array is other for other in writes)], writes, overwrites

@@ -31,7 +31,8 @@ _states: WeakKeyDictionary[object, StateArray] = WeakKeyDictionary()
 def state_of(value: object) -> StateArray | None:
     """Return the array that stands for the state of a random generator; None for anything else.
 
-    Generators of NumPy that share a bit generator share a state. ``random.Random`` counts, too.
+    Generators of NumPy that share a bit generator share a state. ``random.Random`` counts, too, and a seed sequence,
+    which counts its children.
 
     >>> rng = np.random.default_rng(0)
     >>> state_of(rng) is state_of(rng.bit_generator), state_of(3) is None
@@ -48,6 +49,8 @@ def state_of(value: object) -> StateArray | None:
             bits = value._bit_generator
         if isinstance(bits, numpy_random.BitGenerator):
             resource = bits.lock  # bit generators cannot be referenced weakly; each has a lock of its own
+        elif isinstance(value, numpy_random.SeedSequence):
+            return value.pool.view(StateArray)  # nor can seed sequences; each has this array, which never changes
     python_random: Any = sys.modules.get("random")
     if resource is None and python_random is not None and isinstance(value, python_random.Random):
         resource = value

@@ -29,13 +29,14 @@ _INPLACE_OPERATORS = (
     *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
 )
 """Python's in-place operators, which write their left side."""
-_METHODS = frozenset(
+ITEM_METHODS = frozenset({"__setitem__", "__delitem__", *(f"__{name}__" for name in _INPLACE_OPERATORS)})
+"""Methods that change their object, by the rules of the language."""
+_METHODS = ITEM_METHODS | frozenset(
     {
-        *("fill", "itemset", "partition", "put", "setfield", "sort", "__setitem__", "__delitem__", "__setmask__"),
+        *("fill", "itemset", "partition", "put", "setfield", "sort", "__setattr__", "__setmask__"),
         *("harden_mask", "soften_mask", "shrink_mask", "unshare_mask", "set_fill_value", "fill_value"),
         *("append", "clear", "extend", "insert", "pop", "remove", "reverse"),  # of bytearray and array.array
         *("frombytes", "fromfile", "fromlist", "fromunicode", "move", "write", "write_byte"),  # and of mmap
-        *(f"__{name}__" for name in _INPLACE_OPERATORS),
     }
 )
 """Methods that write the memory of their object, if it is one with memory."""
@@ -171,7 +172,8 @@ def _make_rule(
             target = parameters.get("a", parameters.get("x", 0))
             flags.append((position, flag, False, target, names.get(target, "")))
     # Libraries of tensors end the name of a method in place with an underscore.
-    writes_self = method and (name in _METHODS or (name.endswith("_") and not name.startswith("_")))
+    in_place = name in _METHODS or (name.endswith("_") and not name.startswith("_"))
+    writes_self = in_place if method else name == "setattr"
     reached = [position for position, _ in always] + [position for position, *_ in flags]
     quiet = -1 if writes_self else min((position for position in reached if position >= 0), default=sys.maxsize)
     return WriteRule(tuple(always), tuple(flags), writes_self, quiet)

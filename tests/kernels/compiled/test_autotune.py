@@ -13,7 +13,7 @@ import weftplan as mx
 from weftplan.kernels.compiled.target import host
 from weftplan.ops import autotune
 from weftplan.ops.core import registry
-from weftplan.ops.core.implementations import Choice, Implementation, choose, numpy_of, provided
+from weftplan.ops.core.implementations import Implementation, KernelChoice, choose, numpy_of, provided
 from weftplan.ops.core.schema import TensorSpec
 from weftplan.planner import PlanOptions, plan_symbol
 
@@ -26,7 +26,7 @@ DATA, WEIGHT, OUT = TensorSpec((1, 3, 8, 8), F32), TensorSpec((4, 3, 3, 3), F32)
 @pytest.fixture
 def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the path of an empty cache folder, and clear this process's known measurements."""
-    monkeypatch.setattr(autotune, "_known", {})
+    monkeypatch.setattr(autotune, "_cached", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "weftplan" / "kernels"
 
@@ -44,19 +44,19 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return by_name
 
 
-def choice(tune: int, **settings: Any) -> Choice:
+def choice(tune: int, **settings: Any) -> KernelChoice:
     """Return the tuned choice for one convolution at the autotune level ``tune``."""
     op = registry.get("Convolution")
     inputs = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
     params = registry.parse_params(op, inputs)
     first = choose(op, params, [DATA, WEIGHT], [OUT], "auto")
-    return autotune.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
+    return autotune.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, heuristic=first)
 
 
 def test_the_faster_one_is_chosen(cache_folder: Path, seconds: dict[str, float]):
     """Level 2 chooses the faster implementation; level 0 chooses by the heuristic without measuring."""
     assert choice(2).text == "native (measured)"
-    autotune._known.clear()
+    autotune._cached.clear()
     for file in cache_folder.glob("*/*"):
         file.unlink()
     seconds["native"] = 3.0
@@ -74,11 +74,11 @@ def test_all_that_can_compute_a_call_are_asked(cache_folder: Path, seconds: dict
     first = choose(op, params, *specs, "auto")
     assert first.text == "winograd"
     for fastest in ("winograd", "native", "numpy"):
-        autotune._known.clear()
+        autotune._cached.clear()
         for file in cache_folder.glob("*/*"):
             file.unlink()
         seconds.update({"winograd": 3.0, "native": 3.0, "numpy": 3.0, fastest: 1.0})
-        assert autotune.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
+        assert autotune.tuned(op, params, *specs, tune=2, heuristic=first).text == f"{fastest} (measured)"
 
 
 def test_what_was_measured_is_kept(cache_folder: Path, seconds: dict[str, float]):
@@ -87,7 +87,7 @@ def test_what_was_measured_is_kept(cache_folder: Path, seconds: dict[str, float]
     assert seconds["calls"] == 1
     assert len(list(cache_folder.glob("*/*"))) == 1
     seconds["native"] = 3.0
-    autotune._known.clear()  # as in another process
+    autotune._cached.clear()  # as in another process
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 1
 
@@ -103,7 +103,7 @@ def test_damaged_files_are_measured_again(damage: str, cache_folder: Path, secon
     else:
         wrong: Any = {"others": {"numpy": 1.0}, "numbers": {"numpy": 1.0, "native": -1.0}, "words": ["numpy"]}[damage]
         autotune.user_cache.keep(cache_folder, file.name, json.dumps(wrong).encode())
-    autotune._known.clear()
+    autotune._cached.clear()
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 2
     assert file.read_bytes() == content

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.kernels.compiled.size_table import Sizes, data_bands, forward_bands
+from weftplan.kernels.compiled.size_table import ConvSizes, data_bands, forward_bands
 from weftplan.planner import PlanOptions
 
 pytest.importorskip("llvmlite")
@@ -30,7 +30,7 @@ In each, one phase of the stride has fewer rows than another phase, but its taps
 """
 
 
-def run_step(case: Case, kernels: str) -> tuple[list[Any], Sizes]:
+def run_step(case: Case, kernels: str) -> tuple[list[Any], ConvSizes]:
     """Return output and gradients of one training step, and the sizes of the convolution."""
     image, filters, kernel, stride, dilate, pad = case
     net = mx.sym.Convolution(
@@ -44,7 +44,7 @@ def run_step(case: Case, kernels: str) -> tuple[list[Any], Sizes]:
         array[:] = rng.normal(0, 1, array.shape)
     out = executor.forward(is_train=True)[0].asnumpy()
     executor.backward([mx.nd.array(rng.normal(0, 1, out.shape))])
-    s = Sizes(
+    s = ConvSizes(
         batch=image[0], groups=1, channels=image[1], filters=filters, image=(1, *image[2:]), grid=(1, *out.shape[2:]),
         kernel=(1, *kernel), stride=(1, *stride), dilate=(1, *dilate), pad=(0, *pad), itemsize=4,
     )  # fmt: skip

@@ -134,7 +134,7 @@ def test_processors():
     ):
         actual = choose("x86_64", "one", features, "LLVM")
         assert isinstance(actual, Target)
-        assert (actual.bits, actual.places) == (bits, places)
+        assert (actual.bits, actual.tile_sizes) == (bits, places)
     actual = choose("arm64", "m1", {}, "LLVM")
     assert isinstance(actual, Target)
     assert (actual.bits, actual.name) == (128, "NEON")

@@ -19,7 +19,7 @@ from weftplan.kernels.compiled.convolution import dense
 from weftplan.kernels.compiled.depthwise import tables as depthwise_tables
 from weftplan.kernels.compiled.offset_tables import KernelArguments
 from weftplan.kernels.compiled.pooling import implementation as compiled_pooling
-from weftplan.kernels.compiled.size_table import Sizes
+from weftplan.kernels.compiled.size_table import ConvSizes
 from weftplan.ops.core import products
 from weftplan.ops.nn import pooling
 from weftplan.planner import PlanOptions
@@ -147,9 +147,9 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
         assert [first + k for k in range(10) if got[k] != want[k]] == [], way
 
 
-def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
+def sizes(batch: int, channels: int, filters: int, side: int) -> ConvSizes:
     """Return the sizes of a square 3x3 convolution with padding 1."""
-    return Sizes(
+    return ConvSizes(
         batch=batch, groups=1, channels=channels, filters=filters, image=(1, side, side), grid=(1, side, side),
         kernel=(1, 3, 3), stride=(1, 1, 1), dilate=(1, 1, 1), pad=(0, 1, 1), itemsize=4,
     )  # fmt: skip

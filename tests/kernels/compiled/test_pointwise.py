@@ -13,7 +13,7 @@ from tests.kernels.compiled.test_dense import HOST, OTHER, arrays, case, check_w
 from tests.ops.convolution_reference import gradients, reference
 from weftplan.kernels.compiled import parts, scratch
 from weftplan.kernels.compiled.pointwise import implementation as pointwise
-from weftplan.kernels.compiled.pointwise.implementation import Pass
+from weftplan.kernels.compiled.pointwise.implementation import PlanePass
 from weftplan.kernels.compiled.size_table import sizes
 from weftplan.kernels.compiled.target import Target
 from weftplan.ops.core import registry
@@ -141,8 +141,8 @@ def test_each_part_has_a_room_for_itself(
     got = np.empty_like(want)
     pointwise.call(there, dy if back else x, w, None if back else b, got, room)()
     assert got.tobytes() == want.tobytes()
-    assert (room[: -there.room] == 0xFF).all()
-    assert not (room[-there.room :] == 0xFF).all()
+    assert (room[: -there.part_bytes] == 0xFF).all()
+    assert not (room[-there.part_bytes :] == 0xFF).all()
 
 
 def test_bits_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch):
@@ -151,9 +151,9 @@ def test_bits_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch):
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
     expected = [one.tobytes() for one in run(geo, *data)]
-    for room, w_room in ((7 * 192, pointwise.W_ROOM), (pointwise.ROOM, 24 * 40 * 4)):
-        monkeypatch.setattr(pointwise, "ROOM", room)
-        monkeypatch.setattr(pointwise, "W_ROOM", w_room)
+    for room, w_room in ((7 * 192, pointwise.GATHERED_BYTES), (pointwise.PACKED_BYTES, 24 * 40 * 4)):
+        monkeypatch.setattr(pointwise, "PACKED_BYTES", room)
+        monkeypatch.setattr(pointwise, "GATHERED_BYTES", w_room)
         pointwise._arguments.cache_clear()
         assert [one.tobytes() for one in run(geo, *data)] == expected
     pointwise._arguments.cache_clear()
@@ -168,7 +168,7 @@ def test_a_scale_is_applied_to_whole_sums():
     y, scaled = np.empty_like(dy), np.empty_like(dy)
     scale, shift = np.random.default_rng(1).uniform(-2, 2, (2, 21)).astype(F32)
     pointwise.call(there, x, w, b, y, guarded(there.nbytes)[0])()
-    pointwise.call(there, x, w, b, scaled, guarded(there.nbytes)[0], after=(scale, shift), relu=True)()
+    pointwise.call(there, x, w, b, scaled, guarded(there.nbytes)[0], scaling=(scale, shift), relu=True)()
     wide = y.astype(np.float64) * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
     np.testing.assert_array_equal(scaled, np.maximum(wide, 0).astype(F32))
 
@@ -190,5 +190,5 @@ def test_who_computes(shape: tuple[int, ...], filters: int, more: dict[str, Any]
     actual = choose(op, params, ins, outs, "auto")
     assert actual.implementation.name == name
     if name == "native":
-        one = Pass(shape[0], shape[1], filters, shape[2] * shape[3], 4, False)
+        one = PlanePass(shape[0], shape[1], filters, shape[2] * shape[3], 4, False)
         assert actual.implementation.workspace(params, ins, outs) == one.nbytes

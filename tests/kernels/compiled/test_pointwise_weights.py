@@ -15,7 +15,7 @@ from tests.ops.convolution_reference import gradients
 from weftplan.kernels.compiled import parts, scratch
 from weftplan.kernels.compiled.convolution import implementation as convolution
 from weftplan.kernels.compiled.pointwise import weights as pointwise_weights
-from weftplan.kernels.compiled.pointwise.weights import Pass, weight_pass
+from weftplan.kernels.compiled.pointwise.weights import ProductPass, weight_pass
 from weftplan.kernels.compiled.size_table import sizes
 from weftplan.kernels.compiled.target import Target
 from weftplan.ops.nn.conv_geometry import Geometry
@@ -23,7 +23,7 @@ from weftplan.ops.nn.conv_geometry import Geometry
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 
 
-def pass_of(geo: Geometry) -> Pass:
+def pass_of(geo: Geometry) -> ProductPass:
     """Return the pass for this geometry, which must be supported."""
     actual = weight_pass(sizes(geo))
     assert actual is not None

@@ -82,7 +82,7 @@ class Parts:
         self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._part)
         start = ctypes.addressof(self.words)
         places = [[start + 8 * (room * count + number) for number in range(count)] for room in range(rooms)]
-        self.shared = polling.Shared(self.entry, places)
+        self.shared = polling.SharedParts(self.entry, places)
 
     def _part(self, place):
         room, number = divmod((place - ctypes.addressof(self.words)) // 8, self.count)

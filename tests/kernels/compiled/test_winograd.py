@@ -126,7 +126,7 @@ def test_bits_do_not_depend_on_blocks_and_parts(
     chosen = case(batch=3, channels=70, filters=90, image=(13, 17))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
-    monkeypatch.setattr(winograd, "WHOLE", 1 << 40 if kept else 0)
+    monkeypatch.setattr(winograd, "MAX_STORED_BYTES", 1 << 40 if kept else 0)
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
 
     def results() -> list[bytes]:
@@ -140,9 +140,9 @@ def test_bits_do_not_depend_on_blocks_and_parts(
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
     for wide, some in ((64, 32), (16, 16)):
         monkeypatch.setattr(winograd, "WIDE", wide)
-        monkeypatch.setattr(winograd, "SOME", some)
-        monkeypatch.setattr(winograd_weights, "SOME_IN", some)
-        monkeypatch.setattr(winograd_weights, "SOME_OUT", wide)
+        monkeypatch.setattr(winograd, "STORED_GROUP", some)
+        monkeypatch.setattr(winograd_weights, "GROUP_CHANNELS", some)
+        monkeypatch.setattr(winograd_weights, "GROUP_FILTERS", wide)
         for count in (1, 4):
             monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
             assert results() == expected
@@ -155,7 +155,7 @@ def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_c
     geo = geometry_of(case(batch=3, channels=70, filters=90, image=(13, 17)))
     s, (x, w, b, dy) = sizes(geo), arrays(case(batch=3), geo)
     there, back = winograd.forward_pass(s), winograd.data_pass(s)
-    monkeypatch.setattr(winograd, "WHOLE", 1 << 40 if kept else 0)
+    monkeypatch.setattr(winograd, "MAX_STORED_BYTES", 1 << 40 if kept else 0)
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
     needs = [winograd.layout(p).nbytes for p in (there, back)] + [winograd_weights.layout(there).nbytes]
     room = guarded(max(needs))[0]

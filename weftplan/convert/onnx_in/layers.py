@@ -160,6 +160,8 @@ def _norm(call: OnnxCall) -> Symbol:
 @rule("LRN")
 def _lrn(call: OnnxCall) -> Symbol:
     facts = {"alpha": call.get("alpha", 1e-4), "beta": call.get("beta", 0.75), "knorm": call.get("bias", 1.0)}
+    if call.get("size") % 2 == 0:
+        raise call.refuse("an even size is not read: its window is not centred")
     return call.make("LRN", call.symbol(), nsize=call.get("size"), **facts)
 
 

@@ -70,8 +70,11 @@ def _layer_norm(call: NodeWriter) -> None:
 
 @rule("LRN")
 def _lrn(call: NodeWriter) -> None:
-    facts = {"alpha": call.params["alpha"], "beta": call.params["beta"], "bias": call.params["knorm"]}
-    call.emit("LRN", call.inputs, call.outputs[0], size=call.params["nsize"], **facts)
+    channels = call.params["nsize"]
+    window = channels - (channels % 2 == 0)  # of an even number MXNet sums one channel less, ONNX does not
+    alpha = call.params["alpha"] * window / channels
+    facts = {"alpha": alpha, "beta": call.params["beta"], "bias": call.params["knorm"]}
+    call.emit("LRN", call.inputs, call.outputs[0], size=window, **facts)
 
 
 @rule("FullyConnected")

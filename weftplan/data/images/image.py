@@ -22,7 +22,7 @@ from weftplan.data.images import resampling
 from weftplan.data.random_draws import draw_generator
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
-from weftplan.ops.core.params import from_text
+from weftplan.ops.core.params import from_text, p_float, p_tuple
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import open_to_read
 
@@ -148,7 +148,7 @@ def copyMakeBorder(
     right: int,
     type: int = 0,
     value: float = 0.0,
-    values: Sequence[float] = (),
+    values: Sequence[float] | float | str = (),
     out: NDArray | None = None,
 ) -> NDArray:
     """Return an image with a border around it.
@@ -164,10 +164,12 @@ def copyMakeBorder(
         right: columns on the right.
         type: kind of border, see above.
         value: value of every channel of the border; ignored if ``values`` is given.
-        values: a value for each channel of the border.
+        values: a value for each channel of the border, or one for all.
         out: array that takes the result.
     """
-    return _give(resampling.border(host(src), top, bot, left, right, type, list(values) or [value]), out)
+    top, bot, left, right, type = map(from_text, (top, bot, left, right, type))
+    channels = p_tuple(p_float)(values) or (p_float(value),)
+    return _give(resampling.border(host(src), top, bot, left, right, type, list(channels)), out)
 
 
 def resize_short(src: NDArray | RawArray, size: int, interp: int = 2) -> NDArray:

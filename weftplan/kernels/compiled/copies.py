@@ -61,7 +61,7 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     zeros = f.larger(get["lead_width"], 0)
     count = f.larger(f.smaller(f.sub(get["width"], skip), f.sub(get["to_width"], zeros)), 0)
     behind = f.add(zeros, count)
-    left_bytes, right_bytes = f.mul(zeros, size), f.mul(behind, size)
+    front_bytes, right_bytes = f.mul(zeros, size), f.mul(behind, size)
     count_bytes, skip_bytes = f.mul(count, size), f.mul(skip, reader.size)
 
     def in_source(nbytes: str) -> str:
@@ -76,18 +76,21 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
             row = f.at(target, f.mul(f.add(f.mul(deep, get["to_height"]), high), row_bytes))
             line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], reader.size)))
             from_ = f.at(line, skip_bytes)
-            to = f.at(row, left_bytes)
+            to = f.at(row, front_bytes)
             data_bytes = f.choose(inside, count_bytes, 0)
             data_end = f.choose(inside, right_bytes, 0)
-            front = f.choose(inside, left_bytes, 0)
+            front = f.choose(inside, front_bytes, 0)
             with f.loop(0, front, wide) as i:
                 f.store("zeroinitializer", f.at(row, i))
-            whole = f.value(f"and i64 {data_bytes}, {-wide}")
-            with f.loop(0, whole, wide) as i:
+            full_bytes = f.value(f"and i64 {data_bytes}, {-wide}")
+            with f.loop(0, full_bytes, wide) as i:
                 f.store(reader.load(f.at(from_, in_source(i))), f.at(to, i))
-            with f.when(f.compare("slt", whole, data_bytes)):
-                left = f.value(f"sdiv exact i64 {f.sub(data_bytes, whole)}, {size}")
-                f.store(reader.load_masked(f.at(from_, in_source(whole)), f.mask_below(left)), f.at(to, whole))
+            with f.when(f.compare("slt", full_bytes, data_bytes)):
+                remaining = f.value(f"sdiv exact i64 {f.sub(data_bytes, full_bytes)}, {size}")
+                f.store(
+                    reader.load_masked(f.at(from_, in_source(full_bytes)), f.mask_below(remaining)),
+                    f.at(to, full_bytes),
+                )
             with f.loop(data_end, row_bytes, wide) as i:
                 f.store("zeroinitializer", f.at(row, i))
     return f
@@ -110,37 +113,37 @@ def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     panels = f.value(f"udiv i64 {f.add(rows, n - 1)}, {n}")
     turning = f.compare("ne", transposes, 0)
     with f.loop(0, panels) as panel:
-        first = f.mul(panel, n)
-        left = f.sub(rows, first)
-        source = f.at("%src", f.mul(first, row_step))
+        first_row = f.mul(panel, n)
+        remaining = f.sub(rows, first_row)
+        source = f.at("%src", f.mul(first_row, row_step))
         target = f.at("%dst", f.mul(panel, panel_step))
         with f.when(f.value(f"xor i1 {turning}, true")):
-            mask = f.mask_below(left)
+            mask = f.mask_below(remaining)
             with f.loop(0, "%outer") as a:
                 f.store(reader.load_masked(f.at(source, f.mul(a, step)), mask), f.at(target, f.mul(a, wide)))
         outer = f.choose(turning, "%outer", 0)
         with f.loop(0, outer) as a:
             begin = f.at(source, f.mul(a, step))
             to = f.at(target, f.mul(f.mul(a, "%length"), wide))
-            full = f.compare("sge", left, n)
-            whole = f.choose(full, f.value(f"and i64 %length, {-n}"), 0)
-            with f.loop(0, whole, n) as b:
-                here = f.at(begin, f.mul(b, reader.size))
-                turned = f.transposed([reader.load(f.at(here, f.mul(lane, row_step))) for lane in range(n)])
-                there = f.at(to, f.mul(b, wide))
+            is_full = f.compare("sge", remaining, n)
+            full_length = f.choose(is_full, f.value(f"and i64 %length, {-n}"), 0)
+            with f.loop(0, full_length, n) as b:
+                source_at = f.at(begin, f.mul(b, reader.size))
+                turned = f.transposed([reader.load(f.at(source_at, f.mul(lane, row_step))) for lane in range(n)])
+                target_at = f.at(to, f.mul(b, wide))
                 for lane, vector in enumerate(turned):
-                    f.store(vector, f.at(there, lane * wide))
-            with f.loop(whole, "%length", n) as b:
-                here = f.at(begin, f.mul(b, reader.size))
+                    f.store(vector, f.at(target_at, lane * wide))
+            with f.loop(full_length, "%length", n) as b:
+                source_at = f.at(begin, f.mul(b, reader.size))
                 count = f.smaller(f.sub("%length", b), n)
                 mask = f.mask_below(count)
                 vectors = []
                 for lane in range(n):
-                    there = f.compare("slt", lane, left)
+                    target_at = f.compare("slt", lane, remaining)
                     kind = f"<{n} x i1>"
-                    some = f.value(f"select i1 {there}, {kind} {mask}, {kind} zeroinitializer")
-                    offset = f.choose(there, f.mul(lane, row_step), 0)
-                    vectors.append(reader.load_masked(f.at(here, offset), some))
+                    row_mask = f.value(f"select i1 {target_at}, {kind} {mask}, {kind} zeroinitializer")
+                    offset = f.choose(target_at, f.mul(lane, row_step), 0)
+                    vectors.append(reader.load_masked(f.at(source_at, offset), row_mask))
                 for lane, vector in enumerate(f.transposed(vectors)):
                     f.store(vector, f.at(buffer, lane * wide))
                 with f.loop(0, count) as lane_number:

@@ -43,8 +43,8 @@ def compiled(computation: Computation, dtype: DType) -> Run:
     size = dtype.itemsize
     numbers = address(constants)
 
-    def run(arrays: Sequence[RawArray], first: int, last: int) -> None:
-        words = np.array([first * size, last * size, numbers, *map(address, arrays)], np.int64)
+    def run(arrays: Sequence[RawArray], begin: int, end: int) -> None:
+        words = np.array([begin * size, end * size, numbers, *map(address, arrays)], np.int64)
         entry(address(words))
         assert constants is not None  # keeps the constants alive as long as this function
 
@@ -64,7 +64,7 @@ def _function(formula: Formula, scalar: str) -> Function:
     The words: first byte, end byte, address of the constants, addresses of the arrays.
     """
     f = Function("elementwise", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
-    first, last, numbers = f.word("%words", 0), f.word("%words", 1), f.pointer("%words", 2)
+    begin, end, numbers = f.word("%words", 0), f.word("%words", 1), f.pointer("%words", 2)
     pointers = [f.pointer("%words", 3 + i) for i in range(formula.arrays)]
     constants = {
         number: f.broadcast(f.at(numbers, operation.operands[0] * f.size))
@@ -85,17 +85,17 @@ def _function(formula: Formula, scalar: str) -> Function:
         for array, value in formula.results:
             store(values[value], pointers[array])
 
-    whole = f.add(first, f.value(f"and i64 {f.sub(last, first)}, {-LINE}"))
-    with f.loop(first, whole, LINE) as offset:
+    full_end = f.add(begin, f.value(f"and i64 {f.sub(end, begin)}, {-LINE}"))
+    with f.loop(begin, full_end, LINE) as offset:
         line(
             lambda pointer: f.load(f.at(pointer, offset)), lambda value, pointer: f.store(value, f.at(pointer, offset))
         )
-    left = f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
-    with f.when(f.compare("sgt", left, 0)):
-        mask = f.mask_below(left)
+    remaining = f.value(f"sdiv exact i64 {f.sub(end, full_end)}, {f.size}")
+    with f.when(f.compare("sgt", remaining, 0)):
+        mask = f.mask_below(remaining)
         line(
-            lambda pointer: f.load_masked(f.at(pointer, whole), mask),
-            lambda value, pointer: f.store_masked(value, f.at(pointer, whole), mask),
+            lambda pointer: f.load_masked(f.at(pointer, full_end), mask),
+            lambda value, pointer: f.store_masked(value, f.at(pointer, full_end), mask),
         )
     return f
 
@@ -128,10 +128,10 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
     return _chosen(f, "ult", a, b, a, b)
 
 
-def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) -> str:
-    """Emit a selection by lane: ``then`` if the comparison holds, else ``otherwise``."""
-    there = f.value(f"fcmp {how} {f.vector} {a}, {b}")
-    return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")
+def _chosen(f: Function, how: str, a: str, b: str, chosen: str, otherwise: str) -> str:
+    """Emit a selection by lane: ``chosen`` if the comparison holds, else ``otherwise``."""
+    holds = f.value(f"fcmp {how} {f.vector} {a}, {b}")
+    return f.value(f"select <{f.lanes} x i1> {holds}, {f.vector} {chosen}, {f.vector} {otherwise}")
 
 
 slots.COMPILED_FORMULA.fill(compiled)

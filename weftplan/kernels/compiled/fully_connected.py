@@ -17,7 +17,7 @@ import numpy as np
 
 from weftplan.kernels.compiled.pointwise import implementation as pointwise
 from weftplan.kernels.compiled.pointwise import weights as pointwise_weights
-from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
+from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, in_sequence, nothing
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.products import product
@@ -51,22 +51,29 @@ class Matrices:
         self.itemsize = weight.dtype.itemsize
 
     @property
-    def forward(self) -> pointwise_weights.Pass:
+    def forward(self) -> pointwise_weights.ProductPass:
         """Data times the transpose of the weight."""
-        return pointwise_weights.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, little=True)
+        return pointwise_weights.ProductPass(1, self.hidden, self.rows, self.columns, self.itemsize, little=True)
 
     @property
-    def to_weight(self) -> pointwise.Pass:
+    def to_weight(self) -> pointwise.PlanePass:
         """The transpose of the result's gradient times data."""
-        room = max(LEAST_GATHERED, self.hidden * self.columns * self.itemsize // SHARE)
-        return pointwise.Pass(
-            1, self.rows, self.hidden, self.columns, self.itemsize, True, min(room, pointwise.W_ROOM), little=True
+        gathered_bytes = max(LEAST_GATHERED, self.hidden * self.columns * self.itemsize // SHARE)
+        return pointwise.PlanePass(
+            1,
+            self.rows,
+            self.hidden,
+            self.columns,
+            self.itemsize,
+            True,
+            min(gathered_bytes, pointwise.GATHERED_BYTES),
+            little=True,
         )
 
     @property
-    def to_data(self) -> pointwise.Pass:
+    def to_data(self) -> pointwise.PlanePass:
         """The result's gradient times the weight."""
-        return pointwise.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, False, little=True)
+        return pointwise.PlanePass(1, self.hidden, self.rows, self.columns, self.itemsize, False, little=True)
 
     @property
     def back_bytes(self) -> int:
@@ -99,10 +106,10 @@ def _by_blas(m: Matrices) -> bool:
     return isinstance(target, Target) and target.bits < 512 and m.hidden > FAR
 
 
-def data_gradient(m: Matrices, ograd: RawArray, weight: RawArray, dgrad: RawArray, room: RawArray) -> Call:
+def data_gradient(m: Matrices, ograd: RawArray, weight: RawArray, dgrad: RawArray, scratch: RawArray) -> Call:
     """Return a call that computes the gradient of the data, by a BLAS or in scratch of ``m.to_data.nbytes``."""
     if not _by_blas(m):
-        return pointwise.call(m.to_data, weight, ograd, None, dgrad, room)
+        return pointwise.call(m.to_data, weight, ograd, None, dgrad, scratch)
     return partial(product, np, ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns))
 
 
@@ -124,16 +131,16 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     ograd, data, weight = inputs
     dgrad, wgrad = outputs[:2]
     m = Matrices(spec(weight), spec(ograd))
-    room = ctx.take((m.back_bytes,), np.uint8)
+    scratch = ctx.take((m.back_bytes,), np.uint8)
     calls: list[Call] = []
     # The weight gradient is computed first, because the data gradient may overwrite the data.
     if wgrad is not None:
-        calls.append(pointwise.call(m.to_weight, data, ograd, None, wgrad, room))
+        calls.append(pointwise.call(m.to_weight, data, ograd, None, wgrad, scratch))
     if dgrad is not None:
-        calls.append(data_gradient(m, ograd, weight, dgrad, room))
+        calls.append(data_gradient(m, ograd, weight, dgrad, scratch))
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(partial(np.add.reduce, ograd.reshape(m.rows, m.hidden), axis=0, out=outputs[2]))
-    return one_after_other(*calls) if calls else nothing
+    return in_sequence(*calls) if calls else nothing
 
 
 def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], Matrices], *, gradient: bool) -> None:

@@ -118,17 +118,17 @@ class Function:
 
     def word(self, pointer: str, index: Value = 0) -> str:
         """Emit a load of element ``index`` of an array of 64-bit integers."""
-        place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
-        return self.value(f"load i64, ptr {place}, align 8")
+        element = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
+        return self.value(f"load i64, ptr {element}, align 8")
 
     def pointer(self, pointer: str, index: Value = 0) -> str:
         """Emit a load of element ``index`` of an array of pointers."""
-        place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
-        return self.value(f"load ptr, ptr {place}, align 8")
+        element = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
+        return self.value(f"load ptr, ptr {element}, align 8")
 
-    def keep(self, value: Value, place: str, index: Value = 0) -> None:
-        """Emit a store of a 64-bit integer to element ``index`` of the array at ``place``."""
-        target = place if index == 0 else self.value(f"getelementptr i64, ptr {place}, i64 {index}")
+    def keep(self, value: Value, array: str, index: Value = 0) -> None:
+        """Emit a store of a 64-bit integer to element ``index`` of the array at ``array``."""
+        target = array if index == 0 else self.value(f"getelementptr i64, ptr {array}, i64 {index}")
         self.emit(f"store i64 {value}, ptr {target}, align 8")
 
     def scalar_at(self, pointer: str) -> str:
@@ -236,16 +236,16 @@ class Function:
         """Emit the mask of the first ``count`` lanes; ``count`` may be negative or exceed the number of lanes."""
         kind = f"<{self.lanes} x i64>"
         numbers = ", ".join(f"i64 {lane}" for lane in range(self.lanes))
-        one = self.value(f"insertelement {kind} poison, i64 {count}, i64 0")
-        every = self.value(f"shufflevector {kind} {one}, {kind} poison, <{self.lanes} x i32> zeroinitializer")
-        return self.value(f"icmp slt {kind} <{numbers}>, {every}")
+        seed = self.value(f"insertelement {kind} poison, i64 {count}, i64 0")
+        counts = self.value(f"shufflevector {kind} {seed}, {kind} poison, <{self.lanes} x i32> zeroinitializer")
+        return self.value(f"icmp slt {kind} <{numbers}>, {counts}")
 
     # Arithmetic on vectors
 
     def splat(self, scalar: str) -> str:
         """Emit a vector whose elements are all ``scalar``."""
-        one = self.value(f"insertelement {self.vector} poison, {self.scalar} {scalar}, i64 0")
-        return self.value(f"shufflevector {self.vector} {one}, {self.vector} poison, {self._zeros()}")
+        seed = self.value(f"insertelement {self.vector} poison, {self.scalar} {scalar}, i64 0")
+        return self.value(f"shufflevector {self.vector} {seed}, {self.vector} poison, {self._zeros()}")
 
     def broadcast(self, pointer: str) -> str:
         """Emit a vector whose elements are all the element at ``pointer``."""
@@ -258,8 +258,8 @@ class Function:
 
     def positive(self, a: str) -> str:
         """Emit a vector with 1 in lanes that are positive or NaN, and 0 in other lanes."""
-        there = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
-        return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
+        is_positive = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
+        return self.value(f"uitofp <{self.lanes} x i1> {is_positive} to {self.vector}")
 
     def chosen(self, mask: str, a: str, b: str) -> str:
         """Emit a selection: the elements of ``a`` in lanes whose mask is on, of ``b`` in other lanes."""
@@ -284,9 +284,9 @@ class Function:
         The ordering costs no instruction. Without it, the compiler moves loads forward until registers run out.
         ``register`` is :attr:`Target.register <weftplan.kernels.compiled.target.Target.register>`.
         """
-        both = f"{{ {self.vector}, i64 }}"
-        pair = self.value(f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
-        return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
+        kind = f"{{ {self.vector}, i64 }}"
+        pair = self.value(f'call {kind} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
+        return self.value(f"extractvalue {kind} {pair}, 0"), self.value(f"extractvalue {kind} {pair}, 1")
 
     def root(self, scalar: str) -> str:
         """Emit the square root of a scalar."""
@@ -332,17 +332,17 @@ class Function:
     # Control
 
     @contextlib.contextmanager
-    def loop(self, first: Value, end: Value, step: Value = 1) -> Iterator[str]:
+    def loop(self, begin: Value, end: Value, step: Value = 1) -> Iterator[str]:
         """Emit ``for i in range(first, end, step)``, of signed 64-bit integers; the ``with`` block emits the body.
 
         Yield the name of ``i``.
         """
         self._count += 1
-        k, before = self._count, self._block
+        k, entry_block = self._count, self._block
         self.emit(f"br label %head{k}")
         self._label(f"head{k}")
         index = f"%i{k}"
-        self.emit(f"{index} = phi i64 [ {first}, %{before} ], [ %next{k}, %latch{k} ]")
+        self.emit(f"{index} = phi i64 [ {begin}, %{entry_block} ], [ %next{k}, %latch{k} ]")
         inside = self.compare("slt", index, end)
         self.emit(f"br i1 {inside}, label %body{k}, label %done{k}")
         self._label(f"body{k}")
@@ -398,10 +398,10 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
 
     The compiler does not unroll loops of the module, and does not change the rounding of any operation.
     """
-    first = functions[0]
-    texts = [one.text() for one in functions]
-    declared = list(dict.fromkeys(text for one in functions for text in one.declared))
-    for lanes, scalar in sorted({(one.lanes, one.scalar) for one in functions}):
+    main = functions[0]
+    texts = [function.text() for function in functions]
+    declared = list(dict.fromkeys(text for function in functions for text in function.declared))
+    for lanes, scalar in sorted({(function.lanes, function.scalar) for function in functions}):
         bits = 32 if scalar == "float" else 64
         kind, suffix = f"<{lanes} x {scalar}>", f"v{lanes}f{bits}"
         declared += [
@@ -412,7 +412,7 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
         for name in (f"@llvm.{function}.{suffix}" for function in ("fabs", "sqrt")):
             if any(f"{name}(" in text for text in texts):
                 declared.append(f"declare {kind} {name}({kind})")
-    scalar, bits = first.scalar, 8 * first.size
+    scalar, bits = main.scalar, 8 * main.size
     declared += [
         f"declare {scalar} @llvm.fma.f{bits}({scalar}, {scalar}, {scalar})",
         f"declare {scalar} @llvm.sqrt.f{bits}({scalar})",

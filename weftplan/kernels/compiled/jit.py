@@ -28,7 +28,7 @@ Entry = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class Statistics:
+class CompileCounts:
     """Cost of compilation in this process so far."""
 
     compiled: int = 0
@@ -39,14 +39,15 @@ class Statistics:
     """Seconds spent compiling and loading."""
 
 
-statistics = Statistics()
+statistics = CompileCounts()
 _lock = consistent_in_children(Lock())
+"""Held while a module is compiled or loaded, so that this happens once; guards ``_libraries`` and ``statistics``."""
 _libraries: dict[str, dict[str, Entry]] = {}
-_kept: list[Any] = []
+_owners: list[Any] = []
 """LLVM's owners of the functions' memory, which must live as long as the functions."""
 
 
-def place() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder of the object cache; None if the cache is off or the user has no cache folder."""
     return user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
 
@@ -90,15 +91,15 @@ def library(
 
 def _object(text: str, target: Target) -> bytes:
     """Return the object code of a module's IR ``text``, from the cache or newly compiled."""
-    where = place()
+    folder = cache_folder()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
-    cached = user_cache.load(where, name)
+    cached = user_cache.load(folder, name)
     if cached is not None:
         statistics.loaded += 1
         return cached
     built = compiled(text, target)
     statistics.compiled += 1
-    user_cache.keep(where, name, built)
+    user_cache.keep(folder, name, built)
     return built
 
 
@@ -150,6 +151,6 @@ def _link(label: str, content: bytes, entries: Sequence[str]) -> dict[str, Entry
     for entry in entries:
         builder.export_symbol(entry)
     tracker = builder.link(_linker(), label)
-    _kept.append(tracker)
+    _owners.append(tracker)
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     return {entry: kind(tracker[entry]) for entry in entries}

@@ -22,7 +22,7 @@ from weftplan.kernels.compiled.product import GATHER, NARROW, PRODUCT, WEIGHTS
 from weftplan.kernels.compiled.size_table import (
     CHUNK,
     Bands,
-    Sizes,
+    ConvSizes,
     Triple,
     cuts_columns,
     data_bands,
@@ -75,27 +75,27 @@ class KernelArguments:
 
     def ready(self, entry: Callable[[int], None]) -> Callable[[], None]:
         """Return a repeatable call of a compiled function on these words; it keeps them and their tables alive."""
-        place = address(self.words)
+        words_at = address(self.words)
 
         def call(keeps: KernelArguments = self) -> None:
-            entry(place)
+            entry(words_at)
 
         return call
 
 
-def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:
+def packing(of: KernelArguments, first_row: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:
     """Return the arguments of a ``gather`` that only packs ``rows`` rows of the weight.
 
     Args:
         of: the arguments of the call that uses the packed rows.
-        first: the first row, a multiple of ``lanes``.
+        first_row: the first row, a multiple of ``lanes``.
         row_bytes: bytes between adjacent rows of the weight.
         lanes: number of lanes of a vector, and so of rows in a panel.
     """
     pack = of._pack.copy()
     pack[PACK.index("rows")] = rows
-    moved = first // lanes * int(pack[PACK.index("panel_step")])
-    part = of.filled(w=of["w"] + first * row_bytes, packed=of["packed"] + moved, pack=address(pack), last=0)
+    moved = first_row // lanes * int(pack[PACK.index("panel_step")])
+    part = of.filled(w=of["w"] + first_row * row_bytes, packed=of["packed"] + moved, pack=address(pack), last=0)
     return KernelArguments(part.names, part.words, [*part.tables, pack])
 
 
@@ -105,7 +105,7 @@ def _words(names: Sequence[str], values: dict[str, int]) -> Words:
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
     """Return a table of ``pairs`` with its columns times ``scale`` and ``other``; a row of zeros if there are none."""
-    rows = [(first * scale, second * other) for first, second in pairs]
+    rows = [(x_offset * scale, y_offset * other) for x_offset, y_offset in pairs]
     return np.array(rows or [(0, 0)], dtype=np.int64)
 
 
@@ -113,12 +113,12 @@ def _steps(extents: Triple) -> Triple:
     return extents[1] * extents[2], extents[2], 1
 
 
-def _divisor(count: int, most: int) -> int:
-    """Return the largest divisor of ``count`` that is at most ``most`` (at least 1)."""
-    return max(n for n in range(1, max(1, min(count, most)) + 1) if count % n == 0)
+def _divisor(count: int, limit: int) -> int:
+    """Return the largest divisor of ``count`` that is at most ``limit`` (at least 1)."""
+    return max(n for n in range(1, max(1, min(count, limit)) + 1) if count % n == 0)
 
 
-def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
+def _pad_words(s: ConvSizes, from_: Triple, to: Triple, lead: Triple) -> Words:
     values = {"planes_step": math.prod(from_) * s.stored}
     for name, extents in (("", from_), ("to_", to)):
         values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), extents, strict=True))
@@ -126,50 +126,52 @@ def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
     return _words(PAD, values)
 
 
-def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
+def _tap_offsets(s: ConvSizes, steps: Triple) -> list[int]:
     """Return each tap's offset from the first tap in the source, in elements."""
     moves = [d * step for d, step in zip(s.dilate, steps, strict=True)]
     return [sum(i * move for i, move in zip(tap, moves, strict=True)) for tap in every(*map(range, s.kernel))]
 
 
 @functools.lru_cache(maxsize=1024)
-def forward(s: Sizes, lanes: int) -> KernelArguments:
+def forward(s: ConvSizes, lanes: int) -> KernelArguments:
     """Return the arguments of a forward pass, whose products sum over channels and taps."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     bands = forward_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.channels * taps
-    one, whole = s.groups * s.channels * plane, (s.whole or s.groups * s.filters) * s.pixels
+    image_step, result_step = s.groups * s.channels * plane, (s.all_channels or s.groups * s.filters) * s.pixels
     columns = [(w * s.stride[2], w) for w in range(s.grid[2])]
     products, held = [], []
     every_tap = tuple((i, i * s.dilate[1] - s.pad[1]) for i in range(s.kernel[1]))
-    left = s.grid[1] - (bands.count - 1) * bands.rows
+    last_rows = s.grid[1] - (bands.count - 1) * bands.rows
     if bands.count == 1:  # rows that only some taps reach skip the other taps
-        runs = 2 * runs_of((0, left, every_tap), 1, s.stride[1], s.image[1])
+        runs = 2 * runs_of((0, last_rows, every_tap), 1, s.stride[1], s.image[1])
     else:
-        runs = [(0, bands.rows, every_tap), (0, left, every_tap)]
-    for first, count, reached in runs:
+        runs = [(0, bands.rows, every_tap), (0, last_rows, every_tap)]
+    for first_row, count, reached in runs:
         used = [
             (sum(i * d * step for i, d, step in zip(tap, s.dilate, steps, strict=True)),
              (tap[0] * s.kernel[1] + tap[1]) * s.kernel[2] + tap[2])
             for tap in every(range(s.kernel[0]), [i for i, _ in reached], range(s.kernel[2]))
         ]  # fmt: skip
-        some = _divisor(s.channels, INNER // max(1, len(used)))
-        inner = [(c * plane + offset, c * taps + t) for c in range(some) for offset, t in used]
-        outer = [(c * plane, c * taps) for c in range(0, s.channels, some)]
-        places = [
-            (n * one + d * s.stride[0] * steps[0] + h * s.stride[1] * steps[1],
-             n * whole + (d * s.grid[1] + h) * s.grid[2])
-            for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first, first + count))
+        inner_channels = _divisor(s.channels, INNER // max(1, len(used)))
+        inner = [(c * plane + offset, c * taps + t) for c in range(inner_channels) for offset, t in used]
+        outer = [(c * plane, c * taps) for c in range(0, s.channels, inner_channels)]
+        positions = [
+            (n * image_step + d * s.stride[0] * steps[0] + h * s.stride[1] * steps[1],
+             n * result_step + (d * s.grid[1] + h) * s.grid[2])
+            for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first_row, first_row + count))
         ]  # fmt: skip
-        words, tables = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
+        words, tables = _product(
+            s, outer, inner, positions, columns, panel, reduced * panel, s.filters, s.pixels, stored
+        )
         products.append(words)
         held += tables
     pack = _words(PACK, {"rows": s.filters, "row_step": reduced * stored, "length": reduced, "transposes": 1,
                          "panel_step": reduced * panel})  # fmt: skip
     words, tables = _gather(s, bands, s.side_by_side, products, pack, s.image, {
         "x_image": s.groups * s.channels * math.prod(s.image) * stored,
-        "y_image": whole * stored, "x_group": s.channels * plane * size,
+        "y_image": result_step * stored, "x_group": s.channels * plane * size,
         "w_group": s.filters * reduced * stored, "packed_group": -(-s.filters // lanes) * reduced * panel,
         "y_group": s.filters * s.pixels * stored, "bias_group": s.filters * size,
         "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * stored,
@@ -178,29 +180,35 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
 
 
 def _gather(
-    s: Sizes, bands: Bands, together: int, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
+    s: ConvSizes,
+    bands: Bands,
+    images_per_product: int,
+    products: list[Words],
+    pack: Words,
+    source: Triple,
+    values: dict[str, int],
 ) -> tuple[Words, list[Words]]:
     """Return (words of :data:`GATHER`, their tables) from ``values`` and words common to forward and data gradient.
 
     Args:
-        together: number of images that the tables of ``products`` cover.
+        images_per_product: number of images that the tables of ``products`` cover.
         products: words of the products of each band but the last, then those of the last band.
         source: extents of the planes that are copied or read.
     """
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
-        words[PRODUCT.index("rows")] //= together
+        words[PRODUCT.index("rows")] //= images_per_product
     table = np.array([address(words) for words in products], dtype=np.int64)
     words = _words(GATHER, {
         "last": s.batch, "groups": s.groups, "packs": s.groups, "copies": int(bands.copies), "pad": address(pad),
         "pack": address(pack), "phases": len(products) // 2, "phase_table": address(table),
-        "together": together, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
+        "together": images_per_product, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
     })  # fmt: skip
     return words, [*products, pack, pad, table]
 
 
 def _product(
-    s: Sizes, outer: list[tuple[int, int]], inner: list[tuple[int, int]], rows: list[tuple[int, int]],
+    s: ConvSizes, outer: list[tuple[int, int]], inner: list[tuple[int, int]], rows: list[tuple[int, int]],
     columns: list[tuple[int, int]], panel: int, panel_step: int, channels: int, channel_step: int,
     out: int,
 ) -> tuple[Words, list[Words]]:  # fmt: skip
@@ -221,15 +229,15 @@ def _product(
 
 
 @functools.lru_cache(maxsize=1024)
-def data(s: Sizes, lanes: int) -> KernelArguments:
+def data(s: ConvSizes, lanes: int) -> KernelArguments:
     """Return the arguments of the image gradient, with one product over filters and taps per phase of the strides."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
-    reach, bands, together = reach_of(s), data_bands(s), s.data_side_by_side
+    reach, bands, images_per_product = reach_of(s), data_bands(s), s.data_side_by_side
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.filters * taps
     image = math.prod(s.image)
     image_steps = _steps(s.image)
-    one, whole = s.groups * s.filters * plane, (s.whole or s.groups * s.channels) * image
+    image_step, result_step = s.groups * s.filters * plane, (s.all_channels or s.groups * s.channels) * image
     clears = False
     products: tuple[list[Words], list[Words]] = ([], [])
     held: list[Words] = []
@@ -242,31 +250,33 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
         used: list[tuple[int, int]] = []
         for chosen in every(*(axis[2] for axis in axes)):
             tap = (chosen[0][0] * s.kernel[1] + chosen[1][0]) * s.kernel[2] + chosen[2][0]
-            place = sum((e + lead) * step for (_, e), lead, step in zip(chosen, bands.lead, steps, strict=True))
-            used.append((place, tap))
+            offset = sum((e + lead) * step for (_, e), lead, step in zip(chosen, bands.lead, steps, strict=True))
+            used.append((offset, tap))
         if not used:  # no window reads these positions, so ``gather`` has to clear them
             clears = True
             continue
-        some = _divisor(s.filters, INNER // len(used))
-        inner = [(k * plane + offset, k * taps + tap) for k in range(some) for offset, tap in used]
-        outer = [(k * plane, k * taps) for k in range(0, s.filters, some)]
+        inner_filters = _divisor(s.filters, INNER // len(used))
+        inner = [(k * plane + offset, k * taps + tap) for k in range(inner_filters) for offset, tap in used]
+        outer = [(k * plane, k * taps) for k in range(0, s.filters, inner_filters)]
         columns = [(c, first2 + c * s.stride[2]) for c in range(count2)]
-        left = max(0, count1 - (bands.count - 1) * bands.rows)
-        for listed, rows in zip(products, (min(count1, bands.rows), left), strict=True):
-            places = [
-                (n * one + a * steps[0] + b * steps[1],
-                 n * whole + (first0 + a * s.stride[0]) * image_steps[0] + (first1 + b * s.stride[1]) * image_steps[1])
-                for n, a, b in every(range(together), range(count0), range(rows))
+        last_rows = max(0, count1 - (bands.count - 1) * bands.rows)
+        for listed, rows in zip(products, (min(count1, bands.rows), last_rows), strict=True):
+            positions = [
+                (n * image_step + a * steps[0] + b * steps[1],
+                 n * result_step + (first0 + a * s.stride[0]) * image_steps[0]
+                 + (first1 + b * s.stride[1]) * image_steps[1])
+                for n, a, b in every(range(images_per_product), range(count0), range(rows))
             ]  # fmt: skip
             words, tables = _product(
-                s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored
+                s, outer, inner, positions, columns, panel, reduced * panel, s.channels, image, stored
             )
             listed.append(words)
             held += tables
-    pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored, "step": (s.whole or s.channels) * taps * stored,
-                         "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
-    words, tables = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
-        "x_image": s.groups * s.filters * s.pixels * stored, "y_image": whole * stored,
+    pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored,
+                         "step": (s.all_channels or s.channels) * taps * stored, "length": taps,
+                         "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
+    words, tables = _gather(s, bands, images_per_product, [*products[0], *products[1]], pack, s.grid, {
+        "x_image": s.groups * s.filters * s.pixels * stored, "y_image": result_step * stored,
         "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * stored,
         "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * stored,
         "planes": s.groups * s.filters, "outer": s.filters, "clears": int(clears),
@@ -276,11 +286,11 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
 
 
 @functools.lru_cache(maxsize=1024)
-def weight(s: Sizes, lanes: int) -> KernelArguments:
+def weight(s: ConvSizes, lanes: int) -> KernelArguments:
     """Return the arguments of the weight gradient, whose products sum over pixels."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     steps, plane = _steps(s.source), math.prod(s.source)
-    together = s.together
+    images_per_product = s.images_per_chain
     image = math.prod(s.image)
     depth, height, width = s.grid
 
@@ -291,22 +301,22 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
     inner = [(pixel(0, h, w), h * width + w) for h in range(rows) for w in range(width)]
     per_image = [(pixel(d, h, 0), (d * height + h) * width) for d in range(depth) for h in range(0, height, rows)]
     step = s.groups * s.channels * (plane if s.copied else image)
-    outer = [(n * step + x, n * s.pixels + w) for n in range(together) for x, w in per_image]
+    outer = [(n * step + x, n * s.pixels + w) for n in range(images_per_product) for x, w in per_image]
     chunk = max(1, s.chunk_rows // rows)
-    pixels = together * s.pixels if together > 1 else min(s.pixels, chunk * len(inner))
-    whole = s.whole or s.groups * s.filters
-    places = [(c * plane, c * taps) for c in range(s.channels)]
+    pixels = images_per_product * s.pixels if images_per_product > 1 else min(s.pixels, chunk * len(inner))
+    image_filters = s.all_channels or s.groups * s.filters
+    positions = [(c * plane, c * taps) for c in range(s.channels)]
     columns = [(offset, t) for t, offset in enumerate(_tap_offsets(s, steps))]
     product, held = _product(
-        s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps, size
+        s, outer, inner, positions, columns, panel, pixels * panel, s.filters, s.channels * taps, size
     )
     pack = _words(PACK, {"rows": s.filters, "row_step": s.pixels * stored,
-                         "step": whole * s.pixels * stored, "transposes": 1,
+                         "step": image_filters * s.pixels * stored, "transposes": 1,
                          "panel_step": pixels * panel})  # fmt: skip
     pad = _pad_words(s, s.image, s.padded, s.pad)
     words = _words(WEIGHTS, {
-        "images": s.batch, "together": together, "x_image": s.groups * s.channels * image * stored,
-        "dy_image": whole * s.pixels * stored, "groups": s.groups, "x_group": s.channels * plane * size,
+        "images": s.batch, "together": images_per_product, "x_image": s.groups * s.channels * image * stored,
+        "dy_image": image_filters * s.pixels * stored, "groups": s.groups, "x_group": s.channels * plane * size,
         "dy_group": s.filters * s.pixels * stored, "dw_group": s.filters * s.channels * taps * size,
         "copies": int(s.copied), "pad": address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
         "pack": address(pack), "product": address(product), "outer": len(per_image), "chunk": chunk,
@@ -319,11 +329,11 @@ def narrow(x: int, y: int, count: int) -> KernelArguments:
     return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
 
 
-After = tuple[Any, Any]
+Scaling = tuple[Any, Any]
 """(scale, shift): each channel of a result is multiplied by its scale, then its shift is added."""
 
 
-def places_of(after: After | None) -> dict[str, int]:
+def scaling_words(scaling: Scaling | None) -> dict[str, int]:
     """Return the words ``scale`` and ``shift`` of a call: the addresses of the two arrays, or 0 for None."""
-    scale, shift = (0, 0) if after is None else map(address, after)
+    scale, shift = (0, 0) if scaling is None else map(address, scaling)
     return {"scale": scale, "shift": shift}

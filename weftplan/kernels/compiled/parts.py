@@ -39,41 +39,44 @@ def in_parts(
     """
     units = -(-size // unit)
     step = -(-units // parts) * unit
-    rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
+    scratch = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
     words: dict[tuple[int, int], KernelArguments] = {}
 
-    def words_of(number: int, room: int) -> KernelArguments:
-        cached = words.get((number, room))
+    def words_of(number: int, room_number: int) -> KernelArguments:
+        cached = words.get((number, room_number))
         if cached is None:
-            own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
+            moved = {name: begin + room_number * nbytes for name, (begin, nbytes) in scratch.items()}
             ends = {f"first{kind}": number * step, f"last{kind}": min((number + 1) * step, size)}
-            cached = words[number, room] = arguments.filled(**ends, **own)
+            cached = words[number, room_number] = arguments.filled(**ends, **moved)
         return cached
 
-    def part(number: int, room: int) -> None:
-        words_of(number, room).call(entry)
+    def part(number: int, room_number: int) -> None:
+        words_of(number, room_number).call(entry)
 
     ranges = -(-size // step)
-    whole = arguments.filled(**{f"first{kind}": 0, f"last{kind}": size}).ready(entry)
-    shared: list[polling.Shared] = []
+    undivided = arguments.filled(**{f"first{kind}": 0, f"last{kind}": size}).ready(entry)
+    shared: list[polling.SharedParts] = []
 
     def run(boxes: Sequence[int]) -> None:
         if not shared:
-            every = [[address(words_of(number, room).words) for number in range(ranges)] for room in range(ranges)]
-            shared.append(polling.Shared(entry, every))
+            every = [
+                [address(words_of(number, room_number).words) for number in range(ranges)]
+                for room_number in range(ranges)
+            ]
+            shared.append(polling.SharedParts(entry, every))
         shared[0].run(boxes)
 
     def work() -> None:
         idle = idle_cores()
         if not idle:  # in a single range, data that ranges share is computed only once
-            whole()
-        elif with_lookers(run, min(idle, ranges - 1, polling.MOST_BOXES), all_or_none=not light):
+            undivided()
+        elif with_lookers(run, min(idle, ranges - 1, polling.MAX_BOXES), all_or_none=not light):
             pass
         elif light:
             call_looker()
-            whole()
+            undivided()
         else:
             split_in_rooms(part, ranges)
 
-    return work if ranges > 1 else whole
+    return work if ranges > 1 else undivided

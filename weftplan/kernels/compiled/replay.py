@@ -60,7 +60,7 @@ def holding(call: Call, *arrays: object) -> Call:
     return held
 
 
-def one_after_other(*calls: Call) -> Call:
+def in_sequence(*calls: Call) -> Call:
     """Return one call that makes these calls in order."""
 
     def every() -> None:

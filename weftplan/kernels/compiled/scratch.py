@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 
 from weftplan.kernels.compiled.parts import count
-from weftplan.kernels.compiled.size_table import PANEL_BYTES, Sizes, Triple, data_bands, forward_bands
+from weftplan.kernels.compiled.size_table import PANEL_BYTES, ConvSizes, Triple, data_bands, forward_bands
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 SLICE_BYTES = 384 << 10
 """Maximum bytes of packed weights per image of a batch; more weights are packed in slices of filters. Packed whole, the
 weights of the last layers need more than everything else in a network that runs on one image."""
-MOST_PACKED = 9 << 18
+MAX_PACKED_BYTES = 9 << 18
 """Maximum bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
 while reading the images again for each slice costs only 1 to 2 % of the pass."""
 NEAR_BYTES = 32 << 10
@@ -74,76 +74,76 @@ def wide(rows: int, itemsize: int) -> int:
     return -(-rows // lanes) * lanes
 
 
-def tile(s: Sizes) -> int:
+def tile(s: ConvSizes) -> int:
     """Return the number of channels in a tile on the widest machine; a part with fewer would not fill its registers."""
     return 2 * PANEL_BYTES // s.itemsize
 
 
-def _work(s: Sizes) -> int:
+def _work(s: ConvSizes) -> int:
     return s.batch * s.groups * s.filters * s.channels * s.taps * s.pixels
 
 
-def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
+def _packed_at_once(s: ConvSizes, rows: int, reduced: int) -> int:
     """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time.
 
     The number is ``rows``, or fills whole tiles, or whole panels if images and results fit :data:`NEAR_BYTES`.
     """
     if s.groups > 1:
         return rows
-    unit, most = tile(s), min(SLICE_BYTES * s.batch, MOST_PACKED)
+    unit, limit = tile(s), min(SLICE_BYTES * s.batch, MAX_PACKED_BYTES)
     images = s.batch * (s.channels * math.prod(s.image) + s.filters * s.pixels) * s.itemsize
     if images <= NEAR_BYTES:
-        unit, most = unit // 2, images
-    return min(rows, max(most // (reduced * s.itemsize) // unit * unit, unit))
+        unit, limit = unit // 2, images
+    return min(rows, max(limit // (reduced * s.itemsize) // unit * unit, unit))
 
 
-def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: int) -> Cut:
+def _cut(s: ConvSizes, rows: int, reduced: int, image: int, copies: int, images_per_read: int) -> Cut:
     """Return the numbers of parts of a product of ``rows`` times ``reduced`` weights and images of ``image`` elements.
 
-    A part reads ``together`` images at a time, and has ``copies`` bytes for padded copies. There are at most two parts,
-    or as many as :data:`COPIES_BYTES` allows.
+    A part reads ``images_per_read`` images at a time, and has ``copies`` bytes for padded copies. There are at most two
+    parts, or as many as :data:`COPIES_BYTES` allows.
 
     Ranges of images share the weights, which are packed before. A part that is a range of channels packs its own
     weights, and copies and reads all images.
     """
-    wanted = count(_work(s), FEW, _most_parts(s, copies))
-    images = min(wanted, -(-s.batch // together))
+    parts = count(_work(s), FEW, _max_parts(s, copies))
+    images = min(parts, -(-s.batch // images_per_read))
     at_once = _packed_at_once(s, rows, reduced)
     least = tile(s) if at_once == rows else 2 * tile(s)  # each slice reads all images again
-    channels = min(wanted, at_once // least) if s.groups == 1 else 1
+    channels = min(parts, at_once // least) if s.groups == 1 else 1
     if channels > images or (channels == images and rows * reduced > HEAVY * s.batch * image):
         return Cut(1, channels)
     return Cut(images, 1)
 
 
-def forward_cut(s: Sizes) -> Cut:
+def forward_cut(s: ConvSizes) -> Cut:
     """Return the numbers of parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
     return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
-def data_cut(s: Sizes) -> Cut:
+def data_cut(s: ConvSizes) -> Cut:
     """Return the numbers of parts of the gradient of the data."""
     image = s.groups * s.filters * s.pixels
     return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 
 
-def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
+def _at_once(s: ConvSizes, rows: int, reduced: int, cut: Cut) -> int:
     every = _packed_at_once(s, rows, reduced)
     return every if cut.channels == 1 else every // cut.channels // tile(s) * tile(s)
 
 
-def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
+def filters_at_once(s: ConvSizes, cut: Cut | None = None) -> int:
     """Return the number of filters per call of the forward pass; ``cut``: :func:`forward_cut`, if already computed."""
     return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s) if cut is None else cut)
 
 
-def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
+def channels_at_once(s: ConvSizes, cut: Cut | None = None) -> int:
     """Return the number of channels per call of the data gradient; ``cut``: :func:`data_cut`, if already computed."""
     return _at_once(s, s.channels, s.filters * s.taps, data_cut(s) if cut is None else cut)
 
 
-def forward_scratch(s: Sizes) -> Scratch:
+def forward_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of a forward pass: filters as panels, and a band of an image."""
     cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s, cut), s.itemsize) * s.channels * s.taps * s.itemsize
@@ -151,56 +151,56 @@ def forward_scratch(s: Sizes) -> Scratch:
     return Scratch(packed * cut.channels, _forward_copy(s) * cut.channels * cut.images, bias)
 
 
-def data_scratch(s: Sizes) -> Scratch:
+def data_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of a data gradient: the weight as panels of channels, and a band of an output gradient."""
     cut = data_cut(s)
     packed = s.groups * wide(channels_at_once(s, cut), s.itemsize) * s.filters * s.taps * s.itemsize
     return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
 
 
-def _forward_copy(s: Sizes) -> int:
+def _forward_copy(s: ConvSizes) -> int:
     """Return the bytes of a band of an image with padding; 0 if it is not copied."""
     bands = forward_bands(s)
     return _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0
 
 
-def _data_copy(s: Sizes) -> int:
+def _data_copy(s: ConvSizes) -> int:
     """Return the bytes of a band of an output gradient with padding; 0 if it is not copied."""
     bands = data_bands(s)
     return _copy_bytes(s, bands.extents, s.data_side_by_side * s.groups * s.filters) if bands.copies else 0
 
 
-def _most_parts(s: Sizes, copies: int) -> int:
+def _max_parts(s: ConvSizes, copies: int) -> int:
     """Return the maximum number of parts if each has ``copies`` bytes for copies of images."""
     return MOST if not copies else min(MOST, max(2, COPIES_BYTES * s.batch // copies))
 
 
-def weight_rows(s: Sizes) -> int:
+def weight_rows(s: ConvSizes) -> int:
     """Return the number of filters whose gradient one part computes: whole tiles, or all filters.
 
     Every part reads all images. If each part copies them, there are at most two parts if strides make the images large
     compared with the output; otherwise :data:`COPIES_BYTES` limits the number of parts.
     """
-    most = MOST if copied_once(s) else 2 if math.prod(s.stride) > 1 else _most_parts(s, image_copy(s))
-    wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
-    return min(s.filters, -(-s.filters // (wanted * tile(s))) * tile(s))
+    max_parts = MOST if copied_once(s) else 2 if math.prod(s.stride) > 1 else _max_parts(s, image_copy(s))
+    parts = count(_work(s), FEW, max_parts) if s.groups == 1 else 1
+    return min(s.filters, -(-s.filters // (parts * tile(s))) * tile(s))
 
 
-def copied_once(s: Sizes) -> bool:
+def copied_once(s: ConvSizes) -> bool:
     """Return whether all parts of a weight's gradient read one copy of all images."""
-    return s.copied and s.groups == 1 and s.batch <= s.together
+    return s.copied and s.groups == 1 and s.batch <= s.images_per_chain
 
 
-def image_copy(s: Sizes) -> int:
+def image_copy(s: ConvSizes) -> int:
     """Return the bytes of the padded images that a weight's gradient reads at a time; 0 if they are not copied."""
-    return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.copied else 0
+    return _copy_bytes(s, s.padded, s.images_per_chain * s.groups * s.channels) if s.copied else 0
 
 
-def weight_scratch(s: Sizes) -> Scratch:
+def weight_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of a weight gradient: one chunk of output gradients as panels, and of padded images."""
     rows = weight_rows(s)
     slices = -(-s.filters // rows)
-    pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
+    pixels = s.images_per_chain * s.pixels if s.images_per_chain > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
     return Scratch(
         slices * wide(rows, s.itemsize) * pixels * s.itemsize,
         (1 if copied_once(s) else slices) * image_copy(s),
@@ -208,6 +208,6 @@ def weight_scratch(s: Sizes) -> Scratch:
     )
 
 
-def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
+def _copy_bytes(s: ConvSizes, extents: Triple, planes: int) -> int:
     """Return the bytes of ``planes`` planes rounded up to whole vectors, plus one vector for excess writes."""
     return -(-planes * math.prod(extents) * s.itemsize // PANEL_BYTES) * PANEL_BYTES + PANEL_BYTES

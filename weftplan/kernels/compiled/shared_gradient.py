@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.kernels.compiled.fully_connected import Matrices, data_gradient, refusal, slower
 from weftplan.kernels.compiled.pointwise import implementation as pointwise
-from weftplan.kernels.compiled.replay import Call, RepeatedKernel, one_after_other
+from weftplan.kernels.compiled.replay import Call, RepeatedKernel, in_sequence
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, OpContext, Params, SpecLike, TensorSpec, aligned
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT, gathered_rows
@@ -31,25 +31,29 @@ def _sizes(params: Params, inputs: Sequence[SpecLike]) -> Matrices:
 def _gradients(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     count, hidden = params["count"], params["num_hidden"]
     m = _sizes(params, inputs)
-    each = m.rows // count
+    layer_rows = m.rows // count
     ograds, datas = (ctx.take(*spec) for spec in gathered_rows(params, *inputs))
-    room = ctx.take((m.back_bytes,), np.uint8)
+    scratch = ctx.take((m.back_bytes,), np.uint8)
     wgrad, *dgrads = outputs
     bgrad = None if params["no_bias"] else dgrads.pop(0)
     calls: list[Call] = [
-        partial(np.concatenate, [array.reshape(each, hidden) for array in inputs[:count]], 0, ograds),
-        partial(np.concatenate, [array.reshape(each, m.columns) for array in inputs[count : 2 * count]], 0, datas),
+        partial(np.concatenate, [array.reshape(layer_rows, hidden) for array in inputs[:count]], 0, ograds),
+        partial(
+            np.concatenate, [array.reshape(layer_rows, m.columns) for array in inputs[count : 2 * count]], 0, datas
+        ),
     ]
     if wgrad is not None:
-        calls.append(pointwise.call(m.to_weight, datas, ograds, None, wgrad, room))
+        calls.append(pointwise.call(m.to_weight, datas, ograds, None, wgrad, scratch))
     if bgrad is not None:
         calls.append(partial(np.add.reduce, ograds, axis=0, out=bgrad))
-    wanted = [(k, array) for k, array in enumerate(dgrads) if array is not None]
-    if wanted:  # the data has been read, so the data gradients may take its memory
-        calls.append(data_gradient(m, ograds, inputs[2 * count], datas, room))
-    for k, array in wanted:
-        calls.append(partial(np.copyto, array.reshape(each, m.columns), datas[k * each : (k + 1) * each]))
-    return one_after_other(*calls)
+    requested = [(k, array) for k, array in enumerate(dgrads) if array is not None]
+    if requested:  # the data has been read, so the data gradients may take its memory
+        calls.append(data_gradient(m, ograds, inputs[2 * count], datas, scratch))
+    for k, array in requested:
+        calls.append(
+            partial(np.copyto, array.reshape(layer_rows, m.columns), datas[k * layer_rows : (k + 1) * layer_rows])
+        )
+    return in_sequence(*calls)
 
 
 def _workspace(params: Params, inputs: Specs, outputs: Specs) -> int:

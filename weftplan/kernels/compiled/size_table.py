@@ -16,10 +16,10 @@ from weftplan.ops.nn.conv_geometry import Geometry
 
 Triple = tuple[int, int, int]
 
-TOGETHER = 64
+MIN_POSITIONS = 64
 """Minimum output positions per product: smaller images are batched, because a partial tile costs as much as a full
 tile."""
-IMAGES_APART = 4
+CUT_IMAGES = 4
 """Images per product if columns are cut into runs (:func:`cuts_columns`): some runs are single columns, and a tile
 needs several positions. The data gradient of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with
 8, 4.86 with 16, and 5.70 uncut."""
@@ -27,13 +27,13 @@ WORTH_CUTTING = 1.25
 """A data gradient's columns are cut into runs that the same taps reach if computing all taps everywhere, also on
 padding, takes more than this number of times the multiplications of the runs. For LeNet's second layer, 5x5 on 12x12
 pixels, the ratio is 1.5 along each axis."""
-APART_BYTES = 64 << 10
-"""Maximum bytes of the output gradients of :data:`IMAGES_APART` images if columns are cut into runs: they must stay in
+CUT_BYTES = 64 << 10
+"""Maximum bytes of the output gradients of :data:`CUT_IMAGES` images if columns are cut into runs: they must stay in
 a cache while all positions are computed."""
 BAND_BYTES = 96 << 10
 """Maximum bytes of a band, which is a range of image rows copied to contiguous memory. The band stays in the
 second-level cache while all panels of the weight are applied."""
-BAND_PLACES = 48
+BAND_POSITIONS = 48
 """Minimum output positions of a band; with fewer, reading the weight's panels for each band costs too much."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. It determines the result's bits, so it is a constant."""
@@ -47,7 +47,7 @@ def _triple(values: Sequence[int], fill: int) -> Triple:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ConvSizes:
     """Sizes of a convolution with three spatial axes."""
 
     batch: int
@@ -64,7 +64,7 @@ class Sizes:
     dilate: Triple
     pad: Triple
     itemsize: int
-    whole: int = 0
+    all_channels: int = 0
     """Channels of the whole result if these are the sizes of a slice of its channels; 0: no slice."""
     halves: bool = False
     """Whether arrays are float16; computation is then in float32, and ``itemsize`` is that of float32."""
@@ -114,19 +114,19 @@ class Sizes:
         return self.padded if self.copied else self.image
 
     @property
-    def together(self) -> int:
+    def images_per_chain(self) -> int:
         """Number of images whose pixels a weight's gradient sums in one chain."""
         return max(1, min(self.batch, CHUNK // self.pixels))
 
     @property
     def side_by_side(self) -> int:
-        """Number of images per product: enough to give it at least :data:`TOGETHER` output positions."""
-        return min(self.batch, -(-TOGETHER // self.pixels))
+        """Number of images per product: enough to give it at least :data:`MIN_POSITIONS` output positions."""
+        return min(self.batch, -(-MIN_POSITIONS // self.pixels))
 
     @property
     def data_side_by_side(self) -> int:
         """Number of images per product of a data gradient."""
-        return min(self.batch, IMAGES_APART) if cuts_columns(self) else self.side_by_side
+        return min(self.batch, CUT_IMAGES) if cuts_columns(self) else self.side_by_side
 
     @property
     def chunk_rows(self) -> int:
@@ -135,9 +135,9 @@ class Sizes:
 
 
 @functools.lru_cache(maxsize=1024)
-def sizes(geo: Geometry) -> Sizes:
+def sizes(geo: Geometry) -> ConvSizes:
     """Return the sizes of a convolution; missing leading axes get extent 1 and no padding."""
-    return Sizes(
+    return ConvSizes(
         batch=geo.batch,
         groups=geo.groups,
         channels=geo.channels // geo.groups,
@@ -172,10 +172,10 @@ class Bands:
 
 
 def _bands(
-    planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, halo: int,
-    pads: bool, s: Sizes,
+    planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_windows: int, step: int, *, halo: int,
+    pads: bool, s: ConvSizes,
 ) -> Bands:  # fmt: skip
-    """Return bands for ``rows`` rows of windows, each of ``row_places`` windows.
+    """Return bands for ``rows`` rows of windows, each of ``row_windows`` windows.
 
     Args:
         planes: number of source planes that are copied together.
@@ -188,16 +188,16 @@ def _bands(
     if not pads and not s.halves and planes * math.prod(source) * s.itemsize <= BAND_BYTES:
         return Bands(False, rows, 1, source, (0, 0, 0), 0)
     row_bytes = planes * reach[0] * reach[2] * s.itemsize
-    most = (BAND_BYTES // row_bytes - halo) // step + 1
-    some = min(rows, max(most, -(-BAND_PLACES // row_places), 1))
-    count = -(-rows // some)
-    some = -(-rows // count)
-    height = min(reach[1], (some - 1) * step + halo)
-    return Bands(True, some, -(-rows // some), (reach[0], height, reach[2]), lead, some * step)
+    max_rows = (BAND_BYTES // row_bytes - halo) // step + 1
+    band_rows = min(rows, max(max_rows, -(-BAND_POSITIONS // row_windows), 1))
+    count = -(-rows // band_rows)
+    band_rows = -(-rows // count)
+    height = min(reach[1], (band_rows - 1) * step + halo)
+    return Bands(True, band_rows, -(-rows // band_rows), (reach[0], height, reach[2]), lead, band_rows * step)
 
 
 @functools.lru_cache(maxsize=1024)
-def forward_bands(s: Sizes) -> Bands:
+def forward_bands(s: ConvSizes) -> Bands:
     """Return the bands of the images that a forward pass reads."""
     planes = s.side_by_side * s.groups * s.channels
     halo = (s.kernel[1] - 1) * s.dilate[1] + 1
@@ -206,9 +206,9 @@ def forward_bands(s: Sizes) -> Bands:
 
 
 @functools.lru_cache(maxsize=1024)
-def cuts_columns(s: Sizes) -> bool:
+def cuts_columns(s: ConvSizes) -> bool:
     """Return whether a data gradient cuts its columns into runs that the same taps reach, so it needs no padding."""
-    if s.halves or IMAGES_APART * s.groups * s.filters * s.pixels * s.itemsize > APART_BYTES:
+    if s.halves or CUT_IMAGES * s.groups * s.filters * s.pixels * s.itemsize > CUT_BYTES:
         return False
     phases = reach_of(s).phases[2]
     computed = sum(count * len(taps) for _, count, taps in phases)
@@ -217,7 +217,7 @@ def cuts_columns(s: Sizes) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def data_bands(s: Sizes) -> Bands:
+def data_bands(s: ConvSizes) -> Bands:
     """Return the bands of the output gradients that a data gradient reads."""
     reach = reach_of(s)
     if cuts_columns(s):
@@ -235,15 +235,15 @@ Phase = tuple[int, int, tuple[tuple[int, int], ...]]
 pair is (tap, source position that the tap reads for the first position)."""
 
 
-def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
+def runs_of(phase: Phase, spacing: int, step: int, extent: int) -> list[Phase]:
     """Cut a phase into runs of positions; in a run, the same taps read the source, and all other taps read padding.
 
     Args:
-        apart: distance between the positions of the phase.
+        spacing: distance between the positions of the phase.
         step: distance in the source between the reads of adjacent positions.
         extent: extent of the source; positions outside 0 to ``extent`` are padding.
     """
-    first, count, taps = phase
+    first_position, count, taps = phase
     runs: list[Phase] = []
     start = 0
     mine: tuple[tuple[int, int], ...] = ()
@@ -251,7 +251,7 @@ def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
         inside = tuple(tap for tap in taps if 0 <= tap[1] + position * step < extent)
         if position and (position == count or inside != mine):
             moved = tuple((tap, read + start * step) for tap, read in mine)
-            runs.append((first + start * apart, position - start, moved))
+            runs.append((first_position + start * spacing, position - start, moved))
             start = position
         mine = inside
     return runs
@@ -272,7 +272,7 @@ class Reach:
 
 
 @functools.lru_cache(maxsize=1024)
-def reach_of(s: Sizes) -> Reach:
+def reach_of(s: ConvSizes) -> Reach:
     """Return the output positions that a data gradient reads, and its phases.
 
     Through ``tap``, image position h belongs to window (h + pad - tap · dilate) / stride if that is an integer. So
@@ -285,14 +285,14 @@ def reach_of(s: Sizes) -> Reach:
         axis = []
         low, high = 0, grid - 1
         lows, highs = [], []
-        for first in range(min(stride, image)):
-            count = -(-(image - first) // stride)
+        for first_position in range(min(stride, image)):
+            count = -(-(image - first_position) // stride)
             taps = tuple(
-                (tap, (first + pad - tap * dilate) // stride)
+                (tap, (first_position + pad - tap * dilate) // stride)
                 for tap in range(kernel)
-                if (first + pad - tap * dilate) % stride == 0
+                if (first_position + pad - tap * dilate) % stride == 0
             )
-            axis.append((first, count, taps))
+            axis.append((first_position, count, taps))
             lows += [moved for _, moved in taps]
             highs += [moved + count - 1 for _, moved in taps]
         low, high = min(lows, default=0), max(highs, default=0)

@@ -63,19 +63,19 @@ def power(f: Function, x: str) -> str:
     lanes = f"<{f.lanes} x i1>"
     least = f.constant(_number(_LEAST_POWER))
     small = f.value(f"fcmp olt {f.vector} {x}, {least}")
-    kept = f.value(f"select {lanes} {small}, {f.vector} {least}, {f.vector} {x}")
-    shifted = f.fma(kept, f.constant(_number(1 / math.log(2))), f.constant(_number(_MAGIC)))
-    whole = f.binary("fsub", shifted, f.constant(_number(_MAGIC)))
+    clamped = f.value(f"select {lanes} {small}, {f.vector} {least}, {f.vector} {x}")
+    shifted = f.fma(clamped, f.constant(_number(1 / math.log(2))), f.constant(_number(_MAGIC)))
+    exponent = f.binary("fsub", shifted, f.constant(_number(_MAGIC)))
     high = float(np.float32(round(math.log(2) * 2**9) / 2**9))  # times a whole number it is exact
-    fraction = f.fma(whole, f.constant(_number(-high)), kept)
-    fraction = f.fma(whole, f.constant(_number(high - math.log(2))), fraction)
+    fraction = f.fma(exponent, f.constant(_number(-high)), clamped)
+    fraction = f.fma(exponent, f.constant(_number(high - math.log(2))), fraction)
     total = f.constant(_number(1 / math.factorial(7)))
     for k in range(6, -1, -1):
         total = f.fma(total, fraction, f.constant(_number(1 / math.factorial(k))))
     bits = f.value(f"bitcast {f.vector} {shifted} to {kind}")
     moved = f.value(f"shl {kind} {bits}, <{', '.join(['i32 23'] * f.lanes)}>")
-    one = f.value(f"add {kind} {moved}, <{', '.join([f'i32 {127 << 23}'] * f.lanes)}>")
-    value = f.binary("fmul", total, f.value(f"bitcast {kind} {one} to {f.vector}"))
+    scale = f.value(f"add {kind} {moved}, <{', '.join([f'i32 {127 << 23}'] * f.lanes)}>")
+    value = f.binary("fmul", total, f.value(f"bitcast {kind} {scale} to {f.vector}"))
     return f.value(f"select {lanes} {small}, {f.vector} zeroinitializer, {f.vector} {value}")
 
 
@@ -88,76 +88,76 @@ def _function() -> Function:
     """Return the function ``softmax(words)``, which computes the softmax of the rows that :data:`WORDS` describes."""
     f = Function("softmax", (("ptr", "words"),), "float", LINE // 4)
     x, y = f.pointer("%words", 0), f.pointer("%words", 1)
-    first, last, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))
+    begin_row, end_row, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))
     wide = LINE * _BESIDE
     nbytes = f.mul(classes, 4)
-    most = f.value(f"and i64 {nbytes}, {-wide}")
+    wide_bytes = f.value(f"and i64 {nbytes}, {-wide}")
     lines = f.value(f"and i64 {nbytes}, {-LINE}")
     remainder = f.value(f"sdiv exact i64 {f.sub(nbytes, lines)}, 4")
-    mask, there = f.mask_below(remainder), f.compare("sgt", remainder, 0)
+    mask, has_remainder = f.mask_below(remainder), f.compare("sgt", remainder, 0)
     lanes = f"<{f.lanes} x i1>"
     low = f.constant("0xFFF0000000000000")
-    room = [f.local(f.vector) for _ in range(_BESIDE)]
+    partials = [f.local(f.vector) for _ in range(_BESIDE)]
 
-    def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
+    def each_line(row: str, what: Callable[[str, str, str | None], None]) -> None:
         """Emit ``what(address, slot of its partial result, mask)`` for every line of a row; None: a whole line."""
-        with f.loop(0, most, wide) as at:
-            for k, place in enumerate(room):
-                what(f.at(f.at(row, at), k * LINE), place, None)
-        with f.loop(most, lines, LINE) as at:
-            what(f.at(row, at), room[0], None)
-        with f.when(there):
-            what(f.at(row, lines), room[1], mask)
+        with f.loop(0, wide_bytes, wide) as at:
+            for k, slot in enumerate(partials):
+                what(f.at(f.at(row, at), k * LINE), slot, None)
+        with f.loop(wide_bytes, lines, LINE) as at:
+            what(f.at(row, at), partials[0], None)
+        with f.when(has_remainder):
+            what(f.at(row, lines), partials[1], mask)
 
     def gathered(how: Callable[[str, str], str]) -> str:
-        values = [f.load(place) for place in room]
+        values = [f.load(slot) for slot in partials]
         return how(how(values[0], values[1]), how(values[2], values[3]))
 
-    with f.loop(first, last) as number:
+    with f.loop(begin_row, end_row) as number:
         moved = f.mul(number, row_bytes)
         source, result = f.at(x, moved), f.at(y, moved)
-        for place in room:
-            f.store(low, place)
+        for slot in partials:
+            f.store(low, slot)
 
-        def seen(here: str, place: str, some: str | None) -> None:
-            value = f.load(here) if some is None else f.load_masked(here, some)
-            if some is not None:
-                value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} {low}")
-            f.store(_larger(f, value, f.load(place)), place)
+        def seen(vector_at: str, slot: str, lanes_mask: str | None) -> None:
+            value = f.load(vector_at) if lanes_mask is None else f.load_masked(vector_at, lanes_mask)
+            if lanes_mask is not None:
+                value = f.value(f"select {lanes} {lanes_mask}, {f.vector} {value}, {f.vector} {low}")
+            f.store(_larger(f, value, f.load(slot)), slot)
 
-        each(source, seen)
+        each_line(source, seen)
         largest = gathered(lambda a, b: _larger(f, a, b))
         step = f.lanes // 2
         while step:
             turned = f.shuffle(largest, "poison", [(lane + step) % f.lanes for lane in range(f.lanes)])
             largest = _larger(f, largest, turned)
             step //= 2
-        for place in room:
-            f.store("zeroinitializer", place)
-        apart = f.sub(f.value(f"ptrtoint ptr {result} to i64"), f.value(f"ptrtoint ptr {source} to i64"))
+        for slot in partials:
+            f.store("zeroinitializer", slot)
+        distance = f.sub(f.value(f"ptrtoint ptr {result} to i64"), f.value(f"ptrtoint ptr {source} to i64"))
 
-        def raised(here: str, place: str, some: str | None) -> None:
-            value = f.load(here) if some is None else f.load_masked(here, some)
+        def raised(vector_at: str, slot: str, lanes_mask: str | None) -> None:
+            value = f.load(vector_at) if lanes_mask is None else f.load_masked(vector_at, lanes_mask)
             value = power(f, f.binary("fsub", value, largest))
-            target = f.at(here, apart)
-            if some is None:
+            target = f.at(vector_at, distance)
+            if lanes_mask is None:
                 f.store(value, target)
             else:
-                f.store_masked(value, target, some)
-                value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} zeroinitializer")
-            f.store(f.binary("fadd", f.load(place), value), place)
+                f.store_masked(value, target, lanes_mask)
+                value = f.value(f"select {lanes} {lanes_mask}, {f.vector} {value}, {f.vector} zeroinitializer")
+            f.store(f.binary("fadd", f.load(slot), value), slot)
 
-        each(source, raised)
+        each_line(source, raised)
         total = f.splat(f.total(gathered(lambda a, b: f.binary("fadd", a, b))))
         factor = f.binary("fdiv", f.constant("1.0"), total)
 
-        def scaled(here: str, place: str, some: str | None) -> None:
-            if some is None:
-                f.store(f.binary("fmul", f.load(here), factor), here)
+        def scaled(vector_at: str, slot: str, lanes_mask: str | None) -> None:
+            if lanes_mask is None:
+                f.store(f.binary("fmul", f.load(vector_at), factor), vector_at)
             else:
-                f.store_masked(f.binary("fmul", f.load_masked(here, some), factor), here, some)
+                f.store_masked(f.binary("fmul", f.load_masked(vector_at, lanes_mask), factor), vector_at, lanes_mask)
 
-        each(result, scaled)
+        each_line(result, scaled)
     return f
 
 

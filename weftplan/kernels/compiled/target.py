@@ -48,7 +48,7 @@ class Target:
         return self.bits == 128 or "+f16c" in self.features
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def tile_sizes(self) -> tuple[int, ...]:
         """Numbers of positions that a product's tile may have, largest first: its sums, of two panels of channels, fit
         the registers together with their operands."""
         return (8, 4) if self.registers > 16 else (6, 4)

@@ -168,7 +168,7 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return shape[axis], inner, math.prod(shape[:axis]) * inner
 
 
-_PIECE, _BLOCKS, _MOST = 4096, 512, 64
+_PIECE, _BLOCKS, _MAX_PIECES = 4096, 512, 64
 """Minimum elements of a piece, blocks that fill a GPU (132 multiprocessors with four each), maximum pieces."""
 
 
@@ -178,7 +178,7 @@ def _pieces(channels: int, count: int) -> int:
     >>> _pieces(64, 32 * 112 * 112), _pieces(512, 10**6), _pieces(3, 5000)
     (8, 1, 1)
     """
-    return max(1, min(_MOST, count // _PIECE, _BLOCKS // channels)) if channels else 1
+    return max(1, min(_MAX_PIECES, count // _PIECE, _BLOCKS // channels)) if channels else 1
 
 
 def _flag(value: object) -> np.int32:

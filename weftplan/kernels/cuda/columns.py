@@ -90,13 +90,13 @@ class Windows:
         return self.channels * math.prod(self.kernel)
 
     @property
-    def places(self) -> int:
+    def windows_per_image(self) -> int:
         """Number of windows of one image."""
         return math.prod(self.grid)
 
     def _numbers(self, begin: int, run: int, over: int, down: int) -> tuple[np.int32 | int, ...]:
-        def three(sizes: Shape, rest: int) -> Shape:
-            return (rest,) * (3 - len(sizes)) + tuple(sizes)
+        def three(sizes: Shape, fill: int) -> Shape:
+            return (fill,) * (3 - len(sizes)) + tuple(sizes)
 
         rows = (three(self.image, 1), three(self.kernel, 1), three(self.stride, 1), three(self.dilate, 1),
                 three(self.pad, 0), three(self.grid, 1))  # fmt: skip
@@ -146,13 +146,13 @@ def _of(params: Params, image: Shape, name: str) -> Windows:
 
 
 def _im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    made = _of(params, inputs[0].shape, "im2col")
-    made.gather(ctx.xp, inputs[0], outputs[0], 0, made.places)
+    windows = _of(params, inputs[0].shape, "im2col")
+    windows.gather(ctx.xp, inputs[0], outputs[0], 0, windows.windows_per_image)
 
 
 def _col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    made = _of(params, outputs[0].shape, "col2im")
-    made.sum_back(ctx.xp, inputs[0], outputs[0], 0, made.places)
+    windows = _of(params, outputs[0].shape, "col2im")
+    windows.sum_back(ctx.xp, inputs[0], outputs[0], 0, windows.windows_per_image)
 
 
 def _nothing(params: Params, inputs: Specs, outputs: Specs) -> int:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from weftplan.kernels.cuda.convolution_products import Part
-from weftplan.kernels.cuda.cudnn_algorithms import Algorithm, Problem, plan, run
+from weftplan.kernels.cuda.convolution_products import WindowProduct
+from weftplan.kernels.cuda.cudnn_algorithms import Algorithm, CudnnProblem, plan, run
 from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.cuda_tuning import tuning, workspace_limit
 from weftplan.ops.core.implementations import Implementation, Specs, provide
@@ -23,20 +23,20 @@ from weftplan.ops.nn.convolution import window
 _BYTES = np.dtype(np.uint8)
 
 
-def _problem(kind: str, params: Params, image: SpecLike, weight: SpecLike, grid: SpecLike) -> Problem:
+def _problem(kind: str, params: Params, image: SpecLike, weight: SpecLike, grid: SpecLike) -> CudnnProblem:
     """Return the cuDNN problem for arrays or specs. A single spatial axis becomes the second of two axes."""
     kernel, stride, dilate, pad = window(params, "Convolution")
 
-    def of(thing: SpecLike) -> Shape:
-        shape: Shape = tuple(thing.shape)
+    def of(operand: SpecLike) -> Shape:
+        shape: Shape = tuple(operand.shape)
         return (*shape[:2], 1, shape[2]) if len(kernel) == 1 else shape
 
     if len(kernel) == 1:
         stride, dilate, pad = (1, *stride), (1, *dilate), (0, *pad)
-    return Problem(kind, of(image), of(weight), of(grid), stride, dilate, pad, np.dtype(image.dtype).name)
+    return CudnnProblem(kind, of(image), of(weight), of(grid), stride, dilate, pad, np.dtype(image.dtype).name)
 
 
-Thing = TypeVar("Thing", bound=SpecLike)
+Operand = TypeVar("Operand", bound=SpecLike)
 """An array in a call, a spec in a plan."""
 
 
@@ -55,9 +55,9 @@ class _Parts:
         self._bias = bias
         self._backward = backward
 
-    def _wanted(
-        self, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
-    ) -> Iterator[tuple[str, tuple[Thing, Thing, Thing]]]:
+    def _computations(
+        self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+    ) -> Iterator[tuple[str, tuple[Operand, Operand, Operand]]]:
         for kind, *positions in self._parts:
             image, weight, grid = (inputs[k] if k >= 0 else outputs[~k] for k in positions)
             if image is not None and weight is not None and grid is not None:
@@ -77,33 +77,33 @@ class _Parts:
 class _Products(_Parts):
     """The computations of one operator as matrix products by cuBLAS."""
 
-    def _made(
-        self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
-    ) -> list[tuple[Part, tuple[Thing, Thing, Thing]]]:
-        made = []
-        for kind, things in self._wanted(inputs, outputs):
-            image, weight, grid = things
-            made.append((Part(kind, params, image.shape, weight.shape, grid.shape, image.dtype), things))
-        return made
+    def _planned_parts(
+        self, params: Params, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+    ) -> list[tuple[WindowProduct, tuple[Operand, Operand, Operand]]]:
+        parts = []
+        for kind, operands in self._computations(inputs, outputs):
+            image, weight, grid = operands
+            parts.append((WindowProduct(kind, params, image.shape, weight.shape, grid.shape, image.dtype), operands))
+        return parts
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
         """Return the reason why a call cannot be computed by these products; empty if it can."""
         if params.get("target_shape"):
             return "a target shape may pad the sides differently"
-        reasons = [part.refusal for part, _ in self._made(params, inputs, outputs)]
+        reasons = [part.refusal for part, _ in self._planned_parts(params, inputs, outputs)]
         return next(filter(None, reasons), "") or str(floats(0)(params, inputs, outputs))
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
         """Return the scratch bytes of the part that needs the most."""
-        return max((part.nbytes for part, _ in self._made(params, inputs, outputs)), default=0)
+        return max((part.nbytes for part, _ in self._planned_parts(params, inputs, outputs)), default=0)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         """Enqueue the computations whose outputs are needed."""
-        made = self._made(params, inputs, outputs)
-        room = max((part.nbytes for part, _ in made), default=0)
+        planned = self._planned_parts(params, inputs, outputs)
+        scratch_bytes = max((part.nbytes for part, _ in planned), default=0)
         dtype = inputs[0].dtype
-        scratch = ctx.take((room // dtype.itemsize,), dtype) if room else None
-        for part, arrays in made:
+        scratch = ctx.take((scratch_bytes // dtype.itemsize,), dtype) if scratch_bytes else None
+        for part, arrays in planned:
             part.run(ctx.xp, *arrays, scratch)
         self._with_bias(ctx, params, inputs, outputs)
 
@@ -112,10 +112,10 @@ class _Cudnn(_Parts):
     """The computations of one operator by cuDNN."""
 
     def _problems(
-        self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
-    ) -> list[tuple[Problem, tuple[Thing, Thing, Thing]]]:
-        wanted = self._wanted(inputs, outputs)
-        return [(_problem(kind, params, *things), things) for kind, things in wanted]
+        self, params: Params, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+    ) -> list[tuple[CudnnProblem, tuple[Operand, Operand, Operand]]]:
+        computations = self._computations(inputs, outputs)
+        return [(_problem(kind, params, *operands), operands) for kind, operands in computations]
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
         """Return the reason why cuDNN cannot compute a call; empty if it can."""
@@ -127,18 +127,18 @@ class _Cudnn(_Parts):
         if data.dtype.name not in ("float16", "float32", "float64"):
             return f"cuDNN has no convolutions of {data.dtype}"
         for problem, _ in self._problems(params, inputs, outputs):
-            found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
-            if isinstance(found, str):
-                return found
+            algorithm = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
+            if isinstance(algorithm, str):
+                return algorithm
         return ""
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
         """Return the scratch bytes of the part that needs the most."""
-        most = 0
+        scratch_bytes = 0
         for problem, _ in self._problems(params, inputs, outputs):
-            found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
-            most = max(most, found.workspace if isinstance(found, Algorithm) else 0)
-        return aligned(most)
+            algorithm = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
+            scratch_bytes = max(scratch_bytes, algorithm.workspace if isinstance(algorithm, Algorithm) else 0)
+        return aligned(scratch_bytes)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         """Enqueue the computations whose outputs are needed."""
@@ -155,17 +155,17 @@ for _name, _parts, _backward in (
     ("Deconvolution", [("dgrad", ~0, 1, 0)], False),
     ("_backward_Deconvolution", [("fprop", 0, 2, ~0), ("wgrad", 0, ~1, 1)], True),
 ):
-    _second = _Products(_parts, 2, backward=_backward)
-    _first = _Cudnn(_parts, 2, backward=_backward)
+    _products = _Products(_parts, 2, backward=_backward)
+    _cudnn = _Cudnn(_parts, 2, backward=_backward)
     provide(
         _name,
         Implementation(
             name="cudnn",
-            kernel=_first.kernel,
-            workspace=_first.workspace,
-            refusal=_first.refusal,
+            kernel=_cudnn.kernel,
+            workspace=_cudnn.workspace,
+            refusal=_cudnn.refusal,
             otherwise=Implementation(
-                name="cuda", kernel=_second.kernel, workspace=_second.workspace, refusal=_second.refusal
+                name="cuda", kernel=_products.kernel, workspace=_products.workspace, refusal=_products.refusal
             ),
         ),
         on="gpu",

@@ -24,7 +24,7 @@ from weftplan.ops.nn.convolution import window
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
-class Part:
+class WindowProduct:
     """One computation of a call: its ``kind``, and the shapes of image, weight and grid of windows."""
 
     def __init__(self, kind: str, params: Params, image: Shape, weight: Shape, grid: Shape, dtype: DType) -> None:
@@ -33,8 +33,8 @@ class Part:
         self.filters = grid[1]
         kernel, stride, dilate, pad = window(params, "Convolution")
         self.windows = Windows(image[1], image[2:], kernel, stride, dilate, pad, grid[2:])
-        one = all(n == 1 for n in (*kernel, *stride)) and not any(pad)
-        self.pointwise = one and image[2:] == grid[2:] and kind != "wgrad"
+        unit_windows = all(n == 1 for n in (*kernel, *stride)) and not any(pad)
+        self.pointwise = unit_windows and image[2:] == grid[2:] and kind != "wgrad"
         self._weight = (weight[0], self.windows.taps)
         self._groups = params["num_group"]
         self._dtype = dtype
@@ -54,9 +54,9 @@ class Part:
 
     def _tile(self) -> tuple[int, int]:
         """Return the images of a full tile, and the windows of each image in it."""
-        places = self.windows.places
+        windows = self.windows.windows_per_image
         fitting = max(1, self._limit // (self._rows * self._dtype.itemsize))
-        return (min(self.batch, fitting // places), places) if fitting >= places else (1, fitting)
+        return (min(self.batch, fitting // windows), windows) if fitting >= windows else (1, fitting)
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +68,9 @@ class Part:
 
     def _tiles(self) -> Iterator[tuple[slice, int, int]]:
         images, step = self._tile()
-        for first in range(0, self.batch, images):
-            for begin in range(0, self.windows.places, step):
-                yield slice(first, first + images), begin, min(step, self.windows.places - begin)
+        for begin_image in range(0, self.batch, images):
+            for begin in range(0, self.windows.windows_per_image, step):
+                yield slice(begin_image, begin_image + images), begin, min(step, self.windows.windows_per_image - begin)
 
     def run(self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, scratch: RawArray | None) -> None:
         """Enqueue the computation; ``scratch`` is flat, has the arrays' dtype and at least :attr:`nbytes` bytes."""
@@ -85,19 +85,19 @@ class Part:
             return
         taps = self.windows.taps
         assert scratch is not None
-        for number, (some, begin, run) in enumerate(self._tiles()):
-            pixels, part = image[some], flat[some, :, begin : begin + run]
+        for number, (tile_images, begin, run) in enumerate(self._tiles()):
+            pixels, part = image[tile_images], flat[tile_images, :, begin : begin + run]
             images = pixels.shape[0]
             if self.kind == "wgrad":
-                room = scratch[: self._rows * images * run]
-                self.windows.gather(xp, pixels, room, begin, run, grid=flat[some], joined=True)
-                room = room.reshape(self._rows, images * run)
-                gemm(xp, room[taps:], room[:taps].T, weight, add=number > 0)
+                columns = scratch[: self._rows * images * run]
+                self.windows.gather(xp, pixels, columns, begin, run, grid=flat[tile_images], joined=True)
+                columns = columns.reshape(self._rows, images * run)
+                gemm(xp, columns[taps:], columns[:taps].T, weight, add=number > 0)
                 continue
-            room = scratch[: images * taps * run].reshape(images, taps, run)
+            columns = scratch[: images * taps * run].reshape(images, taps, run)
             if self.kind == "fprop":
-                self.windows.gather(xp, pixels, room, begin, run)
-                gemm(xp, weight, room, part)
+                self.windows.gather(xp, pixels, columns, begin, run)
+                gemm(xp, weight, columns, part)
             else:
-                gemm(xp, weight.T, part, room)
-                self.windows.sum_back(xp, room, pixels, begin, run)
+                gemm(xp, weight.T, part, columns)
+                self.windows.sum_back(xp, columns, pixels, begin, run)

@@ -172,44 +172,51 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 
     There are two rows per sample for the recursion and one row for probabilities.
     """
-    places = 2 * labels + 1
-    return [((batch, labels), INDEX), ((batch,), INDEX), ((batch,), INDEX), ((2, batch, places), acc),
-            ((batch, places), acc)]  # fmt: skip
+    positions = 2 * labels + 1
+    return [((batch, labels), INDEX), ((batch,), INDEX), ((batch,), INDEX), ((2, batch, positions), acc),
+            ((batch, positions), acc)]  # fmt: skip
 
 
-def _given(
+def _inputs_in_scratch(
     ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
 ) -> tuple[list[RawArray], list[object]]:
     """Cast labels and lengths into scratch; return all scratch arrays, and the numbers that both kernels take."""
     steps, batch, channels = data.shape
-    taken = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
+    scratch = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
     named = dict(zip(inputs_of(params)[2:], lengths, strict=True))
-    ctx.xp.copyto(taken[0], label, casting="unsafe")
-    for target, name in ((taken[1], "data_lengths"), (taken[2], "label_lengths")):
+    ctx.xp.copyto(scratch[0], label, casting="unsafe")
+    for target, name in ((scratch[1], "data_lengths"), (scratch[2], "label_lengths")):
         if name in named:
             ctx.xp.copyto(target, named[name], casting="unsafe")
-    first = params["blank_label"] == "first"
-    numbers = [steps, batch, channels, label.shape[1], 0 if first else channels - 1, 0 if first else -1]
+    blank_is_first = params["blank_label"] == "first"
+    numbers = [
+        steps,
+        batch,
+        channels,
+        label.shape[1],
+        0 if blank_is_first else channels - 1,
+        0 if blank_is_first else -1,
+    ]
     flags = [np.int32("data_lengths" in named), np.int32("label_lengths" in named)]
-    return taken, [*numbers, *flags]
+    return scratch, [*numbers, *flags]
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data = inputs[0]
     out, alpha = outputs
-    taken, numbers = _given(ctx, params, data, inputs[1], inputs[2:])
-    rows = taken[3]
+    scratch, numbers = _inputs_in_scratch(ctx, params, data, inputs[1], inputs[2:])
+    rows = scratch[3]
     target = ctx.take((data.shape[1],), data.dtype) if out is None else out
-    kept = taken[4] if alpha is None else alpha
+    probabilities = scratch[4] if alpha is None else alpha
     flags = [np.int32(alpha is not None), np.int32(out is not None)]
-    args = [data, *taken[:3], rows, kept, target, *numbers, *flags]
+    args = [data, *scratch[:3], rows, probabilities, target, *numbers, *flags]
     launch(ctx.xp, _SOURCE, "ctc_forward", data.shape[1], width(data.shape[2], 256), args, T=data.dtype)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, alpha, data, label, *lengths = inputs
-    taken, numbers = _given(ctx, params, data, label, lengths)
-    args = [ograd, alpha, data, *taken, outputs[0], *numbers]
+    scratch, numbers = _inputs_in_scratch(ctx, params, data, label, lengths)
+    args = [ograd, alpha, data, *scratch, outputs[0], *numbers]
     launch(ctx.xp, _SOURCE, "ctc_back", data.shape[1], width(data.shape[2], 256), args, T=data.dtype)
 
 

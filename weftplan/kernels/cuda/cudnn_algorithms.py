@@ -35,7 +35,7 @@ _ROUNDS = 5
 _NO_LIMIT = 1 << 62
 
 
-class Problem(NamedTuple):
+class CudnnProblem(NamedTuple):
     """One convolution over two or three spatial axes.
 
     Attributes:
@@ -69,17 +69,17 @@ class Algorithm:
         self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, workspace: RawArray | None
     ) -> None:
         """Enqueue the algorithm on the current stream; arrays are contiguous, and an unneeded ``workspace`` is None."""
-        places = {IMAGE: pointer(image), WEIGHT: pointer(weight), GRID: pointer(grid)}
-        self.enqueue(xp, places, None if workspace is None else pointer(workspace))
+        pointers = {IMAGE: pointer(image), WEIGHT: pointer(weight), GRID: pointer(grid)}
+        self.enqueue(xp, pointers, None if workspace is None else pointer(workspace))
 
-    def enqueue(self, xp: ArrayModule, places: dict[int, int], workspace: int | None) -> None:
+    def enqueue(self, xp: ArrayModule, pointers: dict[int, int], workspace: int | None) -> None:
         """Enqueue the algorithm on the current stream, given the address of each tensor id and of the workspace."""
         handle = _handle(xp)
         with self._lock:
             if self.index is None:
-                self._graph.execute(places, workspace, handle)
+                self._graph.execute(pointers, workspace, handle)
             else:
-                self._graph.execute_plan_at_index(places, workspace, self.index, handle)
+                self._graph.execute_plan_at_index(pointers, workspace, self.index, handle)
 
 
 class _Handles(threading.local):
@@ -89,21 +89,23 @@ class _Handles(threading.local):
 
 _handles = _Handles()
 _lock = threading.RLock()
+"""Held while an algorithm is chosen, so that measurements do not disturb each other; guards the caches below.
+Reentrant: a measurement allocates, and a collection then may run a finalizer that plans."""
 _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
 _absent: list[bool] = []
 """Not empty after a failed import of cuDNN, which is not tried again: it takes as long as planning a node."""
-_found: dict[tuple[Any, ...], Algorithm | str] = {}
+_algorithms: dict[tuple[Any, ...], Algorithm | str] = {}
 _fastest_of: dict[tuple[Any, ...], int] = {}
 """Index of the fastest plan, by model of GPU, problem, tuning and limit. GPUs of one model share it, so that they
 compute the same bits and only one is measured."""
-_planned: dict[tuple[Problem, int], Tuning] = {}
+_planned: dict[tuple[CudnnProblem, int], Tuning] = {}
 """Settings of the last plan of each problem, which its runs use in place of the current settings."""
 
 
 def forget() -> None:
     """Drop all cached choices, and the handles of this thread."""
     with _lock:
-        _found.clear()
+        _algorithms.clear()
         _fastest_of.clear()
         _planned.clear()
         _absent.clear()
@@ -125,7 +127,7 @@ def _handle(xp: ArrayModule) -> object:
     return handle
 
 
-def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+def plan(problem: CudnnProblem, tuning: Tuning, limit: int) -> Algorithm | str:
     """Return the algorithm for a problem with at most ``limit`` scratch bytes, or the reason why there is none.
 
     It is chosen on the GPU that the node is planned for, if any, otherwise on the current GPU. If the settings ask for
@@ -139,41 +141,41 @@ def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
         _absent.append(True)
         return _MISSING
     _planned[problem, limit] = tuning
-    most = _NO_LIMIT if tuning.autotune == FASTEST else limit
+    scratch_limit = _NO_LIMIT if tuning.autotune == FASTEST else limit
     gpu = planned_gpu()
     if gpu is None:
-        return _find(cudnn, xp, problem, tuning, most)
+        return _find(cudnn, xp, problem, tuning, scratch_limit)
     try:
         with xp.cuda.Device(gpu):
-            return _find(cudnn, xp, problem, tuning, most)
+            return _find(cudnn, xp, problem, tuning, scratch_limit)
     except xp.cuda.runtime.CUDARuntimeError as error:
         return f"there is no GPU {gpu} to ask cuDNN for: {error}"
 
 
-def _find(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+def _find(cudnn: ModuleType, xp: ArrayModule, problem: CudnnProblem, tuning: Tuning, limit: int) -> Algorithm | str:
     """Return the algorithm for a problem on the current GPU, cached or chosen now, or the reason why there is none."""
     try:
         key = (cudnn, xp.cuda.runtime.getDevice(), problem, tuning, limit)
     except xp.cuda.runtime.CUDARuntimeError as error:
         return f"there is no GPU to ask cuDNN for: {error}"
     # Without the lock: entries never change, so a cached entry is final.
-    found = _found.get(key)
-    if found is not None:
-        return found
+    algorithm = _algorithms.get(key)
+    if algorithm is not None:
+        return algorithm
     # One thread chooses at a time, so that measurements do not disturb each other. Look again: another thread may have
     # chosen while this thread waited.
     with _lock:
         try:
-            found = _found.get(key) or _choose(cudnn, xp, problem, tuning, limit)
+            algorithm = _algorithms.get(key) or _choose(cudnn, xp, problem, tuning, limit)
         except cudnn.cudnnGraphNotSupportedError as error:
-            found = f"cuDNN has no algorithm: {' '.join(str(error).split())[:200]}"
+            algorithm = f"cuDNN has no algorithm: {' '.join(str(error).split())[:200]}"
         except (RuntimeError, OSError, ImportError) as error:  # cuDNN does not load, or does not fit the driver
-            found = f"cuDNN cannot be used: {' '.join(str(error).split())[:200]}"
-        _found[key] = found
-        return found
+            algorithm = f"cuDNN cannot be used: {' '.join(str(error).split())[:200]}"
+        _algorithms[key] = algorithm
+        return algorithm
 
 
-def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
+def _graph(cudnn: ModuleType, xp: ArrayModule, problem: CudnnProblem) -> Any:
     """Return the cuDNN graph of a problem with its recommended plans, before any plan is built."""
     kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
     graph = cudnn.pygraph(
@@ -188,20 +190,20 @@ def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
     }
     how = {"padding": list(problem.pad), "stride": list(problem.stride), "dilation": list(problem.dilate)}
     if problem.kind == "fprop":
-        made = graph.conv_fprop(image=tensors[IMAGE], weight=tensors[WEIGHT], **how)
+        result = graph.conv_fprop(image=tensors[IMAGE], weight=tensors[WEIGHT], **how)
     elif problem.kind == "dgrad":
-        made = graph.conv_dgrad(loss=tensors[GRID], filter=tensors[WEIGHT], **how)
+        result = graph.conv_dgrad(loss=tensors[GRID], filter=tensors[WEIGHT], **how)
     else:
-        made = graph.conv_wgrad(image=tensors[IMAGE], loss=tensors[GRID], **how)
+        result = graph.conv_wgrad(image=tensors[IMAGE], loss=tensors[GRID], **how)
     shape = shapes[target]
-    made.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape)).set_uid(target)
+    result.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape)).set_uid(target)
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     return graph
 
 
-def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm:
+def _choose(cudnn: ModuleType, xp: ArrayModule, problem: CudnnProblem, tuning: Tuning, limit: int) -> Algorithm:
     """Return the fastest algorithm by measurement if the tuning asks for it, otherwise cuDNN's recommendation."""
     graph = _graph(cudnn, xp, problem)
     notes = cudnn.numerical_note
@@ -231,7 +233,7 @@ def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning
     return Algorithm(graph, None, int(graph.get_workspace_size()))
 
 
-def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
+def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: CudnnProblem, limit: int) -> Algorithm | None:
     """Return the fastest of the first :data:`TRIED` plans that need at most ``limit`` scratch bytes.
 
     None if none of them can be run, for example because there is no memory for the arrays.
@@ -242,7 +244,7 @@ def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, l
         arrays = [memory(max(1, math.prod(shape) * item)) for shape in (problem.image, problem.weight, problem.grid)]
     except (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError):
         return None
-    places = dict(zip((IMAGE, WEIGHT, GRID), (int(array.ptr) for array in arrays), strict=True))
+    pointers = dict(zip((IMAGE, WEIGHT, GRID), (int(array.ptr) for array in arrays), strict=True))
     best: tuple[float, Algorithm] | None = None
     for index in range(min(TRIED, graph.get_execution_plan_count())):
         try:
@@ -255,21 +257,23 @@ def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, l
             continue
         if need > limit:
             continue
-        made = Algorithm(graph, index, need)
-        time = min(_timed(xp, made, places, None if scratch is None else int(scratch.ptr)) for _ in range(_ROUNDS))
+        candidate = Algorithm(graph, index, need)
+        time = min(
+            _timed(xp, candidate, pointers, None if scratch is None else int(scratch.ptr)) for _ in range(_ROUNDS)
+        )
         if best is None or time < best[0]:
-            best = (time, made)
+            best = (time, candidate)
     return None if best is None else best[1]
 
 
-def _timed(xp: ArrayModule, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
+def _timed(xp: ArrayModule, algorithm: Algorithm, pointers: dict[int, int], scratch: int | None) -> float:
     """Return the milliseconds of one run on the device, measured by events."""
-    first, last = xp.cuda.Event(), xp.cuda.Event()
-    first.record()
-    algorithm.enqueue(xp, places, scratch)
-    last.record()
-    last.synchronize()
-    return float(xp.cuda.get_elapsed_time(first, last))
+    start, stop = xp.cuda.Event(), xp.cuda.Event()
+    start.record()
+    algorithm.enqueue(xp, pointers, scratch)
+    stop.record()
+    stop.synchronize()
+    return float(xp.cuda.get_elapsed_time(start, stop))
 
 
 def _strides(shape: Shape) -> list[int]:
@@ -277,7 +281,11 @@ def _strides(shape: Shape) -> list[int]:
 
 
 def run(
-    xp: ArrayModule, problem: Problem, limit: int, arrays: tuple[RawArray, RawArray, RawArray], scratch: RawArray | None
+    xp: ArrayModule,
+    problem: CudnnProblem,
+    limit: int,
+    arrays: tuple[RawArray, RawArray, RawArray],
+    scratch: RawArray | None,
 ) -> None:
     """Enqueue a problem with the algorithm of its plan; ``scratch`` is the planned workspace, or None.
 
@@ -290,9 +298,9 @@ def run(
     cudnn = _library()
     have = 0 if scratch is None else scratch.size
     tuning = _planned.get((problem, limit), Tuning())
-    found = _find(cudnn, xp, problem, tuning, _NO_LIMIT if tuning.autotune == FASTEST else limit)
-    if isinstance(found, Algorithm) and found.workspace > have:
-        found = _find(cudnn, xp, problem, Tuning(OFF, tuning.tensor_cores), have)
-    if isinstance(found, str):
-        raise DeviceError(f"a convolution was planned for cuDNN with {have:,} bytes of scratch, and now {found}")
-    found.run(xp, *arrays, scratch if found.workspace else None)
+    algorithm = _find(cudnn, xp, problem, tuning, _NO_LIMIT if tuning.autotune == FASTEST else limit)
+    if isinstance(algorithm, Algorithm) and algorithm.workspace > have:
+        algorithm = _find(cudnn, xp, problem, Tuning(OFF, tuning.tensor_cores), have)
+    if isinstance(algorithm, str):
+        raise DeviceError(f"a convolution was planned for cuDNN with {have:,} bytes of scratch, and now {algorithm}")
+    algorithm.run(xp, *arrays, scratch if algorithm.workspace else None)

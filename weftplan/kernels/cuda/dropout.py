@@ -70,13 +70,13 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         if out is not None:
             ctx.xp.copyto(out, data)
         return
-    kept = ctx.take(data.shape, _MASK) if mask is None else mask
+    keep_mask = ctx.take(data.shape, _MASK) if mask is None else mask
     target = ctx.take((1,), data.dtype) if out is None else out
     generator: Any = ctx.generator()  # a PhiloxGenerator: it has a key
     # Keep an element if its 24-bit number / 2^24 >= p. Comparing the number with ceil(p * 2^24) is equivalent: both
     # products are exact.
     limit = np.uint32(math.ceil(float(np.float32(params["p"])) * (1 << 24)))
-    args = (data, target, kept, *generator.key, limit, _scale(params, data.dtype), np.int32(out is not None))
+    args = (data, target, keep_mask, *generator.key, limit, _scale(params, data.dtype), np.int32(out is not None))
     launch(ctx.xp, _SOURCE, "drop", -(-data.size // _DRAWN), THREADS, (*args, data.size), T=data.dtype)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from weftplan.kernels.cuda.segments import add_slices, sums_room
+from weftplan.kernels.cuda.segments import add_slices, sums_scratch
 from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec
-from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
+from weftplan.ops.indexing.gather_nd import flat_bytes, flat_positions
 
 
 def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -42,23 +42,23 @@ def _take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> No
 def _gather_nd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     ograd, index = inputs
-    found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
+    rows_of_index = flat_positions(ctx, "gather_nd", index, out.shape, wrap=True)
     axes = index.shape[0]
     rows, inner = math.prod(out.shape[:axes]), math.prod(out.shape[axes:])
-    add_slices(ctx, found, "clip", ograd.reshape(1, found.size, inner), out.reshape(1, rows, inner))
+    add_slices(ctx, rows_of_index, "clip", ograd.reshape(1, rows_of_index.size, inner), out.reshape(1, rows, inner))
 
 
-def _sums_bytes(places: int, gradient: TensorSpec) -> int:
-    """Return the scratch bytes for summing ``places`` slices of a gradient by index."""
-    width = math.prod(gradient.shape) // max(1, places)
-    return take_bytes(*sums_room(places, width, gradient.dtype))
+def _sums_bytes(count: int, gradient: TensorSpec) -> int:
+    """Return the scratch bytes for summing ``count`` slices of a gradient by index."""
+    width = math.prod(gradient.shape) // max(1, count)
+    return take_bytes(*sums_scratch(count, width, gradient.dtype))
 
 
 def _sorting(params: Params, inputs: Specs, outputs: Specs) -> int:
     return _sums_bytes(math.prod(inputs[1].shape), inputs[0])
 
 
-def _sorting_places(params: Params, inputs: Specs, outputs: Specs) -> int:
+def _sorting_positions(params: Params, inputs: Specs, outputs: Specs) -> int:
     shape = inputs[1].shape
     return flat_bytes(shape) + _sums_bytes(math.prod(shape[1:]), inputs[0])
 
@@ -66,6 +66,6 @@ def _sorting_places(params: Params, inputs: Specs, outputs: Specs) -> int:
 for _name, _kernel, _bytes in (
     ("_backward_Embedding", _embedding, _sorting),
     ("_backward_take", _take, _sorting),
-    ("_backward_gather_nd", _gather_nd, _sorting_places),
+    ("_backward_gather_nd", _gather_nd, _sorting_positions),
 ):
     provide(_name, Implementation(name="cuda", kernel=_kernel, workspace=_bytes, refusal=_refusal), on="gpu")

@@ -167,8 +167,8 @@ def _backward(view: View, *, by_row: bool) -> Kernel:
             launch(ctx.xp, _SOURCE, "sum_over_rows", blocks, lines * side, args, T=data.dtype)
         if outputs[0] is not None:  # last, because it may share memory with an input
             name, blocks = "normalize_rows_back", batch * rows * inner
-            last = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
-            launch(ctx.xp, _SOURCE, name, blocks, width(size, terms=TERMS), last, T=data.dtype)
+            data_args = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
+            launch(ctx.xp, _SOURCE, name, blocks, width(size, terms=TERMS), data_args, T=data.dtype)
 
     return kernel
 

@@ -141,7 +141,7 @@ extern "C" __global__ void fill_poisson(T* out, unsigned long long key0, unsigne
 """
 )
 _MASK = 2**64 - 1
-_OF_ONE = 1 << 16
+_WORDS_PER_ELEMENT = 1 << 16
 """Words of 64 bits that are reserved for one element of a distribution with rejection."""
 
 
@@ -157,10 +157,10 @@ class PhiloxGenerator:
 
     def _fill(self, name: str, out: RawArray, words: int, *more: object) -> RawArray:
         """Fill ``out`` by the kernel ``name``, reserving ``words`` words of 64 bits; return ``out``."""
-        first = (self._halves + 1) // 2
-        self._halves = 2 * (first + words)
+        begin = (self._halves + 1) // 2
+        self._halves = 2 * (begin + words)
         code = _FILL.replace("U(key0", "uniform_double(key0")
-        each(self._xp, code, name, out.size, (out, *self.key, np.uint64(first), *more), T=out.dtype)
+        each(self._xp, code, name, out.size, (out, *self.key, np.uint64(begin), *more), T=out.dtype)
         return out
 
     def _target(self, size: object, dtype: object, out: RawArray | None) -> RawArray:
@@ -172,9 +172,9 @@ class PhiloxGenerator:
         if target.dtype == np.float64:
             return self._fill("fill_uniform", target, target.size)
         code = _FILL.replace("U(key0", "uniform_float(key0")
-        first = np.uint64(self._halves)
+        begin = np.uint64(self._halves)
         self._halves += target.size
-        each(self._xp, code, "fill_uniform", target.size, (target, *self.key, first), T=target.dtype)
+        each(self._xp, code, "fill_uniform", target.size, (target, *self.key, begin), T=target.dtype)
         return target
 
     def standard_normal(self, size: object = None, dtype: object = np.float64, out: RawArray | None = None) -> RawArray:
@@ -203,7 +203,7 @@ class PhiloxGenerator:
         several = getattr(parameter, "ndim", 0) > 0
         values: Any = parameter if several else self._xp.full((1,), parameter, np.float64)
         target = self._xp.empty(values.shape if size is None else size, dtype)
-        return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
+        return self._fill(name, target, target.size * _WORDS_PER_ELEMENT, values.reshape(-1), np.int32(several))
 
 
 slots.RANDOM_GENERATOR.fill(PhiloxGenerator)

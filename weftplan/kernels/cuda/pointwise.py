@@ -21,13 +21,13 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
 from weftplan.support import slots
 
-MOST_ARGUMENTS = 200
+MAX_ARGUMENTS = 200
 """Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
-MOST_IN_VECTORS = 64
+MAX_VECTOR_OPERATIONS = 64
 """Each thread computes a vector of elements if the formula has at most this number of operations. Longer formulas are
 bound by arithmetic."""
-WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
-"""How results read an input. ``WHOLE``: each result reads its own element. ``NUMBER``: all results read the same
+OWN, NUMBER, CYCLE, RUN, BAND = range(5)
+"""How results read an input. ``OWN``: each result reads its own element. ``NUMBER``: all results read the same
 element. ``CYCLE``: neighbouring results read neighbouring elements, and start over after the last. ``RUN``: each run of
 neighbouring results reads one element. ``BAND``: as ``RUN``, but the runs start over after the last element."""
 _TEXTS = {
@@ -48,7 +48,7 @@ generated kernels do not, so their bits would differ."""
 _TRUTHS = TRUTHS | {"isnan", "logical_and", "logical_or", "logical_not"}
 
 
-class Kernel(NamedTuple):
+class GeneratedKernel(NamedTuple):
     """A generated kernel with its arguments other than arrays."""
 
     code: str
@@ -56,27 +56,27 @@ class Kernel(NamedTuple):
     """The formula's constants, then the runs and sizes of broadcast inputs."""
 
 
-def formula_of(group: Group, wanted: Sequence[bool]) -> Computation | None:
+def formula_of(group: Group, needed: Sequence[bool]) -> Computation | None:
     """Return a group's formula for the wanted outputs; None if a member has none that can be written."""
     values: dict[int | None, int] = {k: k for k in range(len(group.inputs))}
     try:
         flat = Flattening(len(group.inputs), group.dtype, functions=True)
         for op, params, reads, writes in group.members:
-            numbers = flat.add(op.forward, params, [values.get(one) for one in reads],
-                               wanted=[one is not None for one in writes])  # fmt: skip
+            numbers = flat.add(op.forward, params, [values.get(value) for value in reads],
+                               wanted=[value is not None for value in writes])  # fmt: skip
             values.update(zip(writes, numbers, strict=True))
     except FormulaError:
         return None
-    results = [values[value] for value, one in zip(group.results, wanted, strict=True) if one]
+    results = [values[value] for value, is_needed in zip(group.results, needed, strict=True) if is_needed]
     return flat.computation(list(enumerate(results)))
 
 
 def operations(group: Group) -> int:
     """Return the number of operations per element for all outputs; 0 if no kernel can be generated."""
-    found = formula_of(group, [True] * len(group.results))
-    if found is None:
+    computation = formula_of(group, [True] * len(group.results))
+    if computation is None:
         return 0
-    names = [one.name for one in found.formula.operations]
+    names = [operation.name for operation in computation.formula.operations]
     unknown = _CONTRACTED if group.dtype.itemsize == 8 else ()
     if any(name in unknown or (name not in _TEXTS and name != "constant") for name in names):
         return 0
@@ -86,14 +86,14 @@ def operations(group: Group) -> int:
 @lru_cache(maxsize=4096)
 def lanes_of(group: Group) -> int:
     """Return the elements per thread: as many as fit in 16 bytes, or 1 for a long formula."""
-    return 1 if operations(group) > MOST_IN_VECTORS else ALIGNMENT // group.dtype.itemsize
+    return 1 if operations(group) > MAX_VECTOR_OPERATIONS else ALIGNMENT // group.dtype.itemsize
 
 
 class Index(NamedTuple):
     """How results index an input."""
 
     kind: int
-    """``WHOLE``, ``NUMBER``, ``CYCLE``, ``RUN`` or ``BAND``."""
+    """``OWN``, ``NUMBER``, ``CYCLE``, ``RUN`` or ``BAND``."""
     size: int = 1
     """Number of elements of the input."""
     run: int = 1
@@ -105,46 +105,46 @@ class Index(NamedTuple):
         return [self.run] * (self.kind in (RUN, BAND)) + [self.size] * (self.kind in (CYCLE, BAND))
 
 
-def index_of(shape: Shape, own: Shape) -> Index | None:
-    """Return how results of shape ``shape`` index an input of shape ``own``.
+def index_of(shape: Shape, input_shape: Shape) -> Index | None:
+    """Return how results of shape ``shape`` index an input of shape ``input_shape``.
 
     None if broadcast axes lie between axes along which the input varies.
 
     >>> index_of((2, 3, 4), (1, 3, 1)), index_of((5, 7), (1, 7)), index_of((2, 3, 4), (2, 1, 4))
     (Index(kind=4, size=3, run=4), Index(kind=2, size=7, run=1), None)
     """
-    if own == shape:
-        return Index(WHOLE)
-    if math.prod(own) == 1:
+    if input_shape == shape:
+        return Index(OWN)
+    if math.prod(input_shape) == 1:
         return Index(NUMBER)
-    whole, part = collapse(shape, own)
-    kept = [axis for axis, size in enumerate(part) if size == whole[axis]]
-    if len(kept) != 1:
+    collapsed, part = collapse(shape, input_shape)
+    varying = [axis for axis, size in enumerate(part) if size == collapsed[axis]]
+    if len(varying) != 1:
         return None
-    (axis,) = kept
-    size, run = part[axis], math.prod(whole[axis + 1 :])
+    (axis,) = varying
+    size, run = part[axis], math.prod(collapsed[axis + 1 :])
     if run == 1:
         return Index(CYCLE, size)
     return Index(RUN if axis == 0 else BAND, size, run)
 
 
 @lru_cache(maxsize=4096)
-def kernel_of(group: Group, wanted: tuple[bool, ...], lanes: int) -> Kernel:
+def kernel_of(group: Group, needed: tuple[bool, ...], lanes: int) -> GeneratedKernel:
     """Return the kernel of a group for the wanted outputs; each thread computes ``lanes`` elements."""
-    found = formula_of(group, wanted)
-    assert found is not None  # only groups with a formula are fused
-    inputs = [index for own in group.inputs if (index := index_of(group.shape, own)) is not None]
-    numbers = [group.dtype.type(value) for value in found.constants]
-    outputs = sum(wanted)
-    shapes = tuple((one.kind, one.run % lanes == 0, inputs.index(one)) for one in inputs)
-    extents = [extent for one in dict.fromkeys(inputs) for extent in one.extents]
-    return Kernel(_source(found.formula, shapes, outputs, lanes), (*numbers, *extents))
+    computation = formula_of(group, needed)
+    assert computation is not None  # only groups with a formula are fused
+    inputs = [index for input_shape in group.inputs if (index := index_of(group.shape, input_shape)) is not None]
+    numbers = [group.dtype.type(value) for value in computation.constants]
+    outputs = sum(needed)
+    shapes = tuple((index.kind, index.run % lanes == 0, inputs.index(index)) for index in inputs)
+    extents = [extent for index in dict.fromkeys(inputs) for extent in index.extents]
+    return GeneratedKernel(_source(computation.formula, shapes, outputs, lanes), (*numbers, *extents))
 
 
-def _index(kind: int, number: int, place: str) -> str:
-    """Return CUDA C for the index into input ``number`` at the element ``place`` of the results."""
-    run = f"{place} / (unsigned int)r{number}"
-    return {NUMBER: "0", CYCLE: f"{place} % (unsigned int)n{number}", RUN: run,
+def _index(kind: int, number: int, element: str) -> str:
+    """Return CUDA C for the index into input ``number`` at the element ``element`` of the results."""
+    run = f"{element} / (unsigned int)r{number}"
+    return {NUMBER: "0", CYCLE: f"{element} % (unsigned int)n{number}", RUN: run,
             BAND: f"{run} % (unsigned int)n{number}"}[kind]  # fmt: skip
 
 
@@ -162,13 +162,13 @@ def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs
     """
     values = reachable(formula)
     heads = [f"const T* x{k}" for k in range(len(inputs))] + [f"T* y{k}" for k in range(outputs)]
-    heads += [f"T c{one.operands[0]}" for one in formula.operations if one.name == "constant"]
+    heads += [f"T c{operation.operands[0]}" for operation in formula.operations if operation.name == "constant"]
     for k, (kind, _, like) in enumerate(inputs):
         if like < k:
             continue
         heads += [f"long long r{k}"] * (kind in (RUN, BAND)) + [f"long long n{k}"] * (kind in (CYCLE, BAND))
 
-    def element(place: str, *, lane: int | None) -> tuple[list[str], list[str], list[str]]:
+    def element(position: str, *, lane: int | None) -> tuple[list[str], list[str], list[str]]:
         """Return the loads, operations and stores of one element; None for ``lane``: outside a vector."""
         end = "" if lane is None else f"_{lane}"
         loads, stores = [], []
@@ -177,18 +177,18 @@ def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs
         for k, (kind, even, like) in enumerate(inputs):
             if k not in values:
                 continue
-            if kind == WHOLE:
-                loads.append(f"T {names[k]} = {'x' if lane is None else 'a'}{k}[{place}];")
+            if kind == OWN:
+                loads.append(f"T {names[k]} = {'x' if lane is None else 'a'}{k}[{position}];")
             elif lane and (even or kind == NUMBER):
                 names[k] = f"v{k}_0"
             else:
                 if like not in indexed:
                     indexed.add(like)
-                    loads.append(f"unsigned int t{like}{end} = {_index(kind, like, place)};")
+                    loads.append(f"unsigned int t{like}{end} = {_index(kind, like, position)};")
                 loads.append(f"T {names[k]} = x{k}[t{like}{end}];")
         lines = lines_of(formula, values, names, end)
         for k, (_, value) in enumerate(formula.results):
-            stores.append(f"{'y' if lane is None else 'b'}{k}[{place}] = {names[value]};")
+            stores.append(f"{'y' if lane is None else 'b'}{k}[{position}] = {names[value]};")
         return loads, lines, stores
 
     scalar = "\n    ".join(line for part in element("i", lane=None) for line in part)
@@ -203,7 +203,7 @@ extern "C" __global__ void pointwise({", ".join([*heads, "long long count"])}) {
 }}
 """
     pointers = [f"const T* a{k} = (const T*)__builtin_assume_aligned(x{k}, {ALIGNMENT});"
-                for k, (kind, _, _) in enumerate(inputs) if k in values and kind == WHOLE]  # fmt: skip
+                for k, (kind, _, _) in enumerate(inputs) if k in values and kind == OWN]  # fmt: skip
     pointers += [f"T* b{k} = (T*)__builtin_assume_aligned(y{k}, {ALIGNMENT});" for k in range(outputs)]
     elements = [element(f"(first + {lane})" if lane else "first", lane=lane) for lane in range(lanes)]
     vector = "\n        ".join(
@@ -243,7 +243,7 @@ def lines_of(formula: Formula, values: set[int], names: dict[int, str], end: str
         if of_truths:
             truths.add(number)
         if number in values:
-            text = _TEXTS[name].format(*(names[one] for one in operands))
+            text = _TEXTS[name].format(*(names[operand] for operand in operands))
             lines.append(f"{'bool' if of_truths else 'T'} {names[number]} = {text};")
     return lines
 
@@ -261,25 +261,25 @@ def reachable(formula: Formula) -> set[int]:
 def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
     """Return the reason why no kernel can be generated for a call; empty if one can be."""
     group: Group = params[GROUP]
-    count, found = operations(group), formula_of(group, [True] * len(group.results))
-    if not count or found is None:
+    count, computation = operations(group), formula_of(group, [True] * len(group.results))
+    if not count or computation is None:
         return "an operation of the members is not written"
     if count > MAX_OPERATIONS:
         return f"written for formulas of at most {MAX_OPERATIONS} operations"
-    if 3 * len(group.inputs) + len(group.results) + len(found.constants) > MOST_ARGUMENTS:
-        return f"written for at most {MOST_ARGUMENTS} arrays and constants"
-    if any(index_of(group.shape, own) is None for own in group.inputs):
+    if 3 * len(group.inputs) + len(group.results) + len(computation.constants) > MAX_ARGUMENTS:
+        return f"written for at most {MAX_ARGUMENTS} arrays and constants"
+    if any(index_of(group.shape, input_shape) is None for input_shape in group.inputs):
         return "an input is broadcast along axes that alternate more than once"
     return str(floats(*range(len(inputs)))(params, inputs, outputs))
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     group: Group = params[GROUP]
-    wanted = tuple(out is not None for out in outputs)
+    needed = tuple(out is not None for out in outputs)
     written: list[Any] = [out for out in outputs if out is not None]
-    whole = [array for k, array in enumerate(inputs) if not group.broadcasts(k)]
-    lanes = lanes_of(group) if are_aligned(*whole, *written) else 1
-    kernel = kernel_of(group, wanted, lanes)
+    unbroadcast = [array for k, array in enumerate(inputs) if not group.broadcasts(k)]
+    lanes = lanes_of(group) if are_aligned(*unbroadcast, *written) else 1
+    kernel = kernel_of(group, needed, lanes)
     arguments = (*inputs, *written, *kernel.arguments)
     each(ctx.xp, kernel.code, "pointwise", math.prod(group.shape), arguments, lanes=lanes, T=group.dtype)
 

@@ -66,7 +66,7 @@ _NARROW = " ".join(f"int {name} = (int){name}_;" for name in _NAMES)
 elements."""
 _ROWS, _STRIP = 4, 8
 """Neighbouring rows of one column that a thread computes: forward, and backward."""
-_PLACE = """
+_THREAD_POSITION = """
     unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (unsigned int)count) return;
     NARROW
@@ -81,9 +81,9 @@ _PLACE = """
 """CUDA C for the place of a thread: ``SIZE`` rows of one column in a layer of an image."""
 
 
-def _place(deep: str, tall: str, wide: str, size: int) -> str:
-    """Return ``_PLACE`` for ``size`` rows per thread and the names of the extents."""
-    text = _PLACE.replace("DEEP", deep).replace("TALL", tall).replace("WIDE", wide).replace("SIZE", str(size))
+def _thread_position(deep: str, tall: str, wide: str, size: int) -> str:
+    """Return ``_THREAD_POSITION`` for ``size`` rows per thread and the names of the extents."""
+    text = _THREAD_POSITION.replace("DEEP", deep).replace("TALL", tall).replace("WIDE", wide).replace("SIZE", str(size))
     return text.lstrip("\n")
 
 
@@ -93,9 +93,9 @@ _WINDOWS = """
     int front = first_of(layer, sd, pd);
     int back = end_of(layer, sd, pd, kd, d);
     const T* pixels = x + image * (unsigned int)(d * h * w);"""
-_MOST_TAPS = 25
+_MAX_UNROLLED = 25
 """Maximum number of elements of a window whose loops are unrolled."""
-_TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && right - left == kw) {{
+_TAPS = f"""if (kd == 1 && kh * kw <= {_MAX_UNROLLED} && bottom - top == kh && right - left == kw) {{
             int corner = (front * h + top) * w + left;
             #pragma unroll
             for (int r = 0; r < kh; ++r) {{
@@ -121,7 +121,7 @@ _TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && righ
 def _with_taps(code: str) -> str:
     """Return ``code`` with each ``TAPS(statements)`` replaced by ``_TAPS`` with these statements."""
     return re.sub(
-        r"TAPS\((.*?)\)\n(?=        \w)", lambda found: _TAPS.replace("TAP", found[1]) + "\n", code, flags=re.DOTALL
+        r"TAPS\((.*?)\)\n(?=        \w)", lambda match: _TAPS.replace("TAP", match[1]) + "\n", code, flags=re.DOTALL
     )
 
 
@@ -288,8 +288,8 @@ STORE
 }
 """
     )
-    .replace("OUTPUTS\nWINDOWS", _place("od", "oh", "ow", _ROWS) + _WINDOWS)
-    .replace("INPUTS", _place("d", "h", "w", _STRIP))
+    .replace("OUTPUTS\nWINDOWS", _thread_position("od", "oh", "ow", _ROWS) + _WINDOWS)
+    .replace("INPUTS", _thread_position("d", "h", "w", _STRIP))
     .replace(
         "STORE",
         """    unsigned int to = (slice * (unsigned int)h + (unsigned int)row) * (unsigned int)w + (unsigned int)column;
@@ -302,7 +302,7 @@ STORE
     .replace("EXTENTS", _EXTENTS)
     .replace("NARROW", _NARROW)
 )
-_WHOLE = """
+_GLOBAL = """
 extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share, int lanes, long long images) {
     __shared__ A s[256];
     unsigned int t = threadIdx.x;
@@ -359,10 +359,10 @@ def source(windows: tuple[int, ...], *, kind: int, padded: int, flat: bool) -> s
         padded: 1 if padding counts in averages, otherwise 0.
         flat: whether images have no depth, which is then the constant 1.
     """
-    known = dict(zip(_NAMES[6:], windows, strict=True)) | ({"d": 1, "od": 1} if flat else {})
+    constants = dict(zip(_NAMES[6:], windows, strict=True)) | ({"d": 1, "od": 1} if flat else {})
     text = re.sub(r"\bKIND\b", str(kind), _SOURCE)
     text = re.sub(r"\bPADDED\b", str(padded), text)
-    for name, value in known.items():
+    for name, value in constants.items():
         text = text.replace(f"int {name} = (int){name}_;", f"int {name} = {value};")
     return text
 
@@ -375,7 +375,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         share = accumulator(data.dtype).type(1.0 / size if params["pool_type"] == "avg" else 1.0)
         lanes = width(size, THREADS, terms=TERMS, least=_FEW)
         args = (data, out, size, share, np.int32(lanes), out.size)
-        launch(ctx.xp, _WHOLE, "pool_whole", -(-out.size * lanes // THREADS), THREADS, args, T=data.dtype)
+        launch(ctx.xp, _GLOBAL, "pool_whole", -(-out.size * lanes // THREADS), THREADS, args, T=data.dtype)
         return
     name = "pool_largest" if params["pool_type"] == "max" else "pool_sum"
     code, words = _words(params, image, out.shape[2:], data.dtype)
@@ -395,12 +395,12 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     if params["pool_type"] != "max":
         each(ctx.xp, code, "spread_back", threads, (ograd, out, *words), T=out.dtype)
         return
-    places = ctx.take(ograd.shape, _INDEX)
-    each(ctx.xp, code, "find_largest", _threads(ograd.shape, _ROWS), (inputs[1], places, *words), T=out.dtype)
-    each(ctx.xp, code, "pool_back", threads, (ograd, places, out, *words), T=out.dtype)
+    maxima = ctx.take(ograd.shape, _INDEX)
+    each(ctx.xp, code, "find_largest", _threads(ograd.shape, _ROWS), (inputs[1], maxima, *words), T=out.dtype)
+    each(ctx.xp, code, "pool_back", threads, (ograd, maxima, out, *words), T=out.dtype)
 
 
-def _places_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
+def _maxima_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
     return take_bytes((inputs[0].shape, _INDEX)) if params["pool_type"] == "max" else 0
 
 
@@ -414,6 +414,6 @@ def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
 
 for _name, _kernel, _bytes in (
     ("Pooling", _forward, lambda params, inputs, outputs: 0),
-    ("_backward_Pooling", _backward, _places_bytes),
+    ("_backward_Pooling", _backward, _maxima_bytes),
 ):
     provide(_name, Implementation(name="cuda", kernel=_kernel, workspace=_bytes, refusal=_refusal), on="gpu")

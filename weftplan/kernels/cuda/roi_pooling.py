@@ -91,20 +91,20 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     rows, columns = params["pooled_size"]
     shape = (rois.shape[0], data.shape[1], rows, columns)
     out = ctx.take(shape, data.dtype) if outputs[0] is None else outputs[0]
-    places = ctx.take(shape, np.dtype(np.int64)) if outputs[1] is None else outputs[1]
-    args = (data, rois, out, places, *data.shape, rows, columns, data.dtype.type(params["spatial_scale"]))
+    maxima = ctx.take(shape, np.dtype(np.int64)) if outputs[1] is None else outputs[1]
+    args = (data, rois, out, maxima, *data.shape, rows, columns, data.dtype.type(params["spatial_scale"]))
     each(ctx.xp, _SOURCE, "pool_regions", out.size, args, T=data.dtype)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, rois, places = inputs
+    ograd, rois, maxima = inputs
     if outputs[1] is not None:
         outputs[1].fill(0)
     if outputs[0] is None:
         return
     out = outputs[0]
     _, channels, height, width = out.shape
-    args = (ograd, rois, places, out, channels, height * width, rois.shape[0], ograd.shape[2] * ograd.shape[3])
+    args = (ograd, rois, maxima, out, channels, height * width, rois.shape[0], ograd.shape[2] * ograd.shape[3])
     each(ctx.xp, _SOURCE, "spread_regions", out.size, args, T=out.dtype)
 
 

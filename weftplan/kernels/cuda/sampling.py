@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from weftplan.kernels.cuda.segments import room, sort
+from weftplan.kernels.cuda.segments import keys_scratch, sort
 from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
@@ -187,32 +187,32 @@ def _far(extent: int, dtype: DType) -> np.generic:
 
 def _sample(ctx: OpContext, data: RawArray, grid: RawArray, out: RawArray) -> None:
     _, channels, height, width_ = data.shape
-    places = math.prod(out.shape[2:])
-    each(ctx.xp, _FORWARD, "sample", out.size, (data, grid, out, channels, height, width_, places), T=data.dtype)
+    points = math.prod(out.shape[2:])
+    each(ctx.xp, _FORWARD, "sample", out.size, (data, grid, out, channels, height, width_, points), T=data.dtype)
 
 
-def _image_room(data: Shape, places: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    return [room(4 * data[0] * places), ((4 * data[0] * places,), accumulator(dtype))]
+def _image_scratch(data: Shape, points: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    return [keys_scratch(4 * data[0] * points), ((4 * data[0] * points,), accumulator(dtype))]
 
 
 def _of_image(ctx: OpContext, ograd: RawArray, grid: RawArray, out: RawArray) -> None:
     batch, channels, height, width_ = out.shape
-    places = math.prod(ograd.shape[2:])
-    keys, weights = (ctx.take(*spec) for spec in _image_room(out.shape, places, out.dtype))
+    points = math.prod(ograd.shape[2:])
+    keys, weights = (ctx.take(*spec) for spec in _image_scratch(out.shape, points, out.dtype))
     xp, kind = ctx.xp, out.dtype
-    real = 4 * batch * places
-    each(xp, _KEYS, "corner_keys", keys.size, (grid, keys, weights, height, width_, places, real), T=kind)
+    real = 4 * batch * points
+    each(xp, _KEYS, "corner_keys", keys.size, (grid, keys, weights, height, width_, points, real), T=kind)
     sort(xp, keys)
     out.fill(0)
-    args = (keys, weights, ograd, out, channels, height * width_, places, real)
+    args = (keys, weights, ograd, out, channels, height * width_, points, real)
     each(xp, _KEYS, "sum_corners", real * channels, args, T=kind)
 
 
 def _of_grid(ctx: OpContext, ograd: RawArray, data: RawArray, grid: RawArray, out: RawArray) -> None:
     batch, channels, height, width_ = data.shape
-    places = math.prod(ograd.shape[2:])
-    args = (ograd, data, grid, out, channels, height, width_, places)
-    each(ctx.xp, _POINTS, "grid_gradient", batch * places, args, T=data.dtype)
+    points = math.prod(ograd.shape[2:])
+    args = (ograd, data, grid, out, channels, height, width_, points)
+    each(ctx.xp, _POINTS, "grid_gradient", batch * points, args, T=data.dtype)
 
 
 def _map(ctx: OpContext, loc: RawArray, target: Shape) -> RawArray:
@@ -255,7 +255,7 @@ def _spatial_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: A
 
 
 def _sampler_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
-    return take_bytes(*_image_room(inputs[1].shape, math.prod(inputs[0].shape[2:]), inputs[1].dtype))
+    return take_bytes(*_image_scratch(inputs[1].shape, math.prod(inputs[0].shape[2:]), inputs[1].dtype))
 
 
 def _map_spec(params: Params, data: SpecLike) -> tuple[Shape, DType]:
@@ -264,7 +264,7 @@ def _map_spec(params: Params, data: SpecLike) -> tuple[Shape, DType]:
 
 def _spatial_backward_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
     grid = take_bytes(*[_map_spec(params, inputs[1])] * 2)
-    return grid + take_bytes(*_image_room(inputs[1].shape, math.prod(params["target_shape"]), inputs[1].dtype))
+    return grid + take_bytes(*_image_scratch(inputs[1].shape, math.prod(params["target_shape"]), inputs[1].dtype))
 
 
 def _offer(name: str, kernel: Kernel, workspace: WorkspaceRule) -> None:

@@ -156,7 +156,7 @@ extern "C" __global__ void join_pieces(const unsigned long long* keys, const A* 
 """.replace("PIECE", f"{PIECE}u")
 
 
-def room(count: int) -> tuple[Shape, DType]:
+def keys_scratch(count: int) -> tuple[Shape, DType]:
     """Return the shape and dtype of the array that :func:`sort` needs for ``count`` keys: a power of two.
 
     >>> room(5)
@@ -188,7 +188,7 @@ def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out
     roundings of the sum of the absolute terms; a host's error is at most as many roundings as there are terms.
 
     Args:
-        ctx: the call, whose workspace has the arrays of :func:`sums_room`.
+        ctx: the call, whose workspace has the arrays of :func:`sums_scratch`.
         index: the row of ``out`` for each position.
         mode: ``wrap`` takes indices modulo the number of rows; any other mode clips them.
         source: array of shape (outer, positions, inner).
@@ -197,7 +197,7 @@ def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out
     xp = ctx.xp
     outer, rows, inner = out.shape
     index = index.reshape(-1)
-    keys, parts = (ctx.take(*spec) for spec in sums_room(index.size, outer * inner, out.dtype))
+    keys, parts = (ctx.take(*spec) for spec in sums_scratch(index.size, outer * inner, out.dtype))
     wrap = int(mode == "wrap")
     each(xp, _INDEX, "index_keys", keys.size, (index, keys, index.size, rows, wrap), I=index.dtype)
     sort(xp, keys)
@@ -210,13 +210,13 @@ def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out
         each(xp, _SUM, "join_pieces", slots * outer * inner, (keys, parts, out, *extents), T=out.dtype)
 
 
-def sums_room(places: int, width: int, dtype: DType) -> list[tuple[Shape, DType]]:
+def sums_scratch(count: int, width: int, dtype: DType) -> list[tuple[Shape, DType]]:
     """Return the shapes and dtypes of scratch that :func:`add_slices` needs: keys, and the sums of pieces.
 
     Args:
-        places: number of indices.
+        count: number of indices.
         width: elements of a slice, over ``outer`` and ``inner``.
         dtype: dtype of the result.
     """
-    pieces = 2 * -(-places // PIECE) if places > PIECE else 0
-    return [room(places), ((max(1, pieces * width),), accumulator(dtype))]
+    pieces = 2 * -(-count // PIECE) if count > PIECE else 0
+    return [keys_scratch(count), ((max(1, pieces * width),), accumulator(dtype))]

@@ -59,7 +59,7 @@ extern "C" __global__ void sequence_reverse(const T* x, const L* lengths, T* y, 
 """
 
 
-def _kernel(name: str, *, whole: int, fill: bool = False) -> Kernel:
+def _kernel(name: str, *, time_index: int, fill: bool = False) -> Kernel:
     """Return a kernel that launches the CUDA function ``name``.
 
     Args:
@@ -70,7 +70,7 @@ def _kernel(name: str, *, whole: int, fill: bool = False) -> Kernel:
 
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         data, lengths, out = inputs[0], inputs[1], outputs[0]
-        shape: Shape = (data, out)[whole].shape
+        shape: Shape = (data, out)[time_index].shape
         axis = params["axis"]
         value = converted(float(params["value"]), out.dtype) if fill else 0
         args = (
@@ -88,16 +88,16 @@ def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
     return str(floats(0, 1)(params, inputs, outputs))
 
 
-for _name, _made in (
-    ("SequenceMask", _kernel("sequence_mask", whole=0, fill=True)),
-    ("_backward_SequenceMask", _kernel("sequence_mask", whole=0)),
-    ("SequenceLast", _kernel("sequence_last", whole=0)),
-    ("_backward_SequenceLast", _kernel("sequence_last_back", whole=1)),
-    ("SequenceReverse", _kernel("sequence_reverse", whole=0)),
-    ("_backward_SequenceReverse", _kernel("sequence_reverse", whole=0)),
+for _name, _launcher in (
+    ("SequenceMask", _kernel("sequence_mask", time_index=0, fill=True)),
+    ("_backward_SequenceMask", _kernel("sequence_mask", time_index=0)),
+    ("SequenceLast", _kernel("sequence_last", time_index=0)),
+    ("_backward_SequenceLast", _kernel("sequence_last_back", time_index=1)),
+    ("SequenceReverse", _kernel("sequence_reverse", time_index=0)),
+    ("_backward_SequenceReverse", _kernel("sequence_reverse", time_index=0)),
 ):
     provide(
         _name,
-        Implementation(name="cuda", kernel=_made, workspace=lambda params, inputs, outputs: 0, refusal=_refusal),
+        Implementation(name="cuda", kernel=_launcher, workspace=lambda params, inputs, outputs: 0, refusal=_refusal),
         on="gpu",
     )

@@ -1,8 +1,8 @@
 """Softmax and its losses, forward and backward.
 
-Each row of classes has a block. If the classes of a row are at least ``_APART`` elements apart (``multi_output``, or an
-axis that is not the last), each row has a thread instead. Neighbouring threads compute neighbouring rows, so that a
-warp reads consecutive memory.
+Each row of classes has a block. If the classes of a row are at least ``_MIN_DISTANCE`` elements apart
+(``multi_output``, or an axis that is not the last), each row has a thread instead. Neighbouring threads compute
+neighbouring rows, so that a warp reads consecutive memory.
 
 The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. The device
 counts valid labels, so the host does not wait.
@@ -109,7 +109,7 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 }
 """
 )
-_APART = 8
+_MIN_DISTANCE = 8
 """Each thread computes a row if the distance in elements between the classes of a row is at least this number; a warp
 then reads whole sectors of memory."""
 _LABELS = (
@@ -178,7 +178,7 @@ def _flag(value: object) -> np.int32:
 def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *, log: bool) -> None:
     outer, classes, inner = rows
     args = (*arrays, classes, inner, _flag(log))
-    if inner >= _APART:
+    if inner >= _MIN_DISTANCE:
         each(ctx.xp, _ROWS, name.replace("rows", "columns"), outer * inner, args, T=arrays[0].dtype)
         return
     launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=2 * TERMS), args, T=arrays[0].dtype)
@@ -208,7 +208,7 @@ def _output_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
     xp, acc = ctx.xp, accumulator(out.dtype)
     outer, classes, inner = _output_rows(params, output.shape)
     alpha = 0.0 if params["multi_output"] else params["smooth_alpha"]
-    rest = alpha / (classes - 1) if alpha and classes > 1 else 0.0
+    off_label = alpha / (classes - 1) if alpha and classes > 1 else 0.0
     ignore = int(params["ignore_label"])
     factor = ctx.take((1,), acc)
     scale = params["grad_scale"] / inner
@@ -219,7 +219,7 @@ def _output_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
         scale /= outer if params["multi_output"] else label.size
     args = (
         output, label, inputs[2] if params["out_grad"] else output, factor, out, classes, inner, ignore,
-        acc.type(1.0 - alpha - rest), acc.type(rest), acc.type(scale), _flag(params["use_ignore"]),
+        acc.type(1.0 - alpha - off_label), acc.type(off_label), acc.type(scale), _flag(params["use_ignore"]),
         _flag(params["normalization"] == "valid"), _flag(params["out_grad"]),
     )  # fmt: skip
     each(xp, _LABELS, "subtract_labels", out.size, args, lanes=8, T=out.dtype, L=label.dtype)
@@ -262,7 +262,7 @@ def _factor(params: Params, inputs: Specs, outputs: Specs) -> int:
     return take_bytes(((1,), accumulator(outputs[0].dtype)))
 
 
-def _back(log: bool) -> Kernel:
+def _softmax_gradient(log: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         rows = as_rows(inputs[0].shape, params["axis"])
         _run(ctx, "softmax_rows_back", (inputs[0], inputs[1], outputs[0]), rows, log=log)
@@ -273,8 +273,8 @@ def _back(log: bool) -> Kernel:
 for _name, _kernel, _bytes, _refusal in (
     ("softmax", _softmax(log=False), _nothing, _plain),
     ("log_softmax", _softmax(log=True), _nothing, _plain),
-    ("_backward_softmax", _back(log=False), _nothing, _plain),
-    ("_backward_log_softmax", _back(log=True), _nothing, _plain),
+    ("_backward_softmax", _softmax_gradient(log=False), _nothing, _plain),
+    ("_backward_log_softmax", _softmax_gradient(log=True), _nothing, _plain),
     ("SoftmaxOutput", _output, _nothing, floats(0)),
     ("_backward_SoftmaxOutput", _output_backward, _factor, _labelled),
     ("_backward_MakeLoss", _make_loss_backward, _factor, _valid),

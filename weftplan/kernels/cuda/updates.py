@@ -24,7 +24,7 @@ WORDS = 500
 """Maximum number of arguments of one launch, because CUDA passes at most 4 KiB."""
 
 
-class Row(NamedTuple):
+class WeightStep(NamedTuple):
     """A step of one weight.
 
     Attributes:
@@ -52,13 +52,13 @@ def source(formula: Formula, count: int, *, narrow: bool) -> str:
     arrays = ["w", "g", *(f"s{k}" for k in range(2, formula.arrays))]
     heads = ["const T* w", f"const {'H' if narrow else 'T'}* g", "T* y", *["H* h"] * narrow]
     heads += [f"T* {name}" for name in arrays[2:]]
-    heads += [f"T c{one.operands[0]}" for one in formula.operations if one.name == "constant"]
+    heads += [f"T c{operation.operands[0]}" for operation in formula.operations if operation.name == "constant"]
     heads.append("long long n")
     parameters, bodies = [], []
     for k in range(count):
         parameters += [*(f"{head}_{k}" for head in heads), f"long long end_{k}"]
-        given = ", ".join(f"{head.split()[-1]}_{k}" for head in heads)
-        bodies.append(f"if (block < end_{k}) {{ step({given}, block - first); return; }} first = end_{k};")
+        arguments = ", ".join(f"{head.split()[-1]}_{k}" for head in heads)
+        bodies.append(f"if (block < end_{k}) {{ step({arguments}, block - first); return; }} first = end_{k};")
     needed = reachable(formula)
     names = {k: f"v{k}" for k in range(formula.arrays)}
     lines = [f"T v{k} = (T){array}[i];" for k, array in enumerate(arrays) if k in needed]
@@ -84,22 +84,22 @@ extern "C" __global__ void optimizer_step({", ".join(parameters)}) {{
 """
 
 
-def step(xp: ArrayModule, rows: Sequence[Row]) -> None:
+def step(xp: ArrayModule, rows: Sequence[WeightStep]) -> None:
     """Launch the steps of weights of one dtype: one launch for each formula, or more if there are too many weights."""
     for formula in dict.fromkeys([row.computation.formula for row in rows]):
         for group in _groups([row for row in rows if row.computation.formula == formula]):
             _launch(xp, formula, group)
 
 
-def _groups(rows: list[Row]) -> Iterator[list[Row]]:
+def _groups(rows: list[WeightStep]) -> Iterator[list[WeightStep]]:
     """Yield the rows of one formula in groups that fit one launch."""
     words = len(rows[0].arrays) + len(rows[0].computation.constants) + 4
-    most = max(1, min(GROUP, WORDS // words))
-    for first in range(0, len(rows), most):
-        yield rows[first : first + most]
+    group_size = max(1, min(GROUP, WORDS // words))
+    for begin in range(0, len(rows), group_size):
+        yield rows[begin : begin + group_size]
 
 
-def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
+def _launch(xp: ArrayModule, formula: Formula, rows: list[WeightStep]) -> None:
     dtype, narrow = rows[0].arrays[0].dtype, rows[0].narrow is not None
     args: list[object] = []
     end = 0
@@ -111,10 +111,10 @@ def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
     launch(xp, source(formula, len(rows), narrow=narrow), "optimizer_step", end, THREADS, args, **types)
 
 
-def _row(name: str, params: Params, arrays: Sequence[RawArray], out: RawArray) -> Row:
-    found = formula_of(name, params, len(arrays), arrays[0].dtype)
-    assert found is not None  # the operators below have formulas
-    return Row(found, arrays, out)
+def _row(name: str, params: Params, arrays: Sequence[RawArray], out: RawArray) -> WeightStep:
+    computation = formula_of(name, params, len(arrays), arrays[0].dtype)
+    assert computation is not None  # the operators below have formulas
+    return WeightStep(computation, arrays, out)
 
 
 def _single(name: str) -> Kernel:

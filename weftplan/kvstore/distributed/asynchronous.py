@@ -42,6 +42,7 @@ from weftplan.kvstore.updater import OptimizerProtocol, Updater
 from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
+from weftplan.support.rollback import rollback
 
 
 class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
@@ -72,15 +73,10 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         Raises:
             KVStoreError: a key exists already, or keys or values are wrong or differ between ranks.
         """
-        with self._turn:
-            new_values = self._new_values(key, value)
+        with self._turn, rollback(self), self._server.rollback():
+            keys = [k for k, _ in self._new_values(key, value)]
             super().init(key, value)
-            try:
-                values = {k: self._stored[k].asnumpy().reshape(-1) for k, _ in new_values}
-            except BaseException:
-                for k, _ in new_values:  # no server has the keys yet
-                    self._stored.pop(k, None)
-                raise
+            values = {k: self._stored[k].asnumpy().reshape(-1) for k in keys}
             members = list(self._group.members)  # as the exchanges of the values have left them, the same on all ranks
             for k, flat in values.items():
                 ranges = placement(self._keys.number(k), flat.size, len(members), self._bound)
@@ -91,6 +87,15 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(ranges)
             self._meet("begin with these keys")
 
+    def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
+        """Do :meth:`init`, then :meth:`pull` into ``out``.
+
+        Raises:
+            KVStoreError: an argument is wrong for :meth:`init` or :meth:`pull`; no key is created then.
+        """
+        with self._server.rollback():
+            super().broadcast(key, value, out, priority)
+
     def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> BucketLayout:
         del priority, ready
         return BucketLayout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
@@ -100,12 +105,16 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         if self._optimizer is None:
             raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
         rate = _rate(self._optimizer)
+        requests = []  # every buffer and way of summing before the first request
         for key, arrays in layout.pushed:
             total = self._merge_buffer(key, arrays)
-            for batch in self._by_method([Item(key, arrays, total, total, ())], updates=False):
+            sums = list(self._by_method([Item(key, arrays, total, total, ())], updates=False))
+            requests.append((key, sums, total, (total.var,)))
+        for key, sums, total, reads in requests:
+            for batch in sums:
                 self._launch(batch, (), priority)
             # The operation also writes the stored value's var, so that a later pull of this key waits for the push.
-            self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
+            self._ask(key, Verb.PUSH, total, reads, priority, rate)
         self._copy_out(layout.pulled, priority, separate=True)
 
     def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
@@ -167,13 +176,14 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         Raises:
             KVStoreError: the optimizers of the ranks differ.
         """
-        super().set_optimizer(optimizer)
-        self._updater = None  # the server has the updater
-        ours: Any = copies.deepcopy(optimizer)
-        ours.lr_scheduler = None  # each push brings the worker's learning rate, which sets `lr`
-        self._server.use(Updater(ours))
-        self._optimizer = optimizer
-        self._meet("begin with this optimizer")
+        with rollback(self), self._server.rollback():
+            super().set_optimizer(optimizer)
+            self._updater = None  # the server has the updater
+            ours: Any = copies.deepcopy(optimizer)
+            ours.lr_scheduler = None  # each push brings the worker's learning rate, which sets `lr`
+            self._server.use(Updater(ours))
+            self._optimizer = optimizer
+            self._meet("begin with this optimizer")
 
     def _states(self) -> Updater:
         """Return an updater that reads and replaces the states on all servers; no other process need make a call."""

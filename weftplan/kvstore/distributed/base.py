@@ -137,7 +137,11 @@ class KVStoreDist(KVStoreLocal):
             part = BucketPart(sources, totals)
             # Queue first: on an engine that runs operations inline, the push waits for the exchange.
             self._sequencer.put(ticket(part))
-            part.push(priority)
+            try:
+                part.push(priority)
+            except BaseException as error:
+                part.fail(error)  # the other ranks wait for it
+                raise
         for wire, total in copies_back:
             copy(wire, total, priority)
 

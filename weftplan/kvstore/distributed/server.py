@@ -14,8 +14,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
@@ -156,6 +156,18 @@ class Server:
     def add(self, number: int, key: Key, values: Array) -> None:
         """Add a range with these initial values, which are copied."""
         self._ranges[number] = Range(key, values.copy())
+
+    @contextmanager
+    def rollback(self) -> Iterator[None]:
+        """Take back calls of ``add`` and ``use`` if the body of the ``with`` statement raises."""
+        numbers, updater = set(self._ranges), self._updater
+        try:
+            yield
+        except BaseException:
+            self._updater = updater
+            for number in self._ranges.keys() - numbers:
+                del self._ranges[number]
+            raise
 
     def use(self, updater: Updater) -> None:
         """Set the updater that is applied to each push."""

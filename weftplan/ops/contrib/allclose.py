@@ -24,13 +24,13 @@ _SCRATCH = (_FLOAT, _FLOAT, BOOL, BOOL, BOOL)
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    both = merge_shape(ins[0], ins[1], "a and b of allclose")
-    return [both, both], [merge_shape(outs[0], (1,), "output of allclose")]
+    shape = merge_shape(ins[0], ins[1], "a and b of allclose")
+    return [shape, shape], [merge_shape(outs[0], (1,), "output of allclose")]
 
 
 def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    both = merge_dtype(ins[0], ins[1], "a and b of allclose")
-    return [both, both], [merge_dtype(outs[0], _RESULT, "output of allclose, which is uint8")]
+    dtype = merge_dtype(ins[0], ins[1], "a and b of allclose")
+    return [dtype, dtype], [merge_dtype(outs[0], _RESULT, "output of allclose, which is uint8")]
 
 
 @workspace_kernel

@@ -37,8 +37,8 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     data = ins[0]
     if data is None:
         return ins, outs
-    wanted: DType = params["dtype"] if is_half(data) or data == np.float32 else data
-    return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
+    target: DType = params["dtype"] if is_half(data) or data == np.float32 else data
+    return ins, [merge_dtype(outs[0], target, f"output of amp_cast of {data}")]
 
 
 @workspace_kernel
@@ -87,14 +87,14 @@ def _multicast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def _multicast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    known = [dtype for dtype in ins if dtype is not None]
-    if len(known) < len(ins):
+    dtypes = [dtype for dtype in ins if dtype is not None]
+    if len(dtypes) < len(ins):
         return ins, outs
-    floats = [dtype for dtype in known if is_float(dtype)]
+    floats = [dtype for dtype in dtypes if is_float(dtype)]
     chosen = min if params["cast_narrow"] else max
-    wanted = chosen(floats, key=lambda dtype: dtype.itemsize) if floats else None
-    dtypes = [wanted if is_float(dtype) else dtype for dtype in known]
-    return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, dtypes, strict=True)]
+    target = chosen(floats, key=lambda dtype: dtype.itemsize) if floats else None
+    cast = [target if is_float(dtype) else dtype for dtype in dtypes]
+    return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, cast, strict=True)]
 
 
 def _multicast_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -84,20 +84,22 @@ def _product(
     tensor interleaves all. ``parts`` has the number of tensors that each sequence interleaves.
     """
     heads = params["heads"]
-    known = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
-    assert known is not None
-    first, last = sequences[0], sequences[-1]
-    batch = merge_dim(first[1], last[1], f"{name}: batches of {first} and {last}")
-    batch, rows = _batch(name, known, batch, heads)
-    queries = merge_dim(first[0], known[1], f"{name}: queries of {first} and of attention {known}")
-    keys = merge_dim(last[0], known[2], f"{name}: keys of {last} and of attention {known}")
+    scores = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
+    assert scores is not None
+    queried, keyed = sequences[0], sequences[-1]
+    batch = merge_dim(queried[1], keyed[1], f"{name}: batches of {queried} and {keyed}")
+    batch, rows = _batch(name, scores, batch, heads)
+    queries = merge_dim(queried[0], scores[1], f"{name}: queries of {queried} and of attention {scores}")
+    keys = merge_dim(keyed[0], scores[2], f"{name}: keys of {keyed} and of attention {scores}")
     if len(sequences) == 1:
-        queries = keys = merge_dim(queries, keys, f"{name}: both sides of attention {known}")
+        queries = keys = merge_dim(queries, keys, f"{name}: both sides of attention {scores}")
     for sequence, count in zip(sequences, parts, strict=False):
         _width(name, sequence, heads, count)
     units = 0
     if len(sequences) == 2:
-        units = merge_dim(first[2] // parts[0], last[2] // parts[1], f"{name}: widths a part of {first} and {last}")
+        units = merge_dim(
+            queried[2] // parts[0], keyed[2] // parts[1], f"{name}: widths a part of {queried} and {keyed}"
+        )
     widths = [units * parts[k] or sequence[2] for k, sequence in enumerate(sequences)]
     steps = [queries, keys][: len(sequences)]
     merged: list[Shape] = [(step, batch, width) for step, width in zip(steps, widths, strict=True)]

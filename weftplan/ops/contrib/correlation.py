@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.params import p_bool, p_int
 from weftplan.ops.core.registry import register
@@ -48,14 +48,14 @@ def _side(params: Params, extent: int) -> int:
     if extent == 0:
         return 0
     border = params["max_displacement"] + params["kernel_size"] // 2
-    room: int = extent + 2 * params["pad_size"] - 2 * border
-    if room < 1:
+    reach: int = extent + 2 * params["pad_size"] - 2 * border
+    if reach < 1:
         raise ShapeError(
             f"Correlation: maps of {extent} pixels and pad_size={params['pad_size']} have no room for "
             f"max_displacement={params['max_displacement']} and kernel_size={params['kernel_size']}"
         )
     stride: int = params["stride1"]
-    return -(-room // stride)
+    return -(-reach // stride)
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -82,10 +82,10 @@ def _inner(params: Params, padded: RawArray, shape: Shape) -> RawArray:
     return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
 
 
-def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> Iterator[tuple[int, RawArray, RawArray]]:
+def _squares(params: Params, out: Shape, map1: RawArray, map2: RawArray) -> Iterator[tuple[int, RawArray, RawArray]]:
     """Yield (output channel, view of the first map, view of the second) for each displacement and pixel of the square.
 
-    ``first`` and ``second`` are padded maps (channels, height, width); ``out`` is the shape of the output.
+    ``map1`` and ``map2`` are padded maps (channels, height, width); ``out`` is the shape of the output.
     """
     radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
 
@@ -94,14 +94,14 @@ def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> I
         return padded[:, rows, left : left + (out[3] - 1) * step + 1 : step]
 
     for channel in range((2 * radius + 1) ** 2):
-        down, right = (place - radius for place in divmod(channel, 2 * radius + 1))
+        down, right = (steps - radius for steps in divmod(channel, 2 * radius + 1))
         down, right = down * params["stride2"], right * params["stride2"]
         for row in range(reach, reach + params["kernel_size"]):
             for column in range(reach, reach + params["kernel_size"]):
-                yield channel, view(first, row, column), view(second, row + down, column + right)
+                yield channel, view(map1, row, column), view(map2, row + down, column + right)
 
 
-def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> Room:
+def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> ScratchSpecs:
     """Return the scratch specs: two padded maps, an output channel's terms, their sum over channels, and the total."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
@@ -109,17 +109,17 @@ def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> R
 
 
 @kernel(scratch=_scratch)
-def _forward(xp: ArrayModule, p: Params, data1: RawArray, data2: RawArray, out: RawArray, *rooms: RawArray) -> None:
-    first, second, terms, part, total = rooms
+def _forward(xp: ArrayModule, p: Params, data1: RawArray, data2: RawArray, out: RawArray, *buffers: RawArray) -> None:
+    map1, map2, terms, part, total = buffers
     shape = data1.shape
-    first.fill(0)
-    second.fill(0)
+    map1.fill(0)
+    map2.fill(0)
     scale = 1.0 / (p["kernel_size"] ** 2 * shape[1])
     for item in range(shape[0]):
-        xp.copyto(_inner(p, first, shape), data1[item])
-        xp.copyto(_inner(p, second, shape), data2[item])
+        xp.copyto(_inner(p, map1, shape), data1[item])
+        xp.copyto(_inner(p, map2, shape), data2[item])
         current = -1
-        for channel, a, b in _squares(p, out.shape, first, second):
+        for channel, a, b in _squares(p, out.shape, map1, map2):
             if channel != current:
                 total.fill(0)
                 current = channel
@@ -133,7 +133,7 @@ def _forward(xp: ArrayModule, p: Params, data1: RawArray, data2: RawArray, out: 
             xp.multiply(total, scale, out=out[item, channel], casting="same_kind")
 
 
-def _backward_scratch(params: Params, ograd: SpecLike, data1: SpecLike, *others: SpecLike | None) -> Room:
+def _backward_scratch(params: Params, ograd: SpecLike, data1: SpecLike, *outputs: SpecLike | None) -> ScratchSpecs:
     wide, padded, map_shape = accumulator(ograd.dtype), _padded(params, data1.shape), ograd.shape[2:]
     return [*[(padded, wide)] * 4, ((data1.shape[1], *map_shape), wide), (map_shape, wide)]
 

@@ -82,8 +82,8 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
         return ins, outs
     if not is_float(data):
         raise DTypeError(f"CTCLoss expects floats, got {data}: cast the data first (Cast, astype)")
-    others = [data if dtype is None else dtype for dtype in ins[1:]]
-    return [data, *others], [data, merge_dtype(accumulator(data), outs[1], "CTCLoss: alpha (float32 for float16)")]
+    dtypes = [data if dtype is None else dtype for dtype in ins[1:]]
+    return [data, *dtypes], [data, merge_dtype(accumulator(data), outs[1], "CTCLoss: alpha (float32 for float16)")]
 
 
 class _Plan(NamedTuple):
@@ -114,8 +114,8 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: RawArray, lengths:
     count = label.shape[1]
     plan = _Plan(*(ctx.take(*spec) for spec in _plan_scratch(batch, count)))
     by_name = dict(zip(inputs_of(params)[2:], lengths, strict=True))
-    first = params["blank_label"] == "first"
-    plan.places.fill(0 if first else channels - 1)
+    blank_first = params["blank_label"] == "first"
+    plan.places.fill(0 if blank_first else channels - 1)
     labels = plan.places[:, 1::2]
     xp.copyto(labels, label, casting="unsafe")
     if "data_lengths" in by_name:
@@ -126,7 +126,7 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: RawArray, lengths:
         xp.copyto(plan.ends, by_name["label_lengths"], casting="unsafe")
     else:  # the first padding ends the labels
         counted = plan.skips[:, 1::2]
-        xp.not_equal(labels, 0 if first else -1, out=counted)
+        xp.not_equal(labels, 0 if blank_first else -1, out=counted)
         for k in range(1, count):
             xp.logical_and(counted[:, k], counted[:, k - 1], out=counted[:, k])
         xp.sum(counted, axis=1, out=plan.ends)
@@ -134,9 +134,9 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: RawArray, lengths:
     plan.skips.fill(False)
     xp.not_equal(labels[:, 1:], labels[:, :-1], out=plan.skips[:, 3::2])
     for item in range(batch):
-        last = int(plan.ends[item])
-        skips = int(xp.count_nonzero(plan.skips[item, 3 : 2 * last : 2]))
-        needed = last + max(last - 1 - skips, 0)  # a blank stands between equal labels
+        num_labels = int(plan.ends[item])
+        skips = int(xp.count_nonzero(plan.skips[item, 3 : 2 * num_labels : 2]))
+        needed = num_labels + max(num_labels - 1 - skips, 0)  # a blank stands between equal labels
         plan.misfit[item] = needed > int(plan.steps[item, 0])
         xp.add(plan.places[item], item * channels, out=plan.cells[item])
     xp.multiply(plan.ends, 2, out=plan.ends)
@@ -163,9 +163,9 @@ class _Rows:
         self.xp = ctx.xp
         self.plan = plan
         batch, places = plan.places.shape
-        taken = [ctx.take(*spec) for spec in _row_scratch(batch, channels, places // 2, acc)]
-        self.logs, self.shares, self.norm, self.emitted, self.row, self.next, self.spare, self.padded = taken[:8]
-        self.active, self.total = taken[8:]
+        buffers = [ctx.take(*spec) for spec in _row_scratch(batch, channels, places // 2, acc)]
+        self.logs, self.shares, self.norm, self.emitted, self.row, self.following, self.spare, self.padded = buffers[:8]
+        self.active, self.total = buffers[8:]
 
     def emit(self, logits: RawArray) -> None:
         """Compute :attr:`shares` = softmax of a step's ``logits`` (batch, channels).
@@ -184,7 +184,7 @@ class _Rows:
         gather(xp, self.logs.reshape(-1), self.plan.cells, 0, self.emitted)
 
     def advance(self, source: RawArray, *, ahead: bool) -> None:
-        """Compute :attr:`next` = log-sum-exp of ``source`` over each place's predecessors.
+        """Compute :attr:`following` = log-sum-exp of ``source`` over each place's predecessors.
 
         These are the place itself, the place before it and, if ``skips`` allows, the second place before it.
         ``ahead``: over the successors instead.
@@ -198,24 +198,24 @@ class _Rows:
         else:
             xp.copyto(self.padded[:, 2:], source)
             xp.copyto(self.spare[:, 2:], source[:, :-2], where=skips)
-        xp.logaddexp(source, self.padded[:, 1 : count + 1], out=self.next)
-        xp.logaddexp(self.next, self.spare, out=self.next)
+        xp.logaddexp(source, self.padded[:, 1 : count + 1], out=self.following)
+        xp.logaddexp(self.following, self.spare, out=self.following)
 
     def sum_ends(self, row: RawArray) -> None:
         """Compute :attr:`total` (batch,) = log-sum-exp of ``row`` over the last two places of each sample."""
         for item in range(row.shape[0]):
-            last = int(self.plan.ends[item])
-            here = self.total[item : item + 1]
-            self.xp.copyto(here, row[item, last : last + 1])
-            if last:
-                self.xp.logaddexp(here, row[item, last - 1 : last], out=here)
+            end = int(self.plan.ends[item])
+            total = self.total[item : item + 1]
+            self.xp.copyto(total, row[item, end : end + 1])
+            if end:
+                self.xp.logaddexp(total, row[item, end - 1 : end], out=total)
 
     def begin_at_ends(self) -> None:
         """Set :attr:`row` to log(1) at the last two places of each sample, and to log(0) at the others."""
         self.row.fill(_NEVER)
         for item in range(self.row.shape[0]):
-            last = int(self.plan.ends[item])
-            self.row[item, max(last - 1, 0) : last + 1] = 0
+            end = int(self.plan.ends[item])
+            self.row[item, max(end - 1, 0) : end + 1] = 0
 
 
 @workspace_kernel
@@ -232,9 +232,9 @@ def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
             xp.copyto(row[:, :2], rows.emitted[:, :2])
         else:
             rows.advance(row, ahead=False)
-            xp.add(rows.next, rows.emitted, out=rows.next)
+            xp.add(rows.following, rows.emitted, out=rows.following)
             xp.greater(plan.steps, t, out=rows.active)
-            xp.copyto(row, rows.next, where=rows.active)
+            xp.copyto(row, rows.following, where=rows.active)
         if alpha is not None:
             xp.copyto(alpha[t], row)
     if out is not None:
@@ -263,10 +263,10 @@ def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     for t in range(steps - 1, -1, -1):
         if t + 1 < steps:  # rows.emitted still has the values of step t + 1
             xp.greater(plan.steps, t + 1, out=rows.active)
-            xp.add(rows.row, rows.emitted, out=rows.next)
-            xp.copyto(rows.emitted, rows.next)
+            xp.add(rows.row, rows.emitted, out=rows.following)
+            xp.copyto(rows.emitted, rows.following)
             rows.advance(rows.emitted, ahead=True)
-            xp.copyto(rows.row, rows.next, where=rows.active)
+            xp.copyto(rows.row, rows.following, where=rows.active)
         rows.emit(data[t])
         xp.add(alpha[t], rows.row, out=rows.spare)
         xp.subtract(rows.spare, rows.total[:, None], out=rows.spare)

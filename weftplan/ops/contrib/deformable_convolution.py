@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.contrib.deformable_columns import Columns, Sizes, cut, masked
+from weftplan.ops.contrib.deformable_columns import Columns, DeformableSizes, cut, masked
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.params import p_int
 from weftplan.ops.core.products import multiply
@@ -45,8 +45,8 @@ _PARAMS = tuple(
 )
 
 
-def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> Sizes:
-    return Sizes(
+def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> DeformableSizes:
+    return DeformableSizes(
         data[0],
         data[1],
         data[2:],
@@ -71,42 +71,42 @@ def _forward(name: str) -> Kernel:
         data, offset, *masks = inputs[: 3 if name == MODULATED else 2]
         weight, *bias = inputs[2 + len(masks) :]
         sizes = _sizes(name, p, data.shape, data.dtype, out.shape)
-        call = Columns(ctx, sizes, weight, back=False)
+        call = Columns(ctx, sizes, weight, backward=False)
         for n in range(sizes.batch):
             image = call.image(data[n])
             target = out[n].reshape(sizes.filters, -1)
-            for where, columns, grid in call.tiles():
-                call.sample(image, offset[n], where, columns)
+            for windows, columns, grid in call.tiles():
+                call.sample(image, offset[n], windows, columns)
                 if masks:
-                    masked(xp, sizes, masks[0][n], where, columns)
+                    masked(xp, sizes, masks[0][n], windows, columns)
                 count = grid.shape[1]
                 multiply(
                     xp, call.weight, columns.reshape(sizes.groups, -1, count), grid.reshape(sizes.groups, -1, count)
                 )
                 if bias:
                     xp.add(grid, bias[0][:, None], out=grid, casting="same_kind")
-                xp.copyto(target[:, where], grid, casting="same_kind")
+                xp.copyto(target[:, windows], grid, casting="same_kind")
 
     return compute
 
 
 def _mask_gradient(
-    xp: ArrayModule, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, where: slice
+    xp: ArrayModule, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, windows: slice
 ) -> None:
-    """Write the mask's gradient at the windows ``where`` to ``target``.
+    """Write the mask's gradient at ``windows`` to ``target``.
 
     It is (groups, taps, windows): the sum over a group's channels of the samples ``columns`` times ``of_columns``.
     """
     sizes = call.sizes
-    count = where.stop - where.start
+    count = windows.stop - windows.start
     total, product = cut(call.more[-1], 2, sizes.taps, count)
-    each = sizes.channels // sizes.moved
+    channels = sizes.channels // sizes.moved
     for group in range(sizes.moved):
         total.fill(0)
-        for channel in range(group * each, (group + 1) * each):  # one fixed order of additions
+        for channel in range(group * channels, (group + 1) * channels):  # one fixed order of additions
             xp.multiply(columns[channel], of_columns[channel], out=product)
             xp.add(total, product, out=total)
-        xp.copyto(target.reshape(sizes.moved, sizes.taps, -1)[group, :, where], total, casting="same_kind")
+        xp.copyto(target.reshape(sizes.moved, sizes.taps, -1)[group, :, windows], total, casting="same_kind")
 
 
 def _backward(name: str) -> Kernel:
@@ -123,7 +123,7 @@ def _backward(name: str) -> Kernel:
             xp.sum(ograd, axis=(0, 2, 3), dtype=sizes.acc, out=of_bias[0])
         if all(array is None for array in (of_data, of_offset, of_weight, *of_masks)):
             return
-        call = Columns(ctx, sizes, weight, back=True)
+        call = Columns(ctx, sizes, weight, backward=True)
         space, of_points_space, of_image, sums = call.more[:4]
         product = sums[: weight.size].reshape(call.weight.shape)
         total = sums[weight.size :].reshape(call.weight.shape) if sizes.acc != sizes.dtype else of_weight
@@ -135,25 +135,25 @@ def _backward(name: str) -> Kernel:
             if of_data is not None:
                 of_image = of_data[n] if sizes.acc == sizes.dtype else of_image.reshape(image.shape)
                 of_image.fill(0)
-            for where, columns, grid in call.tiles():
+            for windows, columns, grid in call.tiles():
                 count = grid.shape[1]
                 of_columns = cut(space, *columns.shape)
-                xp.copyto(grid, ograd[n].reshape(sizes.filters, -1)[:, where])
+                xp.copyto(grid, ograd[n].reshape(sizes.filters, -1)[:, windows])
                 by_group = grid.reshape(sizes.groups, -1, count)
                 multiply(xp, call.weight.swapaxes(1, 2), by_group, of_columns.reshape(sizes.groups, -1, count))
-                call.sample(image, offset[n], where, columns)
+                call.sample(image, offset[n], windows, columns)
                 if masks:
                     if of_masks[0] is not None:
-                        _mask_gradient(xp, call, columns, of_columns, of_masks[0][n], where)
+                        _mask_gradient(xp, call, columns, of_columns, of_masks[0][n], windows)
                     for array in (columns, of_columns):
-                        masked(xp, sizes, masks[0][n], where, array)
+                        masked(xp, sizes, masks[0][n], windows, array)
                 if of_weight is not None:
                     multiply(xp, by_group, columns.reshape(sizes.groups, -1, count).swapaxes(1, 2), product)
                     xp.add(total, product, out=total)
                 if of_data is None and of_offset is None:
                     continue
                 of_points = None if of_offset is None else cut(of_points_space, 2, sizes.taps, count)
-                for group, channels, points in call.moved(offset[n], where):
+                for group, channels, points in call.moved(offset[n], windows):
                     call.sampler.backward(
                         of_columns[channels].reshape(sizes.channels // sizes.moved, -1),
                         image[channels],
@@ -164,7 +164,7 @@ def _backward(name: str) -> Kernel:
                     )
                     if of_points is not None:
                         call.still(points, of_points)
-                        target = of_offset[n].reshape(sizes.moved, sizes.taps, 2, -1)[group, ..., where]
+                        target = of_offset[n].reshape(sizes.moved, sizes.taps, 2, -1)[group, ..., windows]
                         for axis in (0, 1):
                             xp.copyto(target[:, 1 - axis], of_points[axis], casting="same_kind")
             if of_data is not None and sizes.acc != sizes.dtype:
@@ -185,22 +185,24 @@ def _shape_rule(name: str) -> ShapeRule:
         moved, taps = params["num_deformable_group"], math.prod(params["kernel"])
         if moved < 1:
             raise ParameterError(f"{name}: num_deformable_group={moved}: expected at least 1")
-        each = [2 * taps * moved, taps * moved][: 1 + (name == MODULATED)]
-        behind = 1 + len(each)
+        plane_counts = [2 * taps * moved, taps * moved][: 1 + (name == MODULATED)]
+        behind = 1 + len(plane_counts)
         grid: Shape | None = None
-        for position, planes in enumerate(each, start=1):
+        for position, planes in enumerate(plane_counts, start=1):
             what = f"{name}: {('offset', 'mask')[position - 1]} (batch, {planes}, *output)"
             shape = merge_shape((0, planes, 0, 0), ins[position], what)
             assert shape is not None
             grid = merge_shape(grid, (shape[0], 0, *shape[2:]), f"{name}: offset and mask")
-        known = None if ins[1:behind] == [None] * len(each) else grid
-        out = outs[0] if known is None else merge_shape(known, outs[0], f"{name}: offset and output")
+        offset_grid = None if ins[1:behind] == [None] * len(plane_counts) else grid
+        out = outs[0] if offset_grid is None else merge_shape(offset_grid, outs[0], f"{name}: offset and output")
         new, inferred = convolution_shape(params, [ins[0], *ins[behind:]], [out], name)
         data = new[0]
         if data is not None and data[1] % moved:
             raise ShapeError(f"{name}: data {data}: expected a multiple of num_deformable_group={moved} channels")
-        where = inferred[0]
-        moves: Shapes = [None if where is None else (where[0], planes, *where[2:]) for planes in each]
+        out_shape = inferred[0]
+        moves: Shapes = [
+            None if out_shape is None else (out_shape[0], planes, *out_shape[2:]) for planes in plane_counts
+        ]
         return [data, *moves, *new[1:]], inferred
 
     return infer
@@ -214,10 +216,10 @@ def _inputs(name: str) -> Callable[[Params], tuple[str, ...]]:
     return lambda params: _tensors(name) if params["no_bias"] else (*_tensors(name), "bias")
 
 
-def _workspace(name: str, *, back: bool) -> WorkspaceRule:
+def _workspace(name: str, *, backward: bool) -> WorkspaceRule:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        data, out = inputs[back], inputs[0] if back else outputs[0]
-        return _sizes(name, params, data.shape, data.dtype, out.shape).nbytes(back=back)
+        data, out = inputs[backward], inputs[0] if backward else outputs[0]
+        return _sizes(name, params, data.shape, data.dtype, out.shape).nbytes(backward=backward)
 
     return workspace
 
@@ -233,7 +235,7 @@ def _declare(name: str, params: tuple[Param, ...], doc: str) -> None:
             params=params,
             inputs=_inputs(name),
             gradient=grad(f"_backward_contrib_{name}", "g0", *uses),
-            workspace=_workspace(name, back=False),
+            workspace=_workspace(name, backward=False),
             doc=doc,
         )
     )
@@ -243,7 +245,7 @@ def _declare(name: str, params: tuple[Param, ...], doc: str) -> None:
         ("ograd", *_tensors(name)),
         grad_inputs=lambda values: tuple(range(len(_inputs(name)(values)))),
         params=params,
-        workspace=_workspace(name, back=True),
+        workspace=_workspace(name, backward=True),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
@@ -45,92 +45,64 @@ class _Density:
     parameter."""
 
 
-def _uniform_log(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> RawArray:
-    density: RawArray = -xp.log(high - low) + 0 * x
-    return density
+def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> Any:
+    binomial = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
+    return binomial + k * xp.log(p) + x * xp.log(1 - p)
 
 
-def _uniform_slopes(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> tuple[None, RawArray, RawArray]:
-    return None, 1 / (high - low), -1 / (high - low)
-
-
-def _normal_log(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> RawArray:
-    density: RawArray = -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
-    return density
-
-
-def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
-    scaled = (x - mu) / sigma
-    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
-
-
-def _gamma_log(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> RawArray:
-    """Return the logarithms; ``beta`` is a rate, although it is a scale in ``_sample_gamma``, as in MXNet."""
-    density: RawArray = alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
-    return density
-
-
-def _gamma_slopes(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> tuple[RawArray, ...]:
-    return (alpha - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, alpha), alpha / beta - x
-
-
-def _exponential_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
-    density: RawArray = xp.log(lam) - lam * x
-    return density
-
-
-def _exponential_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[RawArray, ...]:
-    return -lam, 1 / lam - x
-
-
-def _poisson_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
-    density: RawArray = x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
-    return density
-
-
-def _poisson_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[None, RawArray]:
-    return None, x / lam - 1
-
-
-def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
-    ways = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    density: RawArray = ways + k * xp.log(p) + x * xp.log(1 - p)
-    return density
-
-
-def _negative_binomial_slopes(
-    xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray
-) -> tuple[None, RawArray, RawArray]:
+def _negative_binomial_slopes(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> tuple[Any, ...]:
     return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
 
 
-def _generalized_log(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> RawArray:
-    return _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1))
-
-
-def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[None, RawArray, RawArray]:
+def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[Any, ...]:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
     _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
     return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
 
 
+def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[Any, ...]:
+    scaled = (x - mu) / sigma
+    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
+
+
 _DENSITIES = {
-    "uniform": _Density(("low", "high"), _uniform_log, _uniform_slopes),
-    "normal": _Density(("mu", "sigma"), _normal_log, _normal_slopes),
-    "gamma": _Density(("alpha", "beta"), _gamma_log, _gamma_slopes),
-    "exponential": _Density(("lam",), _exponential_log, _exponential_slopes),
-    "poisson": _Density(("lam",), _poisson_log, _poisson_slopes),
+    "uniform": _Density(
+        ("low", "high"),
+        lambda xp, x, low, high: -xp.log(high - low) + 0 * x,
+        lambda xp, x, low, high: (None, 1 / (high - low), -1 / (high - low)),
+    ),
+    "normal": _Density(
+        ("mu", "sigma"),
+        lambda xp, x, mu, sigma: -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi),
+        _normal_slopes,
+    ),
+    # beta is a rate, although it is a scale in ``_sample_gamma``, as in MXNet.
+    "gamma": _Density(
+        ("alpha", "beta"),
+        lambda xp, x, a, beta: a * xp.log(beta) + (a - 1) * xp.log(x) - beta * x - gammaln_of(xp, a),
+        lambda xp, x, a, beta: ((a - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, a), a / beta - x),
+    ),
+    "exponential": _Density(("lam",), lambda xp, x, lam: xp.log(lam) - lam * x, lambda xp, x, lam: (-lam, 1 / lam - x)),
+    "poisson": _Density(
+        ("lam",),
+        lambda xp, x, lam: x * xp.log(lam) - lam - gammaln_of(xp, x + 1),
+        lambda xp, x, lam: (None, x / lam - 1),
+    ),
     "negative_binomial": _Density(("k", "p"), _negative_binomial_log, _negative_binomial_slopes),
-    "generalized_negative_binomial": _Density(("mu", "alpha"), _generalized_log, _generalized_slopes),
+    "generalized_negative_binomial": _Density(
+        ("mu", "alpha"),
+        lambda xp, x, mu, alpha: _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1)),
+        _generalized_slopes,
+    ),
 }
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
     """Yield (rows, columns) of the blocks of a matrix: several whole rows, or a part of one row."""
-    together = max(1, _AT_ONCE // columns)
-    for row in range(0, rows, together):
+    step = max(1, _AT_ONCE // columns)
+    for row in range(0, rows, step):
         for column in range(0, columns, _AT_ONCE):
-            yield slice(row, row + together), slice(column, column + _AT_ONCE)
+            yield slice(row, row + step), slice(column, column + _AT_ONCE)
 
 
 def _wide(values: RawArray) -> RawArray:
@@ -151,9 +123,9 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
-def _sums(parameters: Sequence[SpecLike]) -> Room:
+def _sums(parameters: Sequence[SpecLike]) -> ScratchSpecs:
     """Return the scratch for the parameters' gradients: a float64 array of each parameter's shape."""
-    return [(one.shape, _DOUBLE) for one in parameters]
+    return [(spec.shape, _DOUBLE) for spec in parameters]
 
 
 def _backward(density: _Density) -> Callable[..., None]:
@@ -196,9 +168,9 @@ def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Sh
             if len(merged) > len(samples):
                 raise ShapeError(f"{name}: parameters of shape {merged} need samples of a shape that begins with it, "
                                  f"got {samples}")  # fmt: skip
-            whole = merge_shape(samples, (*merged, *samples[len(merged) :]), f"{name}: samples of each parameter")
-            assert whole is not None
-            samples, merged = whole, whole[: len(merged)]
+            full_shape = merge_shape(samples, (*merged, *samples[len(merged) :]), f"{name}: samples of each parameter")
+            assert full_shape is not None
+            samples, merged = full_shape, full_shape[: len(merged)]
         return [samples, *[merged] * count], [samples]
 
     return rule
@@ -213,9 +185,11 @@ def _dirichlet_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
         if len(alpha) > len(samples) or not alpha:
             raise ShapeError(f"random_pdf_dirichlet: alpha of shape {alpha} does not fit samples of shape {samples}")
         inner = samples[len(alpha) - 1 : -1]
-        whole = merge_shape(samples, (*alpha[:-1], *inner, alpha[-1]), "random_pdf_dirichlet: samples of each alpha")
-        assert whole is not None
-        samples, alpha = whole, (*whole[: len(alpha) - 1], whole[-1])
+        full_shape = merge_shape(
+            samples, (*alpha[:-1], *inner, alpha[-1]), "random_pdf_dirichlet: samples of each alpha"
+        )
+        assert full_shape is not None
+        samples, alpha = full_shape, (*full_shape[: len(alpha) - 1], full_shape[-1])
     out = outs[0] if samples is None else merge_shape(samples[:-1] or (1,), outs[0], "random_pdf_dirichlet: output")
     return [samples, alpha], [out]
 
@@ -229,10 +203,10 @@ def _dirichlet_parts(samples: RawArray, alpha: RawArray) -> tuple[RawArray, RawA
 def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
     """Yield (row, columns) of blocks of vectors in an array of ``shape`` (rows, columns, length)."""
     rows, columns, length = shape
-    together = max(1, _AT_ONCE // length)
+    step = max(1, _AT_ONCE // length)
     for row in range(rows):
-        for column in range(0, columns, together):
-            yield slice(row, row + 1), slice(column, column + together)
+        for column in range(0, columns, step):
+            yield slice(row, row + 1), slice(column, column + step)
 
 
 def _dirichlet_log(xp: ArrayModule, x: RawArray, alpha: RawArray) -> RawArray:
@@ -278,7 +252,7 @@ def _dirichlet_backward(
         d_alpha.reshape(alpha.shape)[...] = total
 
 
-def _register(name: str, parameters: tuple[str, ...], forward: Kernel, back: Kernel, rule: ShapeRule) -> None:
+def _register(name: str, parameters: tuple[str, ...], forward: Kernel, reverse: Kernel, rule: ShapeRule) -> None:
     uses = ("g0", *(f"x{k}" for k in range(1 + len(parameters))))
     register(
         Op(
@@ -295,7 +269,7 @@ def _register(name: str, parameters: tuple[str, ...], forward: Kernel, back: Ker
     )
     backward(
         f"_random_pdf_{name}",
-        back,
+        reverse,
         ("ograd", "sample", *parameters),
         grad_inputs=tuple(range(1 + len(parameters))),
         params=(_IS_LOG,),

@@ -14,13 +14,13 @@ from weftplan.support.array_types import RawArray
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    whole = merge_shape(merge_shape(ins[0], (0, 0), "lhs of fill_element_0index"), outs[0], "lhs and the output")
+    shape = merge_shape(merge_shape(ins[0], (0, 0), "lhs of fill_element_0index"), outs[0], "lhs and the output")
     rows = merge_shape(merge_shape(ins[1], (0,), "mhs of fill_element_0index"), ins[2], "mhs and rhs")
-    assert whole is not None
-    rows = merge_shape(rows, whole[:1], f"mhs, one element for each row of {whole}")
+    assert shape is not None
+    rows = merge_shape(rows, shape[:1], f"mhs, one element for each row of {shape}")
     assert rows is not None
-    whole = (rows[0], whole[1])
-    return [whole, rows, rows], [whole]
+    shape = (rows[0], shape[1])
+    return [shape, rows, rows], [shape]
 
 
 def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -39,17 +39,17 @@ def _marked(ctx: Workspace, columns: int, index: RawArray) -> RawArray:
     return marks.T
 
 
-def _room(columns: int, index: TensorSpec) -> int:
+def _mask_bytes(columns: int, index: TensorSpec) -> int:
     return take_bytes((index.shape, INDEX), ((columns, index.shape[0]), BOOL))
 
 
 @workspace_kernel
 def _fill(ctx: Workspace, p: Params, lhs: RawArray, mhs: RawArray, rhs: RawArray, out: RawArray | None) -> None:
     if out is not None:
-        whole, values, index = (lhs, mhs, rhs)
-        if out is not whole:
-            ctx.xp.copyto(out, whole)
-        ctx.xp.copyto(out, values[:, None], where=_marked(ctx, whole.shape[1], index))
+        tensor, values, index = (lhs, mhs, rhs)
+        if out is not tensor:
+            ctx.xp.copyto(out, tensor)
+        ctx.xp.copyto(out, values[:, None], where=_marked(ctx, tensor.shape[1], index))
 
 
 @workspace_kernel
@@ -75,7 +75,7 @@ register(
         inputs=("lhs", "mhs", "rhs"),
         gradient=grad("_backward_fill_element_0index", "g0", "x2", into=(0, 1)),
         inplace=(InplacePair(0, 0),),
-        workspace=lambda params, inputs, outputs: _room(inputs[0].shape[1], inputs[2]),
+        workspace=lambda params, inputs, outputs: _mask_bytes(inputs[0].shape[1], inputs[2]),
         doc="lhs, with element rhs[i] of row i replaced by mhs[i]; an index that names no column replaces nothing.",
     )
 )
@@ -84,5 +84,5 @@ backward(
     _backward_fill,
     ("ograd", "rhs"),
     grad_inputs=(0, 1),
-    workspace=lambda params, inputs, outputs: _room(inputs[0].shape[1], inputs[1]),
+    workspace=lambda params, inputs, outputs: _mask_bytes(inputs[0].shape[1], inputs[1]),
 )

@@ -154,8 +154,8 @@ def _crop_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     *lead, rows, columns, channels = _image("crop", data)
     out = merge_shape((*lead, *size, channels), out, "crop: output for its size, and given")
     assert out is not None
-    for extent, first, count in ((rows, params["y"], size[0]), (columns, params["x"], size[1])):
-        if extent and first + count > extent:
+    for extent, begin, count in ((rows, params["y"], size[0]), (columns, params["x"], size[1])):
+        if extent and begin + count > extent:
             raise ShapeError(f"crop: {dict(params)} reaches beyond images of {data}")
     return [(*out[:-3], rows, columns, out[-1])], [out]
 

@@ -38,9 +38,9 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 @kernel
 def _index_array(xp: ArrayModule, p: Params, data: RawArray | None, out: RawArray) -> None:
     shape = out.shape[:-1]
-    for place, axis in enumerate(_axes(p, len(shape))):
+    for column, axis in enumerate(_axes(p, len(shape))):
         positions = xp.arange(shape[axis], dtype=INDEX)  # small: one number for each position along the axis
-        out[..., place] = positions.reshape(-1, *[1] * (len(shape) - 1 - axis))
+        out[..., column] = positions.reshape(-1, *[1] * (len(shape) - 1 - axis))
 
 
 register(

@@ -14,7 +14,7 @@ from weftplan.ops.core.kernels import gather
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import InplacePair, Op, Params, TensorSpec, Workspace
-from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
+from weftplan.ops.indexing.gather_nd import flat_bytes, flat_positions
 from weftplan.support.array_types import RawArray
 
 _NAME = "index_copy"
@@ -45,13 +45,13 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype, ins[1], dtype], [dtype]
 
 
-def _places(ctx: Workspace, index: RawArray, tensor: RawArray) -> RawArray:
-    return flat_places(ctx, _NAME, index.reshape(1, -1), tensor.shape[:1], wrap=False)
+def _positions(ctx: Workspace, index: RawArray, tensor: RawArray) -> RawArray:
+    return flat_positions(ctx, _NAME, index.reshape(1, -1), tensor.shape[:1], wrap=False)
 
 
 @workspace_kernel
 def _forward(ctx: Workspace, p: Params, old: RawArray, index: RawArray, new: RawArray, out: RawArray) -> None:
-    positions = _places(ctx, index, old)
+    positions = _positions(ctx, index, old)
     if out is not old:
         ctx.xp.copyto(out, old)
     out[positions] = new
@@ -62,7 +62,7 @@ def _backward(
     ctx: Workspace, p: Params, g: RawArray, index: RawArray, old: RawArray | None, new: RawArray | None
 ) -> None:
     """Copy the gradient of the replaced rows to ``new``, and of the other rows to ``old``, with zeros elsewhere."""
-    positions = _places(ctx, index, g)
+    positions = _positions(ctx, index, g)
     if new is not None:
         gather(ctx.xp, g, positions, 0, new)
     if old is not None:

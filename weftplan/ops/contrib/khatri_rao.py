@@ -35,7 +35,7 @@ def _factor(matrix: RawArray, axis: int, rank: int) -> RawArray:
     return matrix.reshape(*(matrix.shape[0] if a == axis else 1 for a in range(rank)), matrix.shape[1])
 
 
-def _apart(array: RawArray, matrices: Arrays) -> RawArray:
+def _by_matrix(array: RawArray, matrices: Arrays) -> RawArray:
     """Return the output, or its gradient, with an axis for the rows of each matrix."""
     return array.reshape(*(matrix.shape[0] for matrix in matrices), array.shape[1])
 
@@ -43,10 +43,10 @@ def _apart(array: RawArray, matrices: Arrays) -> RawArray:
 @kernel
 def _khatri_rao(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
-    whole, rank = _apart(out, inputs), len(inputs)
-    xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))
+    product, rank = _by_matrix(out, inputs), len(inputs)
+    xp.copyto(product, _factor(inputs[-1], rank - 1, rank))
     for axis, matrix in enumerate(inputs[:-1]):
-        xp.multiply(whole, _factor(matrix, axis, rank), out=whole)
+        xp.multiply(product, _factor(matrix, axis, rank), out=product)
 
 
 @kernel(scratch=lambda p, g, *arrays: [(g.shape, g.dtype)])
@@ -54,15 +54,15 @@ def _backward(xp: ArrayModule, p: Params, g: RawArray, *arrays: Any) -> None:
     """Compute the gradient of each matrix: g times all other matrices, summed over the rows of the others."""
     rank = len(arrays) // 2
     matrices, outputs = arrays[:rank], arrays[rank:-1]
-    g, room = (_apart(array, matrices) for array in (g, arrays[-1]))
+    g, product = (_by_matrix(array, matrices) for array in (g, arrays[-1]))
     for axis, out in enumerate(outputs):
         if out is None:
             continue
-        others = [a for a in range(rank) if a != axis]
-        xp.copyto(room, g)
-        for a in others:
-            xp.multiply(room, _factor(matrices[a], a, rank), out=room)
-        xp.sum(room, axis=tuple(others), dtype=accumulator(out.dtype), out=out)
+        axes = [a for a in range(rank) if a != axis]
+        xp.copyto(product, g)
+        for a in axes:
+            xp.multiply(product, _factor(matrices[a], a, rank), out=product)
+        xp.sum(product, axis=tuple(axes), dtype=accumulator(out.dtype), out=out)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -51,10 +51,10 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     data = merge_dtype(ins[0], outs[0], f"{_NAME}: data and output")
-    kept: DType | None = None if data is None else accumulator(data)
+    average: DType | None = None if data is None else accumulator(data)
     for dtype in (ins[1], outs[1]):
-        kept = merge_dtype(kept, dtype, f"{_NAME}: moving_avg (float32 for float16 data)")
-    return [data, kept], [data, kept]
+        average = merge_dtype(average, dtype, f"{_NAME}: moving_avg (float32 for float16 data)")
+    return [data, average], [data, average]
 
 
 @context_kernel

@@ -11,7 +11,7 @@ eigenvectors is a first-order perturbation; pairs of equal eigenvalues contribut
 from __future__ import annotations
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
@@ -53,11 +53,11 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [a], [a, factor]
 
 
-def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike | None) -> Room:
+def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike | None) -> ScratchSpecs:
     """Return the scratch (work, outer, product, scales, norm, beta, diagonals); ``work`` has the reflection vectors."""
     batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
-    whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
-    return [(shape, A.dtype) for shape in (whole, whole, column, column, one, one, column)]
+    matrix, column, number = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
+    return [(shape, A.dtype) for shape in (matrix, matrix, column, column, number, number, column)]
 
 
 def _reflect(
@@ -78,8 +78,8 @@ def _reflect(
 
 
 @kernel(scratch=_gelqf_scratch)
-def _gelqf(xp: ArrayModule, p: Params, A: RawArray, Q: RawArray | None, L: RawArray | None, *rooms: RawArray) -> None:
-    work, outer, product, scales, norm, beta, diagonals = rooms
+def _gelqf(xp: ArrayModule, p: Params, A: RawArray, Q: RawArray | None, L: RawArray | None, *buffers: RawArray) -> None:
+    work, outer, product, scales, norm, beta, diagonals = buffers
     batch, m, n = work.shape
     xp.copyto(work, batched(A))
     scales.fill(0)
@@ -116,7 +116,7 @@ def _gelqf(xp: ArrayModule, p: Params, A: RawArray, Q: RawArray | None, L: RawAr
 
 def _gelqf_backward_scratch(
     params: Params, ograd_Q: SpecLike, ograd_L: SpecLike, Q: SpecLike, L: SpecLike, out: SpecLike
-) -> Room:
+) -> ScratchSpecs:
     batch, (m, n) = batch_of(Q.shape), Q.shape[-2:]
     square = (batch, m, m)
     return [(square, Q.dtype), (square, Q.dtype), ((solve_scratch(batch, m, n),), Q.dtype)]
@@ -131,18 +131,18 @@ def _backward_gelqf(
     Q: RawArray,
     L: RawArray,
     out: RawArray,
-    both: RawArray,
+    product: RawArray,
     term: RawArray,
     scratch: RawArray,
 ) -> None:
     """Compute L⁻ᵀ (dQ + S Q); S is symmetric and has the lower triangle of Lᵀ dL - dQ Qᵀ."""
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
     out = batched(out)
-    multiply(xp, flip(factor), dl, both)
+    multiply(xp, flip(factor), dl, product)
     multiply(xp, dq, flip(q), term)
-    xp.subtract(both, term, out=both)
-    mirror(xp, both)
-    multiply(xp, both, q, out)
+    xp.subtract(product, term, out=product)
+    mirror(xp, product)
+    multiply(xp, product, q, out)
     xp.add(out, dq, out=out)
     solve(xp, flip(factor), out, scratch, lower=False)
 
@@ -196,7 +196,7 @@ def _syevd(
 
 def _syevd_backward_scratch(
     params: Params, du: SpecLike, dvalues: SpecLike, u: SpecLike, values: SpecLike, out: SpecLike
-) -> Room:
+) -> ScratchSpecs:
     square = (batch_of(u.shape), *u.shape[-2:])
     return [(square, u.dtype), (square, u.dtype), (square, BOOL)]
 

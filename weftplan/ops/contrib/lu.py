@@ -33,14 +33,14 @@ from weftplan.support.array_types import ArrayModule, RawArray
 Spec = tuple[Shape, Any]
 
 
-def _factor_room(a: SpecLike) -> list[Spec]:
+def _factor_scratch(a: SpecLike) -> list[Spec]:
     """Return the scratch for the factors, for the pivots, and for :func:`lu`."""
     shape, dtype = a.shape, a.dtype
     batch, n = batch_of(shape), shape[-1]
     return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
 
 
-def _solve_room(a: SpecLike) -> Spec:
+def _solve_scratch(a: SpecLike) -> Spec:
     n = a.shape[-1]
     return (solve_scratch(batch_of(a.shape), n, n),), a.dtype
 
@@ -59,7 +59,7 @@ def _invert(xp: ArrayModule, factors: RawArray, pivots: RawArray, out: RawArray,
     solve(xp, factors, out, scratch, lower=False)
 
 
-@kernel(scratch=lambda p, A, out: [*_factor_room(A), _solve_room(A)])
+@kernel(scratch=lambda p, A, out: [*_factor_scratch(A), _solve_scratch(A)])
 def _inverse(
     xp: ArrayModule,
     p: Params,
@@ -105,23 +105,28 @@ backward("_linalg_inverse", _backward_inverse, ("ograd", "output"))
 # --------------------------------------------------------------------------------------------------------- determinants
 
 
-def _with_pivots(name: str, kept: int) -> DTypeRule:
-    """Return a dtype rule: all arrays have the input's dtype, except for output ``kept``, the int64 pivots."""
+def _with_pivots(name: str, position: int) -> DTypeRule:
+    """Return a dtype rule: all arrays have the input's dtype, except for output ``position``, the int64 pivots."""
     common = wide_floats(name)
 
     def rule(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        new_ins, new_outs = common(params, ins, outs[:kept])
-        return list(new_ins), [*new_outs, merge_dtype(INDEX, outs[kept], f"{name}: pivots")]
+        new_ins, new_outs = common(params, ins, outs[:position])
+        return list(new_ins), [*new_outs, merge_dtype(INDEX, outs[position], f"{name}: pivots")]
 
     return rule
 
 
 def _factors(
-    xp: ArrayModule, a: RawArray, kept: Sequence[RawArray | None], room: RawArray, places: RawArray, spare: RawArray
+    xp: ArrayModule,
+    a: RawArray,
+    outputs: Sequence[RawArray | None],
+    factor_buffer: RawArray,
+    pivot_buffer: RawArray,
+    spare: RawArray,
 ) -> tuple[RawArray, RawArray]:
-    """Return (factors, pivots) of ``a``, in the outputs ``kept``; ``room`` and ``places`` replace outputs of None."""
-    factors = room if kept[0] is None else batched(kept[0])
-    pivots = places if kept[1] is None else kept[1].reshape(places.shape)
+    """Return (factors, pivots) of ``a``, in ``outputs``; the two buffers replace outputs that are None."""
+    factors = factor_buffer if outputs[0] is None else batched(outputs[0])
+    pivots = pivot_buffer if outputs[1] is None else outputs[1].reshape(pivot_buffer.shape)
     xp.copyto(factors, batched(a))
     lu(xp, factors, pivots, spare)
     return factors, pivots
@@ -134,7 +139,7 @@ def _apply_parity(xp: ArrayModule, pivots: RawArray, out: RawArray) -> None:
             xp.negative(out[item : item + 1], out=out[item : item + 1])
 
 
-@kernel(scratch=lambda p, A, *outputs: _factor_room(A))
+@kernel(scratch=lambda p, A, *outputs: _factor_scratch(A))
 def _det(
     xp: ArrayModule,
     p: Params,
@@ -142,17 +147,17 @@ def _det(
     output0: RawArray | None,
     output1: RawArray | None,
     output2: RawArray | None,
-    room: RawArray,
-    places: RawArray,
+    factor_buffer: RawArray,
+    pivot_buffer: RawArray,
     spare: RawArray,
 ) -> None:
-    factors, pivots = _factors(xp, A, (output1, output2), room, places, spare)
+    factors, pivots = _factors(xp, A, (output1, output2), factor_buffer, pivot_buffer, spare)
     if output0 is not None:
         xp.prod(diagonal(factors), axis=1, out=output0.reshape(-1))
         _apply_parity(xp, pivots, output0.reshape(-1))
 
 
-@kernel(scratch=lambda p, A, *outputs: [*_factor_room(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
+@kernel(scratch=lambda p, A, *outputs: [*_factor_scratch(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
 def _slogdet(
     xp: ArrayModule,
     p: Params,
@@ -161,10 +166,10 @@ def _slogdet(
     output1: RawArray | None,
     output2: RawArray | None,
     output3: RawArray | None,
-    *rooms: RawArray,
+    *buffers: RawArray,
 ) -> None:
-    room, places, spare, terms = rooms
-    factors, pivots = _factors(xp, A, (output2, output3), room, places, spare)
+    factor_buffer, pivot_buffer, spare, terms = buffers
+    factors, pivots = _factors(xp, A, (output2, output3), factor_buffer, pivot_buffer, spare)
     if output0 is not None:
         xp.sign(diagonal(factors), out=terms)
         xp.prod(terms, axis=1, out=output0.reshape(-1))
@@ -175,7 +180,7 @@ def _slogdet(
         xp.sum(terms, axis=1, out=output1.reshape(-1))
 
 
-@kernel(scratch=lambda p, ograd, value, factors, pivots, out: [_solve_room(factors)])
+@kernel(scratch=lambda p, ograd, value, factors, pivots, out: [_solve_scratch(factors)])
 def _backward_determinant(
     xp: ArrayModule,
     p: Params,
@@ -197,13 +202,13 @@ def _backward_determinant(
 
 
 def _det_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.ograd(0), *(builder.output(k) for k in range(3))]
-    return builder.node("_backward_linalg_det", kept, {"scaled": True})
+    reads = [builder.ograd(0), *(builder.output(k) for k in range(3))]
+    return builder.node("_backward_linalg_det", reads, {"scaled": True})
 
 
 def _slogdet_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.ograd(1), *(builder.output(k) for k in (0, 2, 3))]
-    return builder.node("_backward_linalg_slogdet", kept, {"scaled": False})
+    reads = [builder.ograd(1), *(builder.output(k) for k in (0, 2, 3))]
+    return builder.node("_backward_linalg_slogdet", reads, {"scaled": False})
 
 
 _SCALED = (Param("scaled", p_bool, doc="multiply by the determinant"),)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core import tiling
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, accumulator
 from weftplan.ops.core.params import p_bool, p_enum, p_shape
 from weftplan.ops.core.registry import register
@@ -55,10 +55,10 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     kernel, stride, pad = _window(params, data[2:])
     sizes = []
     for extent, k, s, p in zip(data[2:], kernel, stride, pad, strict=True):
-        room = extent + 2 * p - k
-        if extent and room < 0:
+        span = extent + 2 * p - k
+        if extent and span < 0:
             raise ShapeError(f"Pooling_v1: kernel {kernel} is larger than data {data} with padding {pad}")
-        rounded = room // s if params["pooling_convention"] == "valid" else -(-room // s)
+        rounded = span // s if params["pooling_convention"] == "valid" else -(-span // s)
         sizes.append(1 if params["global_pool"] else 1 + rounded if extent else 0)
     out = merge_shape((*data[:2], *sizes), out, f"Pooling_v1: output for data {data}, and given")
     assert out is not None
@@ -77,7 +77,7 @@ def _blocks(shape: Shape) -> tuple[int, Iterator[slice]]:
     """Return the number of planes in a block, and the blocks of an array (batch, channels, height, width)."""
     total = shape[0] * shape[1]
     step = min(total, max(1, tiling.block() // max(1, math.prod(shape[2:]))))
-    return step, (slice(first, min(first + step, total)) for first in range(0, total, step or 1))
+    return step, (slice(start, min(start + step, total)) for start in range(0, total, step or 1))
 
 
 def _flat(array: RawArray) -> RawArray:
@@ -89,7 +89,7 @@ def _share(params: Params, image: Shape) -> float:
     return 1.0 / math.prod(_window(params, image)[0]) if params["pool_type"] == "avg" else 1.0
 
 
-def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
+def _scratch(params: Params, data: SpecLike, out: SpecLike) -> ScratchSpecs:
     step, image = _blocks(data.shape)[0], _grid(params, data.shape[2:], out.shape[2:])[0].image
     return [((step, *image), data.dtype), ((step, *out.shape[2:]), accumulator(data.dtype))]
 
@@ -109,7 +109,9 @@ def _forward(xp: ArrayModule, params: Params, data: RawArray, out: RawArray, pad
         _flat(out)[block] = target
 
 
-def _backward_scratch(params: Params, ograd: SpecLike, data: SpecLike, output: SpecLike, dgrad: SpecLike) -> Room:
+def _backward_scratch(
+    params: Params, ograd: SpecLike, data: SpecLike, output: SpecLike, dgrad: SpecLike
+) -> ScratchSpecs:
     planes, _ = _scratch(params, data, output)
     acc, sizes = accumulator(data.dtype), (planes[0][0], *output.shape[2:])
     return [planes, (planes[0], acc), (sizes, acc), (sizes, BOOL)]
@@ -129,7 +131,7 @@ def _backward(
     grid, inner = _grid(params, image, ograd.shape[2:])
     scratch[0].fill(0)
     for block in _blocks(dgrad.shape)[1]:
-        planes, target, term, mask = (room[: block.stop - block.start] for room in scratch)
+        planes, target, term, mask = (buffer[: block.stop - block.start] for buffer in scratch)
         planes[inner] = _flat(data)[block]
         target.fill(0)
         for windows, elements in grid.taps:

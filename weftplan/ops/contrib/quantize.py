@@ -20,7 +20,7 @@ from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 _FLOAT = np.dtype(np.float32)
-_ONE = (1,)
+_SCALAR = (1,)
 _REACH = {"uint8": 255.5, "int8": 127.5, "int32": 2.0**31 - 1}
 """The scaled value, before rounding, of the largest magnitude of the range."""
 _LIMITS = {"uint8": 255, "int8": 127}
@@ -28,8 +28,8 @@ _LIMITS = {"uint8": 255, "int8": 127}
 
 def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     data = merge_shape(ins[0], outs[0], "data and output of a quantization")
-    ranges: Shapes = [merge_shape(shape, _ONE, "a range of a quantization") for shape in ins[1:]]
-    return [data, *ranges], [data, *(merge_shape(s, _ONE, "a range of a quantization") for s in outs[1:])]
+    ranges: Shapes = [merge_shape(shape, _SCALAR, "a range of a quantization") for shape in ins[1:]]
+    return [data, *ranges], [data, *(merge_shape(s, _SCALAR, "a range of a quantization") for s in outs[1:])]
 
 
 def _kind(params: Params) -> DType:
@@ -52,29 +52,29 @@ def _fill(out: RawArray | None, value: RawArray) -> None:
         out[...] = value
 
 
-@kernel(scratch=lambda p, data, *others: [(data.shape, _FLOAT)])
+@kernel(scratch=lambda p, data, *outputs: [(data.shape, _FLOAT)])
 def _quantize(xp: ArrayModule, p: Params, *arrays: Any) -> None:
-    *inputs, output, min_output, max_output, room = arrays
+    *inputs, output, min_output, max_output, rounded = arrays
     x = inputs[0]
-    first = len(inputs) == 3
-    if first:
-        least, most = inputs[1], inputs[2]
+    has_ranges = len(inputs) == 3
+    if has_ranges:
+        least, greatest = inputs[1], inputs[2]
     elif p["min_calib_range"] is not None and p["max_calib_range"] is not None:
-        least, most = (xp.full(_ONE, p[key], _FLOAT) for key in ("min_calib_range", "max_calib_range"))
+        least, greatest = (xp.full(_SCALAR, p[key], _FLOAT) for key in ("min_calib_range", "max_calib_range"))
     else:
-        least, most = xp.min(x).reshape(_ONE), xp.max(x).reshape(_ONE)
+        least, greatest = xp.min(x).reshape(_SCALAR), xp.max(x).reshape(_SCALAR)
     kind = _kind(p)
-    reach = xp.maximum(xp.abs(least), xp.abs(most))
+    reach = xp.maximum(xp.abs(least), xp.abs(greatest))
     if kind == np.int8:
-        least, most = -reach, reach
+        least, greatest = -reach, reach
     if output is not None:
         # If both limits of the range are 0, the output is 0.
-        factor = (_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)
-        xp.multiply(x, factor.astype(_FLOAT).reshape(()), out=room)
-        xp.clip(xp.rint(room, out=room), 0 if kind == np.uint8 else -127, _LIMITS[kind.name], out=room)
-        xp.copyto(output, room, casting="unsafe")
+        factor = (_LIMITS if has_ranges else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)
+        xp.multiply(x, factor.astype(_FLOAT).reshape(()), out=rounded)
+        xp.clip(xp.rint(rounded, out=rounded), 0 if kind == np.uint8 else -127, _LIMITS[kind.name], out=rounded)
+        xp.copyto(output, rounded, casting="unsafe")
     _fill(min_output, least)
-    _fill(max_output, most)
+    _fill(max_output, greatest)
 
 
 def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -88,8 +88,8 @@ def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DType
 def _dequantize(
     xp: ArrayModule, p: Params, data: RawArray, min_range: RawArray, max_range: RawArray, out: RawArray
 ) -> None:
-    (x, least, most) = (data, min_range, max_range)
-    reach = xp.maximum(xp.abs(least), xp.abs(most))
+    (x, least, greatest) = (data, min_range, max_range)
+    reach = xp.maximum(xp.abs(least), xp.abs(greatest))
     xp.copyto(out, x, casting="unsafe")
     xp.multiply(out, (reach / _REACH[x.dtype.name]).astype(_FLOAT), out=out)
 

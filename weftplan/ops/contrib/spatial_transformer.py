@@ -77,9 +77,9 @@ def _grid(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
         multiply(xp, data.reshape(-1, 3), base, out.reshape(-1, height * width))
         return
     for axis, extent in ((0, width), (1, height)):
-        here = out[:, axis]
-        xp.multiply(data[:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=here)
-        xp.add(here, base[axis].reshape(height, width), out=here)
+        coordinate = out[:, axis]
+        xp.multiply(data[:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=coordinate)
+        xp.add(coordinate, base[axis].reshape(height, width), out=coordinate)
 
 
 @workspace_kernel
@@ -136,14 +136,14 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     for size in batch[1:]:
         if size != batch[0]:
             raise ShapeError(f"BilinearSampler: data {data} and grid {grid} differ in batch")
-    first = batch[0] if batch else 0
-    grid = (first, *grid[1:])
+    count = batch[0] if batch else 0
+    grid = (count, *grid[1:])
     if out is not None:
         grid = merge_shape(grid, (0, 0, *out[2:]), "BilinearSampler: grid and output")
         assert grid is not None
     if data is not None:
-        data = (first, *data[1:])
-        out = merge_shape((first, data[1], *grid[2:]), out, "BilinearSampler: output for data and grid, and given")
+        data = (count, *data[1:])
+        out = merge_shape((count, data[1], *grid[2:]), out, "BilinearSampler: output for data and grid, and given")
     return [data, grid], [out]
 
 
@@ -285,10 +285,10 @@ def _spatial_backward(
 def _spatial_bytes(params: Params, data: TensorSpec, grids: int) -> int:
     height, width = params["target_shape"]
     batch, channels = data.shape[:2]
-    whole = ((batch, 2, height * width), data.dtype)
+    grid = ((batch, 2, height * width), data.dtype)
     return (
         base_bytes(height, width, data.dtype)
-        + take_bytes(*[whole] * grids)
+        + take_bytes(*[grid] * grids)
         + sampler_bytes(channels, height * width, data.dtype)
     )
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
@@ -54,7 +54,7 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _scratch(params: Params, output: SpecLike, label: SpecLike, out: SpecLike) -> Room:
+def _scratch(params: Params, output: SpecLike, label: SpecLike, out: SpecLike) -> ScratchSpecs:
     rows, columns = _rows(output.shape)
     step = rows_per_block((rows, columns))
     return [((step, columns), output.dtype), ((step, 1), INDEX), ((columns,), INDEX)]
@@ -67,8 +67,8 @@ def _backward(
     output: RawArray,
     label: RawArray,
     out: RawArray,
-    sign_room: RawArray,
-    whole: RawArray,
+    signs: RawArray,
+    labels: RawArray,
     classes: RawArray,
 ) -> None:
     shape = _rows(output.shape)
@@ -78,10 +78,10 @@ def _backward(
     xp.cumsum(classes, out=classes)
     xp.subtract(classes, 1, out=classes)
     margin, factor = p["margin"], p["regularization_coefficient"]
-    for here in row_blocks(shape):
-        s, y = scores[here], out[here]
-        sign, index = sign_room[: s.shape[0]], whole[: s.shape[0]]
-        xp.copyto(index[:, 0], label[here], casting="unsafe")
+    for rows in row_blocks(shape):
+        s, y = scores[rows], out[rows]
+        sign, index = signs[: s.shape[0]], labels[: s.shape[0]]
+        xp.copyto(index[:, 0], label[rows], casting="unsafe")
         xp.not_equal(index, classes, out=sign, casting="unsafe")
         xp.multiply(sign, 2.0, out=sign)
         xp.subtract(sign, 1.0, out=sign)  # -1 for the label, 1 for the other classes

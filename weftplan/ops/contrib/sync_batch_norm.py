@@ -26,8 +26,8 @@ _SHARED = ("eps", "momentum", "fix_gamma", "use_global_stats", "output_mean_var"
 
 def _of_base(params: Params) -> Params:
     """Return the parameters for BatchNorm, with axis 1 as the channels."""
-    told = {param.name: param.default for param in _BASE.params}
-    return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
+    defaults = {param.name: param.default for param in _BASE.params}
+    return {**defaults, **{name: params[name] for name in _SHARED}, "axis": 1}
 
 
 Output = TypeVar("Output")
@@ -54,12 +54,12 @@ def _kernel(base: Kernel) -> Kernel:
     """Return a kernel that runs ``base``, a kernel of BatchNorm, and computes the variance if the node needs it."""
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        told = _of_base(params)
+        values = _of_base(params)
         var, inverse = outputs[2:]
         spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # always taken: the workspace counts it
         if var is not None and inverse is None:
             inverse = spare
-        base(ctx, told, inputs, [*outputs[:2], inverse])
+        base(ctx, values, inputs, [*outputs[:2], inverse])
         if var is not None:
             ctx.xp.multiply(inverse, inverse, out=var)
             ctx.xp.divide(1.0, var, out=var)
@@ -69,29 +69,29 @@ def _kernel(base: Kernel) -> Kernel:
     return forward
 
 
-def _offered(found: Implementation) -> Implementation:
+def _offered(base: Implementation) -> Implementation:
     """Return an implementation of BatchNorm adapted to this operator."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
-        return take_bytes(outputs[3]) + found.workspace(_of_base(params), inputs, _without_var(outputs))
+        return take_bytes(outputs[3]) + base.workspace(_of_base(params), inputs, _without_var(outputs))
 
     return replace(
-        found,
-        kernel=_kernel(found.kernel),
+        base,
+        kernel=_kernel(base.kernel),
         workspace=workspace,
-        refusal=lambda params, ins, outs: found.refusal(_of_base(params), ins, _without_var(outs)),
-        slower=lambda params, ins, outs: found.slower(_of_base(params), ins, _without_var(outs)),
+        refusal=lambda params, ins, outs: base.refusal(_of_base(params), ins, _without_var(outs)),
+        slower=lambda params, ins, outs: base.slower(_of_base(params), ins, _without_var(outs)),
     )
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(3)]
-    return [*builder.node("_backward_BatchNorm", kept, _of_base(builder.params)), None, None]
+    reads = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(3)]
+    return [*builder.node("_backward_BatchNorm", reads, _of_base(builder.params)), None, None]
 
 
 assert _BASE.workspace is not None
 _numpy = _offered(Implementation(name="numpy", kernel=_BASE.forward, workspace=_BASE.workspace))
-_FIRST = register(
+_BATCH_NORM_V1 = register(
     Op(
         name="BatchNorm_v1",
         positions=("data", "gamma", "beta"),
@@ -117,17 +117,17 @@ _FIRST = register(
 )
 register(
     replace(
-        _FIRST,
+        _BATCH_NORM_V1,
         name=NAME,
         positions=None,
         params=(
-            *_FIRST.params,
+            *_BATCH_NORM_V1.params,
             Param("ndev", p_int, 1, "Number of contexts that train together; more than 1: see a Module's refusal."),
             Param("key", p_str, doc="Which layers of several contexts belong together."),
         ),
         doc="BatchNorm on axis 1 with the statistics of the whole batch, where one context trains.",
     )
 )
-for _place in ("host", "gpu"):
-    for _name in (NAME, _FIRST.name):
-        provide(_name, _offered(provided(_place)["BatchNorm"]), on=_place)
+for _side in ("host", "gpu"):
+    for _name in (NAME, _BATCH_NORM_V1.name):
+        provide(_name, _offered(provided(_side)["BatchNorm"]), on=_side)

@@ -47,8 +47,8 @@ def _draw(generator: Generator, count: int, range_max: int) -> tuple[RawArray, i
         u = generator.random(_AT_ONCE)
         u = u.get() if hasattr(u, "get") else u
         drawn = np.minimum(np.exp(u * math.log(range_max + 1)).astype(np.int64) - 1, range_max - 1)
-        classes, first = np.unique(drawn, return_index=True)
-        new = np.sort(first[~np.isin(classes, distinct)])[: count - len(distinct)]
+        classes, positions = np.unique(drawn, return_index=True)
+        new = np.sort(positions[~np.isin(classes, distinct)])[: count - len(distinct)]
         distinct = np.concatenate([distinct, drawn[new]])
         if len(distinct) == count:
             return distinct, tries + int(new[-1]) + 1

@@ -53,7 +53,7 @@ COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}
 
 
 def operations(
-    name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, is_backward: bool, wanted: Sequence[bool]
+    name: str, ins: Sequence[Shape], outs: Sequence[Shape], *, is_backward: bool, needed: Sequence[bool]
 ) -> float:
     """Return the arithmetic operations of a node of an operator in :data:`COUNTED`, or of its backward node.
 
@@ -62,22 +62,22 @@ def operations(
         ins: shapes of the node's inputs; for a backward node of products: output gradient, left operand, right operand.
         outs: shapes of the node's outputs.
         is_backward: whether the node is the backward node.
-        wanted: for each output, whether another node reads it.
+        needed: for each output, whether another node reads it.
     """
     if name == "RNN":  # every step of every sample is multiplied by every parameter, twice as often for gradients
         data, vector = (outs if is_backward else ins)[:2]
         return (4.0 if is_backward else 2.0) * prod(data[:2]) * prod(vector)
     if len(ins) < (3 if is_backward else 2):
         return 0.0
-    out, left, right = ins[:3] if is_backward else (outs[0], *ins[:2])
-    times = 2.0 * sum(wanted[:2]) if is_backward else 2.0
+    out, lhs, rhs = ins[:3] if is_backward else (outs[0], *ins[:2])
+    times = 2.0 * sum(needed[:2]) if is_backward else 2.0
     if name == "Convolution":
-        return times * prod(out) * prod(right[1:])
+        return times * prod(out) * prod(rhs[1:])
     if name == "Deconvolution":
-        return times * prod(left) * prod(right[1:])
+        return times * prod(lhs) * prod(rhs[1:])
     # (m, k) by (k, n): the root of mk * kn * mn is mkn. In a batch of B products the root has a factor B too many.
-    batch = left[0] if name == "batch_dot" else 1
-    return times * sqrt(prod(out) * prod(left) * prod(right) / max(batch, 1))
+    batch = lhs[0] if name == "batch_dot" else 1
+    return times * sqrt(prod(out) * prod(lhs) * prod(rhs) / max(batch, 1))
 
 
 def formula_seconds(kernel: object, params: Params, count: int, nbytes: int) -> float:
@@ -102,7 +102,7 @@ def formula_seconds(kernel: object, params: Params, count: int, nbytes: int) -> 
 
         operands = [Expr("input", f"x{k}") for k in range(count)]
         passes = operations(kernel.expressions(params, np.dtype(np.float32), operands))  # type: ignore[attr-defined]
-        names = [one.op if one.function is None else one.function.__name__ for one in passes]
+        names = [step.op if step.function is None else step.function.__name__ for step in passes]
         _prices[key] = sum(FUNCTIONS.get(name, PASS) for name in names)
     return _prices[key] * nbytes / 4
 

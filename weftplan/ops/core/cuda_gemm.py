@@ -45,19 +45,19 @@ def gemm(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray, *, add: bool 
     turn_b, ldb, step_b = _layout(b)
     turned, ldc, step_c = _layout(out)
     assert not turned, f"rows of the result, {out.shape} with strides {out.strides}, are not contiguous"
-    one, old = (_NUMBERS[name, value].ctypes.data for value in (1, int(add)))
+    alpha, beta = (_NUMBERS[name, value].ctypes.data for value in (1, int(add)))
     cublas, handle = xp.cuda.cublas, xp.cuda.get_cublas_handle()
     tensor_cores = name == "float32" and tuning().tensor_cores
     if tensor_cores:
-        before = cublas.getMathMode(handle)
+        mode = cublas.getMathMode(handle)
         cublas.setMathMode(handle, _TF32)
     # cuBLAS's matrices are column-major, so it multiplies the transposes in reversed order.
     getattr(cublas, _CALLS[name])(
-        handle, turn_b, turn_a, n, m, a.shape[-1], one, pointer(b), ldb, step_b, pointer(a), lda, step_a, old,
+        handle, turn_b, turn_a, n, m, a.shape[-1], alpha, pointer(b), ldb, step_b, pointer(a), lda, step_a, beta,
         pointer(out), ldc, step_c, batch,
     )  # fmt: skip
     if tensor_cores:
-        cublas.setMathMode(handle, before)
+        cublas.setMathMode(handle, mode)
 
 
 def _layout(x: RawArray) -> tuple[int, int, int]:

@@ -98,7 +98,7 @@ def walking(code: str) -> str:
     ``count`` elements, and each of its threads every ``blockDim.x``-th element of the piece. ``WALK`` and ``STEP``
     become the begin and the end of a loop, in which ``at`` is the index of an element. Each thread divides only once.
     """
-    return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda found: _WALK[found[0]], code)
+    return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda match: _WALK[match[0]], code)
 
 
 def text_of(code: str, **types: DType) -> str:
@@ -106,7 +106,7 @@ def text_of(code: str, **types: DType) -> str:
     letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}
     if "T" in types:
         letters.setdefault("A", _NAMES[accumulator(np.dtype(types["T"])).name])
-    text = re.sub(r"\b[A-Z]\b", lambda found: letters.get(found[0], found[0]), code)
+    text = re.sub(r"\b[A-Z]\b", lambda match: letters.get(match[0], match[0]), code)
     return ("#include <cuda_fp16.h>\n" if "__half" in text else "") + text
 
 
@@ -161,8 +161,8 @@ def are_aligned(*arrays: RawArray) -> bool:
     return all(pointer(array) % ALIGNMENT == 0 for array in arrays)
 
 
-def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
-    """Return the number of threads for adding ``count`` numbers, a power of two from ``least`` to ``most``.
+def width(count: int, highest: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
+    """Return the number of threads for adding ``count`` numbers, a power of two from ``least`` to ``highest``.
 
     Within these limits, it is the smallest power of two with at most ``terms`` numbers per thread.
 
@@ -170,7 +170,7 @@ def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> i
     (32, 128, 1024, 64)
     """
     threads = -(-count // terms)
-    return min(most, max(least, 1 << max(0, threads - 1).bit_length()))
+    return min(highest, max(least, 1 << max(0, threads - 1).bit_length()))
 
 
 def floats(*positions: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], str]:

@@ -37,11 +37,11 @@ _planned = _Planned()
 @contextmanager
 def planned_for(gpu: int) -> Iterator[None]:
     """Within the ``with`` block, implementations on this thread plan for GPU ``gpu`` instead of the current GPU."""
-    before, _planned.gpu = _planned.gpu, gpu
+    outer, _planned.gpu = _planned.gpu, gpu
     try:
         yield
     finally:
-        _planned.gpu = before
+        _planned.gpu = outer
 
 
 def planned_gpu() -> int | None:
@@ -49,13 +49,13 @@ def planned_gpu() -> int | None:
     return _planned.gpu
 
 
-def tuning(wanted: str | None = None) -> Tuning:
-    """Return the current settings; ``wanted``, a node's parameter ``cudnn_tune``, takes precedence unless None."""
+def tuning(node_tune: str | None = None) -> Tuning:
+    """Return the current settings; ``node_tune``, a node's parameter ``cudnn_tune``, takes precedence unless None."""
     level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
     if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED
-    if wanted is not None:
-        level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
+    if node_tune is not None:
+        level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[node_tune]
     return Tuning(int(level), allows_tf32())
 
 

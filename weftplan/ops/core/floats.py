@@ -68,5 +68,5 @@ def holds_positions(dtype: DType, size: int) -> bool:
     """Return whether ``dtype`` represents every position below ``size`` exactly."""
     if dtype.kind == "b":
         return size <= 2
-    most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
-    return size - 1 <= most
+    highest = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
+    return size - 1 <= highest

@@ -30,15 +30,15 @@ from weftplan.support.array_types import RawArray
 
 Call = Callable[[], object]
 Function = Callable[..., None]
-Room = Sequence[tuple[Shape, DType]]
-Scratch = Callable[..., Room]
+ScratchSpecs = Sequence[tuple[Shape, DType]]
+Scratch = Callable[..., ScratchSpecs]
 """``scratch(p, *inputs, *outputs)`` returns the shape and dtype of every scratch array. It may read only ``shape`` and
 ``dtype`` of its arguments: the planner passes specs, and a call passes its arrays (None for an ignored input or an
 unwanted output)."""
 Specs = Sequence[TensorSpec]
 
 
-Bare = Callable[[Params, Specs, Specs], "Callable[..., object] | None"]
+BareForm = Callable[[Params, Specs, Specs], "Callable[..., object] | None"]
 """A function that returns the bare form of a kernel for a call, or None (:data:`weftplan.ops.core.schema.Kernel`)."""
 Formula = Callable[..., "tuple[Any, ...]"]
 
@@ -67,7 +67,7 @@ class ArrayKernel(BoundKernel):
         function: Function,
         scratch: Scratch | None = None,
         formula: Formula | None = None,
-        special: Bare | None = None,
+        special: BareForm | None = None,
     ) -> None:
         self.function = function
         self.elementwise = formula is not None
@@ -85,7 +85,7 @@ class ArrayKernel(BoundKernel):
         specs = () if self.scratch is None else self.scratch(params, *inputs, *outputs)
         return partial(self.function, ctx.xp, params, *inputs, *outputs, *[ctx.take(*spec) for spec in specs])
 
-    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
+    def bare_form(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
         """Return the function with NumPy and ``params`` bound; it gets the arrays, then the flat workspace if any."""
         special = None if self.special is None else self.special(params, inputs, outputs)
         if special is not None:
@@ -103,29 +103,29 @@ class ArrayKernel(BoundKernel):
 
 
 def _special_call(
-    special: Bare | None, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays, flat: Sequence[RawArray]
+    special: BareForm | None, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays, flat: Sequence[RawArray]
 ) -> Call | None:
     """Return the call of a special bare form, if there is one for NumPy arrays of which none is None."""
     arrays = (*inputs, *outputs)
     if special is None or ctx.xp is not np or any(array is None for array in arrays):
         return None
     specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-    bare = special(params, specs[: len(inputs)], specs[len(inputs) :])
-    return None if bare is None else partial(bare, *arrays, *flat)
+    function = special(params, specs[: len(inputs)], specs[len(inputs) :])
+    return None if function is None else partial(function, *arrays, *flat)
 
 
-def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
-    """Return a function that calls ``function(*arrays, *scratch)`` with scratch arrays of the specs in ``room``.
+def with_views(function: Callable[..., object], specs: ScratchSpecs) -> Callable[..., object]:
+    """Return a function that calls ``function(*arrays, *scratch)`` with scratch arrays of the specs in ``specs``.
 
     Its arguments are the arrays, and a flat workspace that contains the scratch arrays unless these have no bytes.
     """
     ranges, end = [], 0
-    for shape, dtype in room:
+    for shape, dtype in specs:
         nbytes = TensorSpec(shape, dtype).nbytes
         ranges.append((end, end + nbytes, dtype, shape))
         end += aligned(nbytes)
     if not end:
-        return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
+        return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in specs))
 
     def call(*arrays: RawArray) -> None:
         workspace = arrays[-1]
@@ -142,7 +142,7 @@ class ContextKernel:
     __slots__ = ("function", "special")
     replayable = False
 
-    def __init__(self, function: Function, special: Bare | None = None) -> None:
+    def __init__(self, function: Function, special: BareForm | None = None) -> None:
         self.function = function
         self.special = special
 
@@ -158,7 +158,7 @@ class ContextKernel:
         special = _special_call(self.special, ctx, params, inputs, outputs, ctx.flat)
         return special or ctx.repeated(partial(self.function, ctx, params, *inputs, *outputs))
 
-    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
+    def bare_form(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
         """Return the special bare form if there is one."""
         return None if self.special is None else self.special(params, inputs, outputs)
 
@@ -193,6 +193,12 @@ class ChosenKernel:
         chosen, values = self.choose(params)
         chosen(ctx, values, inputs, outputs)
 
+    def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
+        """Return the scratch bytes that the chosen kernel declares."""
+        chosen, values = resolved(self, params)
+        rule = getattr(chosen, "workspace", None)
+        return rule(values, inputs, outputs) if rule else 0
+
 
 @overload
 def kernel(function: Function, /) -> ArrayKernel: ...
@@ -200,7 +206,7 @@ def kernel(function: Function, /) -> ArrayKernel: ...
 
 @overload
 def kernel(
-    *, scratch: Scratch | None = None, formula: Formula | None = None, bare: Bare | None = None
+    *, scratch: Scratch | None = None, formula: Formula | None = None, bare_form: BareForm | None = None
 ) -> Callable[[Function], ArrayKernel]: ...
 
 
@@ -210,7 +216,7 @@ def kernel(
     *,
     scratch: Scratch | None = None,
     formula: Formula | None = None,
-    bare: Bare | None = None,
+    bare_form: BareForm | None = None,
 ) -> ArrayKernel | Callable[[Function], ArrayKernel]:
     """Decorator: make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``.
 
@@ -218,7 +224,7 @@ def kernel(
         scratch: returns the shapes and dtypes of the scratch arrays; the operator's workspace follows from them.
         formula: ``formula(p, *inputs)`` returns the outputs as expressions, for calls on arrays of one shape, which
             may then be fused.
-        bare: returns a faster form for NumPy arrays.
+        bare_form: returns a faster form for NumPy arrays.
 
     >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
     ... def cube(xp, p, x, out, square):
@@ -228,7 +234,7 @@ def kernel(
     64
     """
     if function is None:
-        return lambda given: ArrayKernel(given, scratch, formula, bare)
+        return lambda decorated: ArrayKernel(decorated, scratch, formula, bare_form)
     return ArrayKernel(function)
 
 

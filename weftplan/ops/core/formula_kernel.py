@@ -21,7 +21,7 @@ from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import BoundKernel, Call, with_views
 from weftplan.ops.core.formulas import Computation, computation
 from weftplan.ops.core.kernels import block_bytes, blocks, bound_blocks
-from weftplan.ops.core.lowering import Program, lower
+from weftplan.ops.core.lowering import LoweredFormula, lower
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -71,7 +71,7 @@ class FormulaKernel(BoundKernel):
         self.choices = choices or {}
         self.numbers = frozenset(f"x{k}" for k in numbers)
         self.elementwise = not numbers
-        self._programs: dict[object, tuple[Program, tuple[int, ...]]] = {}
+        self._programs: dict[object, tuple[LoweredFormula, tuple[int, ...]]] = {}
         self._computations: dict[object, Computation | None] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
@@ -80,18 +80,18 @@ class FormulaKernel(BoundKernel):
 
     def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
-        formula, choices = self.formula, self.chosen(params)
+        formula, traced = self.formula, Parameters(self.chosen(params), dtype)
         if not is_float(dtype):
             if self.integer is not None and dtype.kind in "iu":
                 formula = self.integer
             if self.integers == "zero":
                 return (0,)
             if self.integers == "slope":
-                g, *others = operands
+                g, *forward_values = operands
                 wide = np.dtype(np.float64)
-                slope = formula(Parameters(choices), 1.0, *[cast(one, wide) for one in others])
+                slope = formula(traced, 1.0, *[cast(operand, wide) for operand in forward_values])
                 return (g * cast(slope, dtype),)
-        results = formula(Parameters(choices), *operands)
+        results = formula(traced, *operands)
         return results if isinstance(results, tuple) else (results,)
 
     def computation(self, params: Params, arrays: int, dtype: DType) -> Computation | None:
@@ -109,18 +109,18 @@ class FormulaKernel(BoundKernel):
 
     def program(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
-    ) -> tuple[Program, tuple[int, ...]]:
+    ) -> tuple[LoweredFormula, tuple[int, ...]]:
         """Return the program for a call, and the indices of the inputs that it gets."""
         choices = self.chosen(params)
-        key = (*choices.values(), output.dtype, *[None if one is None else one.dtype for one in inputs])
-        found = self._programs.get(key)
-        if found is None:
-            found = self._programs[key] = self._lowered(params, inputs, output)
-        return found
+        key = (*choices.values(), output.dtype, *[None if spec is None else spec.dtype for spec in inputs])
+        lowered = self._programs.get(key)
+        if lowered is None:
+            lowered = self._programs[key] = self._lowered(params, inputs, output)
+        return lowered
 
     def _lowered(
         self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
-    ) -> tuple[Program, tuple[int, ...]]:
+    ) -> tuple[LoweredFormula, tuple[int, ...]]:
         names = [f"x{k}" for k in range(len(inputs))]
         base = output if self.base is None else inputs[self.base]
         assert base is not None
@@ -128,7 +128,7 @@ class FormulaKernel(BoundKernel):
         results = {**{names[k]: state for k, state in zip(self.states, states, strict=True)}, "out": out}
         read = leaves(results.values()) | {names[k] for k in self.states}
         used = tuple(k for k, name in enumerate(names) if name in read)
-        dtypes = {names[k]: one.dtype for k in used if (one := inputs[k]) is not None}
+        dtypes = {names[k]: spec.dtype for k in used if (spec := inputs[k]) is not None}
         shared = range(len(inputs)) if self.overlaps is None else self.overlaps
         overlaps = {
             "out": frozenset(names[k] for k in shared),
@@ -137,8 +137,7 @@ class FormulaKernel(BoundKernel):
         slopes = self.integers == "slope" and not is_float(base.dtype)
         program = lower(
             results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
-            dtype=base.dtype, kinds=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute,
-            numbers=self.numbers,
+            dtype=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute, numbers=self.numbers,
         )  # fmt: skip
         return program, used
 
@@ -156,7 +155,7 @@ class FormulaKernel(BoundKernel):
             return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
         return bound_blocks(ctx, step, partial(self._blocks, ctx, program, used, arrays, out))
 
-    def bare(
+    def bare_form(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
         """Return a function of NumPy arrays if these fit one block; None if they do not, or if an input is not read."""
@@ -200,18 +199,18 @@ class FormulaKernel(BoundKernel):
         return sum(block_bytes(1 if self._is_shared(reads) else size, [dtype]) for dtype, reads in program.scratch)
 
     def _single(
-        self, program: Program, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
+        self, program: LoweredFormula, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
         out: RawArray,
     ) -> Call:  # fmt: skip
         assert program.single is not None
         name, operands, options = program.single
         named = dict(zip([f"x{k}" for k in used], arrays, strict=True))
         values: list[Any] = []
-        for one in operands:
-            if isinstance(one, str):
-                values.append(named[one])
+        for operand in operands:
+            if isinstance(operand, str):
+                values.append(named[operand])
                 continue
-            value = value_of(program.constants[one], params, program.dtype)
+            value = value_of(program.constants[operand], params)
             if out.dtype.kind == "f" and isinstance(value, (int, float)) and not options:
                 value = np.asarray(value, dtype=out.dtype)
                 value = value if xp is np else value[()]  # an array would belong to the current device and stream
@@ -221,14 +220,16 @@ class FormulaKernel(BoundKernel):
     def _has_blocks(self, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike) -> bool:
         """Return whether a call is cut into blocks, because its arrays have equal sizes."""
         size = math.prod(out.shape)
-        return all(math.prod(one.shape) == size or f"x{k}" in self.numbers for k, one in zip(used, arrays, strict=True))
+        return all(
+            math.prod(array.shape) == size or f"x{k}" in self.numbers for k, array in zip(used, arrays, strict=True)
+        )
 
     def _is_shared(self, reads: frozenset[str]) -> bool:
         """Return whether a scratch array has one element, which all blocks share."""
         return bool(reads) and reads <= self.numbers
 
     def _blocks(
-        self, ctx: Workspace, program: Program, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
+        self, ctx: Workspace, program: LoweredFormula, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
     ) -> Iterator[tuple[RawArray, ...]]:
         """Yield the arguments of the step, block by block."""
         if not self._has_blocks(used, arrays, out):
@@ -238,20 +239,21 @@ class FormulaKernel(BoundKernel):
             yield from blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
             return
         shared: list[RawArray | None] = [
-            *[one.reshape(-1) if f"x{k}" in self.numbers else None for k, one in zip(used, arrays, strict=True)], None,
+            *[array.reshape(-1) if f"x{k}" in self.numbers else None for k, array in zip(used, arrays, strict=True)],
+            None,
             *[ctx.take((1,), dtype) if self._is_shared(reads) else None for dtype, reads in program.scratch],
         ]  # fmt: skip
-        whole = [one for one, number in zip((*arrays, out), shared, strict=False) if number is None]
-        for block in blocks(ctx, whole, [dtype for dtype, reads in program.scratch if not self._is_shared(reads)]):
+        cut_arrays = [array for array, number in zip((*arrays, out), shared, strict=False) if number is None]
+        for block in blocks(ctx, cut_arrays, [dtype for dtype, reads in program.scratch if not self._is_shared(reads)]):
             parts = iter(block)
-            yield tuple([next(parts) if one is None else one for one in shared])
+            yield tuple([next(parts) if array is None else array for array in shared])
 
 
 def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
     """Return whether all arrays have the shape of ``out``."""
     shape = out.shape
-    for one in arrays:  # noqa: SIM110 - a generator would take several times as long
-        if one.shape != shape:
+    for array in arrays:  # noqa: SIM110 - a generator would take several times as long
+        if array.shape != shape:
             return False
     return True
 
@@ -267,10 +269,10 @@ def ufunc_kernel(name: str, count: int) -> FormulaKernel:
 
 
 def _broadcast(
-    program: Program, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike
+    program: LoweredFormula, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike
 ) -> list[tuple[Shape, DType]]:
     """Return the shape and dtype of each scratch array for arrays that broadcast."""
-    shapes = {f"x{k}": one.shape for k, one in zip(used, arrays, strict=True)}
+    shapes = {f"x{k}": array.shape for k, array in zip(used, arrays, strict=True)}
     return [
         (np.broadcast_shapes(*(shapes.get(name, out.shape) for name in reads or ("out",))), dtype)
         for dtype, reads in program.scratch

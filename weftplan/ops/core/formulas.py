@@ -61,7 +61,7 @@ class Computation(NamedTuple):
 
     def at(self, params: Params, dtype: DType) -> Computation:
         """Return the same formula with every scalar replaced by its value for ``params``."""
-        return Computation(self.formula, tuple([_number(one, params, dtype) for one in self.constants]))
+        return Computation(self.formula, tuple([_number(constant, params, dtype) for constant in self.constants]))
 
 
 class Flattening:
@@ -100,9 +100,9 @@ class Flattening:
         expressions = getattr(kernel, "expressions", None)
         if expressions is None:
             raise FormulaError("a kernel without a formula")
-        results = expressions(params, self.dtype, [Expr("input", one) for one in reads])
+        results = expressions(params, self.dtype, [Expr("input", number) for number in reads])
         wanted = [True] * len(results) if wanted is None else wanted
-        needed = [one for one, is_wanted in zip(results, wanted, strict=False) if is_wanted]
+        needed = [expr for expr, is_wanted in zip(results, wanted, strict=False) if is_wanted]
         compute = getattr(kernel, "compute", None)
         numbers: dict[int, int] = {}
 
@@ -113,21 +113,21 @@ class Flattening:
                 return self._constant(operand)
             return self._constant(_number(operand, params, self.dtype))
 
-        for one in operations(needed):
-            kind = dtype_of(compute if one.kind == "default" else one.kind, self.dtype)
-            if kind != self.dtype and not one.is_truth:
+        for expr in operations(needed):
+            kind = dtype_of(compute if expr.kind == "default" else expr.kind, self.dtype)
+            if kind != self.dtype and not expr.is_truth:
                 raise FormulaError(f"a result of {kind}")
-            source = one if one.same is None else one.same
-            numbers[one.number] = self._operation(source, [value(operand) for operand in source.args])
-        found = iter([self._as_number(value(one)) for one in needed])
-        return [next(found) if is_wanted else -1 for is_wanted in wanted]
+            source = expr if expr.same is None else expr.same
+            numbers[expr.number] = self._operation(source, [value(operand) for operand in source.args])
+        result_numbers = iter([self._as_number(value(expr)) for expr in needed])
+        return [next(result_numbers) if is_wanted else -1 for is_wanted in wanted]
 
     def computation(self, results: Sequence[tuple[int, int]]) -> Computation:
         """Return the formula with ``results``: (array, number of its new value)."""
         return Computation(Formula(self.arrays, tuple(self.operations), tuple(results)), tuple(self.constants))
 
-    def _operation(self, one: Expr, operands: list[int]) -> int:
-        name = one.op
+    def _operation(self, expr: Expr, operands: list[int]) -> int:
+        name = expr.op
         if name == "cast":
             return self._as_number(operands[0])
         if name == "clip":
@@ -148,7 +148,7 @@ class Flattening:
         if name == "reciprocal":
             return self._append("divide", self._constant(1.0), *operands)
         if name in ("maximum", "minimum"):
-            if isinstance(one.args[1], Expr):
+            if isinstance(expr.args[1], Expr):
                 raise FormulaError("the sign of zero of an extremum of two arrays")
         elif name not in _EXACT and not (self.functions and (name in FUNCTIONS or name == "isnan")):
             raise FormulaError(f"the function {name}")
@@ -172,7 +172,7 @@ class Flattening:
 def _number(value: object, params: Params, dtype: DType) -> float:
     """Return a constant of a formula as a float."""
     if isinstance(value, Scalar):
-        value = value.at(params, dtype)
+        value = value.at(params)
     if type(value) in (int, float) or (isinstance(value, np.generic) and value.dtype == dtype):
         return float(value)  # type: ignore[arg-type]
     raise FormulaError(f"a constant of type {type(value).__name__}")

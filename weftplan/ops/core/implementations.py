@@ -58,7 +58,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """The implementation that computes a call, and the reason for the choice."""
 
     implementation: Implementation
@@ -126,10 +126,12 @@ def provided(on: str = "host") -> Mapping[str, Implementation]:
 
 def replaced() -> tuple[tuple[str, str, Implementation], ...]:
     """Return (device type, operator, implementation) of each implementation that is not the package's own."""
-    return tuple([(on, op, one) for on, table in _PROVIDED.items() for op, one in table.replaced.items()])
+    return tuple(
+        [(on, op, implementation) for on, table in _PROVIDED.items() for op, implementation in table.replaced.items()]
+    )
 
 
-def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> Choice:
+def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> KernelChoice:
     """Return the implementation chosen for a call.
 
     Args:
@@ -140,21 +142,23 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
     candidate = provided(on).get(op.name)
     if candidate is None:
         return (
-            Choice(numpy_of(op), "not in host memory", several=True) if op.name in provided() else Choice(numpy_of(op))
+            KernelChoice(numpy_of(op), "not in host memory", several=True)
+            if op.name in provided()
+            else KernelChoice(numpy_of(op))
         )
     if mode == "numpy":
-        return Choice(numpy_of(op), "chosen by the user", several=True)
+        return KernelChoice(numpy_of(op), "chosen by the user", several=True)
     reasons: list[str] = []
     while candidate is not None:
         reason = candidate.refusal(params, inputs, outputs)
         if not reason and mode == "auto":
             reason = candidate.slower(params, inputs, outputs)
         if not reason:
-            return Choice(candidate, "; ".join(reasons), several=True)
+            return KernelChoice(candidate, "; ".join(reasons), several=True)
         if not candidate.special:
             reasons.append(reason)
         candidate = candidate.otherwise
-    return Choice(numpy_of(op), "; ".join(reasons), several=True)
+    return KernelChoice(numpy_of(op), "; ".join(reasons), several=True)
 
 
 def numpy_of(op: Op) -> Implementation:

@@ -80,10 +80,10 @@ def blocks(ctx: Workspace, arrays: Sequence[RawArray], scratch: Sequence[DType] 
     if size <= limit:
         yield (*flat, *(ctx.take((size,), dtype) for dtype in scratch))
         return
-    room = [ctx.take((limit,), dtype) for dtype in scratch]
+    buffers = [ctx.take((limit,), dtype) for dtype in scratch]
     for start in range(0, size, limit):
         stop = min(start + limit, size)
-        yield (*(array[start:stop] for array in flat), *(space[: stop - start] for space in room))
+        yield (*(array[start:stop] for array in flat), *(space[: stop - start] for space in buffers))
 
 
 def block_bytes(size: int, scratch: Sequence[DType]) -> int:
@@ -117,12 +117,12 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
     rank = len(out)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     joined: list[list[int]] = [[] for _ in range(len(shapes) + 1)]
-    last: tuple[bool, ...] | None = None
+    previous: tuple[bool, ...] | None = None
     for axis in range(rank):
         if out[axis] == 1:
             continue
         pattern = tuple(shape[axis] != 1 for shape in padded)
-        if pattern == last:
+        if pattern == previous:
             joined[0][-1] *= out[axis]
             for k, shape in enumerate(padded):
                 joined[k + 1][-1] *= shape[axis]
@@ -130,7 +130,7 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
             joined[0].append(out[axis])
             for k, shape in enumerate(padded):
                 joined[k + 1].append(shape[axis])
-        last = pattern
+        previous = pattern
     return tuple(tuple(dims) or (1,) for dims in joined)
 
 
@@ -185,22 +185,24 @@ def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArr
         xp.clip(out, 0, size - 1, out=out)
 
 
-MOST_PREPARED = 64
+MAX_PREPARED = 64
 """Maximum blocks of a prepared call. More blocks would need many views, and gain little: calls are cheap compared with
 the work on large arrays."""
 
 
-def bound_blocks(ctx: Workspace, step: Callable[..., object], made: Callable[[], Iterator[tuple[object, ...]]]) -> Call:
-    """Return a call of ``step`` on each block that ``made`` yields; the views of few blocks are made only once."""
-    every = ctx.repeated(partial(_run_blocks, step, made))
-    calls = [partial(step, *block) for block in islice(made(), MOST_PREPARED + 1)]
-    if len(calls) > MOST_PREPARED:
+def bound_blocks(
+    ctx: Workspace, step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]]
+) -> Call:
+    """Return a call of ``step`` on each block that ``arguments`` yields; the views of few blocks are made only once."""
+    every = ctx.repeated(partial(_run_blocks, step, arguments))
+    calls = [partial(step, *block) for block in islice(arguments(), MAX_PREPARED + 1)]
+    if len(calls) > MAX_PREPARED:
         return every
     return calls[0] if len(calls) == 1 else partial(_run_all, calls)
 
 
-def _run_blocks(step: Callable[..., object], made: Callable[[], Iterator[tuple[object, ...]]]) -> None:
-    for block in made():
+def _run_blocks(step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]]) -> None:
+    for block in arguments():
         step(*block)
 
 

@@ -32,7 +32,7 @@ Step = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LoweredFormula:
     """A lowered formula: its scratch, and the function that binds it.
 
     Attributes:
@@ -40,7 +40,6 @@ class Program:
         arrays: names of the inputs.
         bind: ``bind(xp, *constants)`` returns the :data:`Step`.
         constants: numbers and scalars that a call computes once.
-        dtype: the dtype for which scalars are computed.
         scratch: (dtype, names of the inputs whose shapes broadcast to that of the array) of each scratch array.
         single: (ufunc, operands, keyword arguments) if the formula is one call of a ufunc; an operand is the name of an
             input or an index into ``constants``.
@@ -50,13 +49,12 @@ class Program:
     arrays: tuple[str, ...]
     bind: Callable[..., Step]
     constants: tuple[Any, ...]
-    dtype: DType
     scratch: tuple[tuple[DType, frozenset[str]], ...]
     single: tuple[str, tuple[str | int, ...], dict[str, object]] | None
 
     def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
-        return self.bind(xp, *[value_of(one, params, self.dtype) for one in self.constants])
+        return self.bind(xp, *[value_of(constant, params) for constant in self.constants])
 
     def ufunc(self, xp: ArrayModule) -> Step | None:
         """Return the ufunc that the formula is, of the inputs in order and the output; None if it is more or less."""
@@ -91,21 +89,21 @@ class _Lowering:
         self.same: dict[int, Expr] = {}
         """Casts to the dtype that their operand has, with the operand."""
         self.operations: list[Expr] = []
-        for one in operations(results.values()):
-            operand = self.resolved(one.args[0])
-            if one.op == "cast" and isinstance(operand, Expr) and self.kind(one) == self.kind(operand):
-                self.same[one.number] = operand
+        for expr in operations(results.values()):
+            operand = self.resolved(expr.args[0])
+            if expr.op == "cast" and isinstance(operand, Expr) and self.kind(expr) == self.kind(operand):
+                self.same[expr.number] = operand
             else:
-                self.operations.append(one)
+                self.operations.append(expr)
         self.results = {name: self.resolved(value) for name, value in results.items()}
         end = len(self.operations)
-        self.last: dict[int, int] = {}
+        self.last_use: dict[int, int] = {}
         """The last operation that reads a value; for a result, the end."""
         self.last_read: dict[str, int] = {}
         """The last operation that reads an input."""
         self.later_reads: set[int] = set()
-        for k, one in enumerate(self.operations):
-            for operand in self.operands(one):
+        for k, expr in enumerate(self.operations):
+            for operand in self.operands(expr):
                 self.later_reads.add(operand.number)
                 self._read(operand, k)
         for value in self.results.values():
@@ -121,7 +119,7 @@ class _Lowering:
         self.single: tuple[str, tuple[str | int, ...], dict[str, object]] | None = None
 
     def _read(self, operand: Expr, k: int) -> None:
-        self.last[operand.number] = k
+        self.last_use[operand.number] = k
         if operand.op == "input":
             self.last_read[operand.args[0]] = k
 
@@ -129,18 +127,18 @@ class _Lowering:
         """Return the value that ``operand`` is, without casts that change nothing."""
         return self.same.get(operand.number, operand) if isinstance(operand, Expr) else operand
 
-    def operands(self, one: Expr) -> list[Expr]:
+    def operands(self, expr: Expr) -> list[Expr]:
         """Return the operands of an operation that are arrays."""
-        found = [] if one.op == "input" else map(self.resolved, one.args)
-        return [a for a in found if isinstance(a, Expr)]
+        arguments = [] if expr.op == "input" else map(self.resolved, expr.args)
+        return [a for a in arguments if isinstance(a, Expr)]
 
-    def kind(self, one: Expr) -> DType:
+    def kind(self, value: Expr) -> DType:
         """Return the dtype that holds a value, unless the value is rounded into an output."""
-        if one.op == "input":
-            return self.dtypes[one.args[0]]
-        if one.kind != "default":
-            return dtype_of(one.kind, self.dtype)
-        return BOOL if one.is_truth else dtype_of(self.compute, self.dtype)
+        if value.op == "input":
+            return self.dtypes[value.args[0]]
+        if value.kind != "default":
+            return dtype_of(value.kind, self.dtype)
+        return BOOL if value.is_truth else dtype_of(self.compute, self.dtype)
 
     def dtype_at(self, slot: str) -> DType:
         """Return the dtype of a slot."""
@@ -154,23 +152,25 @@ class _Lowering:
         self.constants.append(operand)
         return f"c{len(self.constants) - 1}"
 
-    def choose(self, one: Expr, k: int) -> str:
+    def choose(self, expr: Expr, k: int) -> str:
         """Return the slot for the result of operation ``k``, and update the holders of slots."""
         # These operands are read after the first write of the result.
-        exposed = one.args[:2] if one.op == "select" else one.args[1:] if one.op == "call" else ()
+        exposed = expr.args[:2] if expr.op == "select" else expr.args[1:] if expr.op == "call" else ()
         barred = {self.text(operand) for operand in exposed if isinstance(operand, Expr)}
         dying = {
-            self.slot[a.number]: a.number for a in self.operands(one) if a.op != "input" and self.last[a.number] <= k
+            self.slot[a.number]: a.number
+            for a in self.operands(expr)
+            if a.op != "input" and self.last_use[a.number] <= k
         }
-        reads = self.reads[one.number] = set()
-        for operand in self.operands(one):
+        reads = self.reads[expr.number] = set()
+        for operand in self.operands(expr):
             reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
-        slot = self._slot(one, k, [name for name in dying if name not in barred], barred, self.is_small(reads))
+        slot = self._slot(expr, k, [name for name in dying if name not in barred], barred, self.is_small(reads))
         for name, number in dying.items():
             if self.holder.get(name) == number:
                 del self.holder[name]
-        self.holder[slot] = one.number
-        self.slot[one.number] = slot
+        self.holder[slot] = expr.number
+        self.slot[expr.number] = slot
         if slot in self.scratch:
             self.scratch[slot][1].update(reads)
         else:
@@ -181,8 +181,8 @@ class _Lowering:
         """Return whether a value that depends on these inputs has one element."""
         return bool(reads) and reads <= self.numbers
 
-    def _slot(self, one: Expr, k: int, dying: Sequence[str], barred: set[str], small: bool) -> str:
-        wide = self.kind(one)
+    def _slot(self, expr: Expr, k: int, dying: Sequence[str], barred: set[str], small: bool) -> str:
+        wide = self.kind(expr)
 
         def is_free(name: str) -> bool:
             inputs = self.overlaps[name]
@@ -196,10 +196,10 @@ class _Lowering:
         def fits(name: str) -> bool:
             return small == self.is_small(self.scratch[name][1])
 
-        own = [name for name, value in self.results.items() if value is one]
-        for name in () if small else own:
+        outputs = [name for name, value in self.results.items() if value is expr]
+        for name in () if small else outputs:
             # These values must not be rounded when they are written.
-            exact = one.op in ("select", "clip") or one.number in self.later_reads or one.kind != "default"
+            exact = expr.op in ("select", "clip") or expr.number in self.later_reads or expr.kind != "default"
             if is_free(name) and (self.dtypes[name] == wide or not exact):
                 return name
         for name in dying:
@@ -209,44 +209,44 @@ class _Lowering:
             if held == wide and name not in self.holder and fits(name):
                 return name
         for name in () if small else self.results:
-            if self.dtypes[name] == wide and is_free(name) and not own:
+            if self.dtypes[name] == wide and is_free(name) and not outputs:
                 return name
         name = f"t{len(self.scratch)}"
         self.scratch[name] = (wide, set())
         return name
 
-    def emit(self, k: int, one: Expr) -> None:
+    def emit(self, k: int, expr: Expr) -> None:
         """Add the lines of operation ``k``."""
-        arguments = [self.text(operand) for operand in one.args]
-        held = [self.dtype_at(self.text(operand)) for operand in self.operands(one)]
-        target = self.choose(one, k)
-        if one.op == "cast":
+        arguments = [self.text(operand) for operand in expr.args]
+        held = [self.dtype_at(self.text(operand)) for operand in self.operands(expr)]
+        target = self.choose(expr, k)
+        if expr.op == "cast":
             self.lines.append(f"xp.copyto({target}, {arguments[0]}, casting='unsafe')")
-        elif one.op == "select":
+        elif expr.op == "select":
             if arguments[2] != target:
                 self.lines.append(f"xp.copyto({target}, {arguments[2]})")
             self.lines.append(f"xp.copyto({target}, {arguments[1]}, where={arguments[0]})")
-        elif one.op == "clip":
+        elif expr.op == "clip":
             self.lines.append(f"xp.clip({', '.join(arguments)}, out={target})")
-        elif one.op == "call":
+        elif expr.op == "call":
             name = f"f{len(self.namespace)}"
-            self.namespace[name] = one.function
+            self.namespace[name] = expr.function
             self.lines.append(f"{name}(xp, {', '.join([*arguments, target])})")
         else:
-            options = self.options(one, held, self.dtype_at(target))
+            options = self.options(expr, held, self.dtype_at(target))
             words = "".join(f", {key}={'float' if value is float else repr(value)}" for key, value in options.items())
-            self.lines.append(f"xp.{one.op}({', '.join(arguments)}, out={target}{words})")
+            self.lines.append(f"xp.{expr.op}({', '.join(arguments)}, out={target}{words})")
             if len(self.operations) == 1:
                 operands = [
-                    name if isinstance(a, Expr) else int(name[1:]) for name, a in zip(arguments, one.args, strict=True)
+                    name if isinstance(a, Expr) else int(name[1:]) for name, a in zip(arguments, expr.args, strict=True)
                 ]
-                self.single = (one.op, tuple(operands), options)
+                self.single = (expr.op, tuple(operands), options)
 
-    def options(self, one: Expr, held: Sequence[DType], target: DType) -> dict[str, object]:
+    def options(self, expr: Expr, held: Sequence[DType], target: DType) -> dict[str, object]:
         """Return the keyword arguments of a function for operands and a result of these dtypes."""
-        if one.is_truth:
+        if expr.is_truth:
             return {} if target == BOOL or is_float(target) else {"casting": "unsafe"}
-        if not is_float(target) and (one.as_float or is_real(one.op)):  # NumPy would compute int8 in float16
+        if not is_float(target) and (expr.as_float or is_real(expr.op)):  # NumPy would compute int8 in float16
             return {"dtype": float, "casting": "unsafe"}
         return {} if is_float(target) and set(held) == {target} else {"casting": "unsafe"}
 
@@ -258,26 +258,24 @@ def lower(
     overlaps: Mapping[str, frozenset[str]],
     *,
     dtype: DType,
-    kinds: DType,
     compute: Kind = None,
     numbers: frozenset[str] = frozenset(),
-) -> Program:
+) -> LoweredFormula:
     """Return the program that writes ``results``: expressions or numbers by the names of outputs and states.
 
     Args:
         arrays: names of the arrays in the order of the step's arguments.
         dtypes: dtype of every array.
         overlaps: for each name in ``results`` the inputs whose memory it may be; a state is such an input itself.
-        dtype: the dtype for which scalars are computed.
-        kinds: the dtype that :data:`Kind` refers to.
+        dtype: the dtype that :data:`Kind` refers to.
         compute: kind of the results that do not state their own.
         numbers: names of inputs of one element; scratch for values that depend on them alone has one element, too.
     """
-    low = _Lowering(results, dtypes, overlaps, kinds, compute, numbers)
-    for k, one in enumerate(low.operations):
-        if one.op not in UFUNCS and one.op not in ("cast", "select", "clip", "call"):
-            raise FormulaError(f"unknown function {one.op!r}")
-        low.emit(k, one)
+    low = _Lowering(results, dtypes, overlaps, dtype, compute, numbers)
+    for k, expr in enumerate(low.operations):
+        if expr.op not in UFUNCS and expr.op not in ("cast", "select", "clip", "call"):
+            raise FormulaError(f"unknown function {expr.op!r}")
+        low.emit(k, expr)
     copies = []
     for name, value in low.results.items():
         source = low.text(value)
@@ -295,4 +293,4 @@ def lower(
     scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
     single = low.single if not copies and not scratch and len(results) == 1 else None
     inputs = tuple([name for name in arrays if name not in results])
-    return Program(text, inputs, namespace["bind"], tuple(low.constants), dtype, scratch, single)
+    return LoweredFormula(text, inputs, namespace["bind"], tuple(low.constants), scratch, single)

@@ -8,6 +8,7 @@ may use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +34,12 @@ class NodeCall:
         guarded: whether the kernel gets read-only inputs, except states (debug mode).
         recompute: whether the call repeats a forward node in the backward pass.
         output_shapes: shapes of all outputs, needed if some of them are None.
+        executor_state: the objects that kernels of this executor keep between calls.
     """
 
     __slots__ = (
         "_added",
+        "_executor_state",
         "_idle",
         "_inputs",
         "_kernel",
@@ -62,6 +65,7 @@ class NodeCall:
         guarded: bool = False,
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
+        executor_state: dict[Any, Any] | None = None,
     ) -> None:
         if guarded:
             states = op.mutated(params)
@@ -75,6 +79,7 @@ class NodeCall:
         self._added = added
         self._recompute = recompute
         self._output_shapes = output_shapes
+        self._executor_state = executor_state
         self._idle = not op.has_work(outputs)
 
     def prepared(self) -> Call | None:
@@ -97,6 +102,7 @@ class NodeCall:
                 random_key=random_key,
                 recompute=self._recompute,
                 output_shapes=self._output_shapes,
+                executor_state=self._executor_state,
             )
         )
 
@@ -105,12 +111,12 @@ class NodeCall:
         return self._adding(call) if self._added else call
 
     def _adding(self, call: Call) -> Call:
-        def both() -> None:
+        def call_and_add() -> None:
             call()
             for target, term in self._added:
                 self._xp.add(target, term, out=target)
 
-        return both
+        return call_and_add
 
 
 def is_replayable(kernel: Kernel, params: Params) -> bool:
@@ -127,10 +133,10 @@ def bare_call(
     threads may call it, any number of times.
     """
     kernel, params = resolved(kernel, params)
-    make = getattr(kernel, "bare", None)
-    bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
-    if bare is not None:
-        return bare
+    make = getattr(kernel, "bare_form", None)
+    function: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
+    if function is not None:
+        return function
     count, end = len(inputs), len(inputs) + len(outputs)
     if workspace:
         return lambda *arrays: kernel(

@@ -112,8 +112,8 @@ def p_int(value: Any) -> int:
         raise ValueError("expected an integer") from None
 
 
-def p_range(least: int, most: int) -> Parser:
-    """Return a parser of integers from ``least`` to ``most``.
+def p_range(least: int, greatest: int) -> Parser:
+    """Return a parser of integers from ``least`` to ``greatest``.
 
     >>> p_range(1, 3)("3")
     3
@@ -121,8 +121,8 @@ def p_range(least: int, most: int) -> Parser:
 
     def parse(value: object) -> int:
         number = p_int(value)
-        if not least <= number <= most:
-            raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
+        if not least <= number <= greatest:
+            raise ValueError(f"expected at least {least}" if number < least else f"expected at most {greatest:,}")
         return number
 
     return _means(parse, "int")
@@ -131,17 +131,19 @@ def p_range(least: int, most: int) -> Parser:
 p_inputs = p_range(1, 1 << 20)
 """The parser of a number of inputs. It has a limit, because names of inputs are made from the number. A symbol file is
 checked more strictly, since it contains the inputs themselves."""
-MOST_OUTPUTS = 1 << 16
-p_outputs = p_range(1, MOST_OUTPUTS)
+MAX_OUTPUTS = 1 << 16
+p_outputs = p_range(1, MAX_OUTPUTS)
 """The parser of a node's number of outputs. No file contains the outputs themselves, so only this limit bounds them."""
 
 
 def p_float(value: Any) -> float:
-    """Return a float, from any real number or its text.
+    """Return a float, from any real number or its text, which may end in C's ``f``.
 
-    >>> p_float("1e-3"), p_float(2)
+    >>> p_float("1e-3f"), p_float(2)
     (0.001, 2.0)
     """
+    if isinstance(value, str) and value[-1:] == "f" and value[-2:-1].isdecimal():
+        value = value[:-1]
     if isinstance(value, bool | np.bool_) or value is None:
         raise ValueError("expected a number")
     try:

@@ -70,7 +70,7 @@ def ranges(size: int, count: int) -> list[slice]:
     ([slice(0, 2, None), slice(2, 5, None)], [slice(0, 1, None)])
     """
     ends = [size * number // count for number in range(count + 1)]
-    return [slice(first, last) for first, last in pairwise(ends) if first < last]
+    return [slice(start, stop) for start, stop in pairwise(ends) if start < stop]
 
 
 def product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
@@ -81,15 +81,15 @@ def product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
         products((a, b, out))
 
 
-def products(*each: tuple[RawArray, RawArray, RawArray]) -> None:
+def products(*operands: tuple[RawArray, RawArray, RawArray]) -> None:
     """Compute independent products ``(a, b, out)`` of matrices on a host; cores wait for each other only at the end."""
-    parts = [part for one in each for part in _parts(*one)]
+    parts = [part for arrays in operands for part in _parts(*arrays)]
 
     def compute(number: int) -> None:
         a, b, out = parts[number]
         multiply(np, a, b, out)
 
-    if len(parts) > len(each):
+    if len(parts) > len(operands):
         split(compute, len(parts))
     else:  # all products are small
         for number in range(len(parts)):
@@ -105,10 +105,10 @@ def _parts(a: RawArray, b: RawArray, out: RawArray) -> list[tuple[RawArray, RawA
     longer = max(rows, columns)
     parts = min(work // FEW, MOST) // 2 * 2  # three would leave one of two cores idle for a third of the time
     step = -(-longer // (parts * STEP)) * STEP
-    ranges = [slice(first, first + step) for first in range(0, longer, step)]
+    ranges = [slice(start, start + step) for start in range(0, longer, step)]
     if columns >= rows:
-        return [(a, b[:, some], out[:, some]) for some in ranges]
-    return [(a[some], b, out[some]) for some in ranges]
+        return [(a, b[:, part], out[:, part]) for part in ranges]
+    return [(a[part], b, out[part]) for part in ranges]
 
 
 def stacked_product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
@@ -127,7 +127,7 @@ def stacked_product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) ->
     step = -(-batch // parts)
 
     def part(number: int) -> None:
-        some = slice(number * step, (number + 1) * step)
-        multiply(np, a, b[some], out[some])
+        images = slice(number * step, (number + 1) * step)
+        multiply(np, a, b[images], out[images])
 
     split(part, -(-batch // step))

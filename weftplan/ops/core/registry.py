@@ -18,8 +18,8 @@ from weftplan.ops.core.operator_modules import ALIASES, OPERATORS
 from weftplan.ops.core.schema import REQUIRED, Op
 from weftplan.support.lazy_import import late_import
 
-_OWN_NAMES = {name: module for module, names in OPERATORS.items() for name in names.split()}
-_MODULES = _OWN_NAMES | {alias: module for module, names in ALIASES.items() for alias in names.split()}
+_MODULE_OF = {name: module for module, names in OPERATORS.items() for name in names.split()}
+_MODULES = _MODULE_OF | {alias: module for module, names in ALIASES.items() for alias in names.split()}
 """The module of each operator of the package, by its name or alias."""
 _OPS: dict[str, Op] = {}
 _ALIASES: dict[str, Op] = {}
@@ -52,6 +52,11 @@ def _load(name: str) -> bool:
     return module is not None
 
 
+def is_packaged(name: str) -> bool:
+    """Return whether ``name`` is the name of an operator of this package."""
+    return name in _MODULE_OF
+
+
 def get(name: str) -> Op:
     """Return the operator with the name or alias ``name``; import its module first if necessary.
 
@@ -63,8 +68,8 @@ def get(name: str) -> Op:
         op = _OPS.get(name) or _ALIASES.get(name)
     if op is None:
         # Users never call the gradients' operators by name.
-        known = [other for other in names() if not other.startswith("_backward")]
-        near = difflib.get_close_matches(name, known, n=3)
+        registered = [other for other in names() if not other.startswith("_backward")]
+        near = difflib.get_close_matches(name, registered, n=3)
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
         raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
     return op
@@ -84,7 +89,7 @@ def register_planner_op(op: Op) -> Op:
 
 def find(name: str) -> Op | None:
     """Return the operator whose own name is ``name``, the planner's included; None if there is none."""
-    if name not in _OPS and name in _OWN_NAMES:
+    if name not in _OPS and name in _MODULE_OF:
         _load(name)
     return _OPS.get(name) or _PLANNERS.get(name)
 
@@ -117,7 +122,7 @@ def contains(name: str) -> bool:
 
 def names(*, aliases: bool = True) -> Iterator[str]:
     """Yield the names of all operators other than the planner's, and their aliases unless ``aliases`` is False."""
-    yield from dict.fromkeys((*_MODULES, *_OPS, *_ALIASES) if aliases else (*_OWN_NAMES, *_OPS))
+    yield from dict.fromkeys((*_MODULES, *_OPS, *_ALIASES) if aliases else (*_MODULE_OF, *_OPS))
 
 
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
@@ -129,26 +134,26 @@ def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict
     Raises:
         ParameterError: unknown key, missing required parameter, or value that does not parse.
     """
-    where = f"operator {op.name}" + (f" ({node!r})" if node else "")
-    known = {param.name: param for param in op.params}
+    context = f"operator {op.name}" + (f" ({node!r})" if node else "")
+    declared = {param.name: param for param in op.params}
     parsed: dict[str, Any] = {}
     for key, value in attrs.items():
         if key.startswith("__") and key.endswith("__"):
             continue
-        param = known.get(key)
+        param = declared.get(key)
         if param is None and op.lenient:
             continue
         if param is None:
-            hint = did_you_mean(key, known)
-            raise ParameterError(f"{where}: unknown parameter {key!r}; {hint}known: {', '.join(known) or 'none'}")
+            hint = did_you_mean(key, declared)
+            raise ParameterError(f"{context}: unknown parameter {key!r}; {hint}known: {', '.join(declared) or 'none'}")
         try:
             parsed[key] = param.parse(value)
         except (ValueError, TypeError, SyntaxError) as error:
-            raise ParameterError(f"{where}: parameter {key}={value!r}: {error}") from None
+            raise ParameterError(f"{context}: parameter {key}={value!r}: {error}") from None
     for param in op.params:
         if param.name not in parsed:
             if param.default is REQUIRED:
-                raise ParameterError(f"{where}: required parameter {param.name!r} is missing")
+                raise ParameterError(f"{context}: required parameter {param.name!r} is missing")
             parsed[param.name] = param.default
     return parsed
 
@@ -193,19 +198,19 @@ def by_position(
     if op.any_number:
         return [*args[0], *args[1:]] if args and isinstance(args[0], list | tuple) else args, {}
     inputs, params = call_order(op)
-    others = args[len(inputs) :]
-    if not others:
+    values = args[len(inputs) :]
+    if not values:
         return args, {}
     order = (*params, *extra)
-    if len(others) > len(order):
+    if len(values) > len(order):
         raise ParameterError(
             f"operator {op.name}: {len(args)} arguments by position, it takes {len(inputs) + len(order)} at most: "
             f"{', '.join((*inputs, *order))}"
         )
-    for name in order[: len(others)]:
+    for name in order[: len(values)]:
         if name in named:
             raise ParameterError(f"operator {op.name}: parameter {name!r} is given twice, by position and by name")
-    return args[: len(inputs)], dict(zip(order, others, strict=False))
+    return args[: len(inputs)], dict(zip(order, values, strict=False))
 
 
 def order_advice(op: Op) -> str:

@@ -14,17 +14,17 @@ from weftplan.ops.core.schema import Op, Params
 
 R = TypeVar("R")
 
-MOST = 4096
+MAX_ENTRIES = 4096
 """Maximum cached results of a rule; the oldest are dropped."""
 
 
 class Settled(Generic[R]):
     """A cache of one rule's results, for any thread. Callers must not modify a result."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_results",)
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Hashable, ...], tuple[Op, R]] = {}
+        self._results: dict[tuple[Hashable, ...], tuple[Op, R]] = {}
 
     def answer(self, op: Op, params: Params, facts: Iterable[Hashable], ask: Callable[[], R]) -> R:
         """Return ``ask()``, cached by operator, parameters and facts.
@@ -34,14 +34,14 @@ class Settled(Generic[R]):
         """
         key = (op.name, *params.items(), *facts)  # names are in the key, because users pass parameters in any order
         try:
-            kept = None if op.single else self._found.get(key)
+            cached = None if op.single else self._results.get(key)
         except TypeError:
             return ask()
-        if kept is not None and kept[0] is op:
-            return kept[1]
+        if cached is not None and cached[0] is op:
+            return cached[1]
         result = ask()
         if not op.single:
-            while len(self._found) >= MOST:
-                self._found.pop(next(iter(self._found), key), None)
-            self._found[key] = op, result
+            while len(self._results) >= MAX_ENTRIES:
+                self._results.pop(next(iter(self._results), key), None)
+            self._results[key] = op, result
         return result

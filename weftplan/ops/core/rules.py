@@ -62,8 +62,8 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
     merged = []
     for position, (x, y) in enumerate(zip(a, b, strict=True)):
         if x != y and x != 0 and y != 0:
-            both = f"shapes {shape_text(a)} and {shape_text(b)}"
-            raise ShapeError(f"{what}: {both} differ in dimension {position} ({x} and {y})")
+            shapes = f"shapes {shape_text(a)} and {shape_text(b)}"
+            raise ShapeError(f"{what}: {shapes} differ in dimension {position} ({x} and {y})")
         merged.append(x or y)
     return tuple(merged)
 
@@ -137,9 +137,9 @@ def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
         new = rule(params, ins, outs)
-        first = new[0][0]
-        if first is not None and not is_float(first):
-            raise DTypeError(f"{name} expects floats, got {first}: cast it to float32 first (Cast, astype)")
+        dtype = new[0][0]
+        if dtype is not None and not is_float(dtype):
+            raise DTypeError(f"{name} expects floats, got {dtype}: cast it to float32 first (Cast, astype)")
         return new
 
     return infer
@@ -273,14 +273,14 @@ def backward(
     parameters to the node, ``params`` must be those of the forward operator.
     """
 
-    def names_of(wanted: tuple[int, ...]) -> tuple[str, ...]:
-        return ("output",) if len(wanted) == 1 else tuple(f"output{k}" for k in range(len(wanted)))
+    def names_of(indices: tuple[int, ...]) -> tuple[str, ...]:
+        return ("output",) if len(indices) == 1 else tuple(f"output{k}" for k in range(len(indices)))
 
     # Passes over a graph read the names of every node, so constant names are computed here, once.
     names: tuple[str, ...] | Callable[[Params], tuple[str, ...]]
     if callable(grad_inputs):
-        asked = grad_inputs
-        names = lambda values: names_of(asked(values))  # noqa: E731
+        gradients = grad_inputs
+        names = lambda values: names_of(gradients(values))  # noqa: E731
     else:
         names = names_of(grad_inputs)
     return register(

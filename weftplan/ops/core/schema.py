@@ -192,17 +192,17 @@ class Workspace:
             return call
         start = self._offset
 
-        def again() -> None:
+        def rerun() -> None:
             self._offset = start
             call()
 
-        return again
+        return rerun
 
 
 class OpContext(Workspace):
     """The workspace of a call and facts about the run: everything that a kernel may use in addition to its arrays."""
 
-    __slots__ = ("is_train", "output_shapes", "random_key", "recompute")
+    __slots__ = ("executor_state", "is_train", "output_shapes", "random_key", "recompute")
 
     def __init__(
         self,
@@ -213,6 +213,7 @@ class OpContext(Workspace):
         random_key: tuple[int, int] = (0, 0),
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
+        executor_state: dict[Any, Any] | None = None,
     ) -> None:
         super().__init__(xp, workspace)
         self.is_train = is_train
@@ -221,6 +222,8 @@ class OpContext(Workspace):
         """Whether this call repeats a forward node in the backward pass; it updates no moving statistics then."""
         self.output_shapes = output_shapes
         """Shapes of all outputs, unwanted outputs (None) included; empty if every output is wanted."""
+        self.executor_state = {} if executor_state is None else executor_state
+        """Objects that kernels keep between calls of one executor, by keys of their own; else empty in every call."""
 
     def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> RawArray:
         """Return output ``index``, or new memory of its shape and ``dtype`` if the output is unwanted (None).
@@ -249,10 +252,10 @@ same effect on these arrays, which may be repeated and uses the array module and
 attribute ``replayable`` is true, the function does not depend on the rest of ``ctx``: an executor, whose arrays keep
 their addresses, replays it in every run.
 
-A kernel may have a method ``bare(params, inputs, outputs)`` that returns a function (or None) for the specs ``inputs``
-and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the call declares
-one. It replaces the kernel, with the same bits, if no array is None. It keeps no state between calls, so threads may
-share it."""
+A kernel may have a method ``bare_form(params, inputs, outputs)`` that returns a function (or None) for the specs
+``inputs`` and ``outputs``. The function's arguments are NumPy arrays: inputs, outputs, and the flat workspace if the
+call declares one. It replaces the kernel, with the same bits, if no array is None. It keeps no state between calls, so
+threads may share it."""
 WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
 """A function that returns the scratch bytes of a call, from the specs of its inputs and outputs."""
 ShapeRule = Callable[

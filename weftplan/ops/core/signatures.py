@@ -59,17 +59,17 @@ def signature(op: Op, array: str, extra: Sequence[str], by_name: Sequence[str] =
             hint += " | None"
         kind = _EITHER if param.name in ordered else _KEYWORD
         names.append(inspect.Parameter(param.name, kind, default=default, annotation=Hint(hint)))
-    taken = {*every, *declared}
+    used = {*every, *declared}
     for name in (*extra, *by_name):
-        if name not in taken:
+        if name not in used:
             kind = _EITHER if name in extra and not op.any_number else _KEYWORD
             names.append(inspect.Parameter(name, kind, default=None, annotation=Hint("Any")))
-    names = [one for one in names if not keyword.iskeyword(one.name)]
-    names.sort(key=lambda one: one.kind)  # parameters by name follow the others
+    names = [parameter for parameter in names if not keyword.iskeyword(parameter.name)]
+    names.sort(key=lambda parameter: parameter.kind)  # parameters by name follow the others
     visible = op.visible_outputs
     outputs = op.outputs if visible is None else visible
-    one = outputs == 1 or (isinstance(outputs, tuple) and len(outputs) == 1)
-    returns = array if one or array == "Symbol" else "Any"
+    is_single = outputs == 1 or (isinstance(outputs, tuple) and len(outputs) == 1)
+    returns = array if is_single or array == "Symbol" else "Any"
     return inspect.Signature(names, return_annotation=Hint(returns))
 
 
@@ -113,21 +113,21 @@ def stub(
     )
 
 
-def written(name: str, found: inspect.Signature) -> str:
-    """Return a line of a stub file: the definition of a function called ``name`` with the signature ``found``."""
+def written(name: str, definition: inspect.Signature) -> str:
+    """Return a line of a stub file: the definition of a function called ``name`` with the signature ``definition``."""
     plain = [
         p.replace(default=... if p.default is not p.empty else p.empty, annotation=Hint(_open(str(p.annotation))))
         if p.annotation is not p.empty
         else p
-        for p in found.parameters.values()
+        for p in definition.parameters.values()
     ]
-    shown = str(found.replace(parameters=plain)).replace("Ellipsis", "...")
+    shown = str(definition.replace(parameters=plain)).replace("Ellipsis", "...")
     return f"def {name}{shown}: ..."
 
 
-def _of_method(found: inspect.Signature) -> list[inspect.Parameter]:
+def _of_method(function: inspect.Signature) -> list[inspect.Parameter]:
     """Return the parameters of a method: ``self`` replaces the first input, or precedes a variable number of inputs."""
-    kept = list(found.parameters.values())
-    if kept and kept[0].kind is not _ANY_NUMBER:
-        kept = kept[1:]
-    return [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *kept]
+    parameters = list(function.parameters.values())
+    if parameters and parameters[0].kind is not _ANY_NUMBER:
+        parameters = parameters[1:]
+    return [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *parameters]

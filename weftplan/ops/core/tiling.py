@@ -79,17 +79,17 @@ def tile_bytes() -> int:
 class using:  # read as a word of a ``with`` statement
     """A context in which this thread uses the sizes ``grain``; a class, because a bind enters it hundreds of times."""
 
-    __slots__ = ("_before", "_grain")
+    __slots__ = ("_grain", "_outer")
 
     def __init__(self, grain: Grain) -> None:
         self._grain = grain
 
     def __enter__(self) -> None:
-        self._before = _thread.grain
+        self._outer = _thread.grain
         _thread.grain = self._grain
 
     def __exit__(self, *_: object) -> None:
-        _thread.grain = self._before
+        _thread.grain = self._outer
 
 
 def bound(grain: Grain, call: Callable[[], object]) -> Callable[[], object]:

@@ -78,15 +78,15 @@ def _linspace(ctx: Workspace, p: Params, out: RawArray) -> None:
     start, count = p["start"], p["num"]
     gaps = count - 1 if p["endpoint"] else count
     step = (p["stop"] - start) / gaps if gaps else 0.0
-    done = 0
+    position = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):
         t.fill(1.0)
         xp.cumsum(t, out=t)  # 1, 2, … exactly
-        xp.add(t, float(done - 1), out=t)
+        xp.add(t, float(position - 1), out=t)
         xp.multiply(t, step, out=t)
         xp.add(t, start, out=t)
         xp.copyto(y, t, casting="unsafe")
-        done += y.size
+        position += y.size
     if p["endpoint"] and count > 1:
         out[-1:] = p["stop"]
 

@@ -43,8 +43,8 @@ def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     """Infer the output's dtype from parameter ``dtype``; None leaves it to the output's readers."""
-    wanted = params["dtype"]
-    return [], [merge_dtype(outs[0], wanted, "output and the parameter dtype")]
+    dtype = params["dtype"]
+    return [], [merge_dtype(outs[0], dtype, "output and the parameter dtype")]
 
 
 def _flexible_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -161,18 +161,18 @@ def _range(ctx: Workspace, out: RawArray, start: float, step: float, repeat: int
     xp = ctx.xp
     if not is_float(out.dtype):  # so that equal distances remain equal
         start, step = float(math.trunc(start)), float(math.trunc(step))
-    done = 0
+    position = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):
         t.fill(1.0)
         xp.cumsum(t, out=t)  # 1, 2, … exactly
-        xp.add(t, float(done - 1), out=t)
+        xp.add(t, float(position - 1), out=t)
         if repeat != 1:
             xp.divide(t, float(repeat), out=t)
             xp.floor(t, out=t)
         xp.multiply(t, step, out=t)
         xp.add(t, start, out=t)
         xp.copyto(y, t, casting="unsafe")
-        done += y.size
+        position += y.size
 
 
 def _arange_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -34,7 +34,7 @@ class _Step:
         formula = FormulaKernel(lambda p, g, a, b: side(g, a, b), 3, overlaps=(0,), integers=integers)
         self.program, self.used = formula.program({}, [array] * 3, array)
         self.dtypes = [dtype for dtype, _ in self.program.scratch]
-        self.places: list[int] = []
+        self.scratch_indices: list[int] = []
         """For each scratch array of the formula its index in the scratch that both formulas share."""
         self.bound: dict[str, Callable[..., None]] = {}
 
@@ -47,29 +47,29 @@ class _Step:
             if xp is np:
                 self.bound[xp.__name__] = step
         arrays = (g, a, b)
-        step(*[arrays[k] for k in self.used], out, *[scratch[k] for k in self.places])
+        step(*[arrays[k] for k in self.used], out, *[scratch[k] for k in self.scratch_indices])
 
 
 class _Steps:
     """Both gradient formulas for one dtype, and the scratch that they share."""
 
     def __init__(self, sides: Sequence[Side], integers: Integers, dtype: DType) -> None:
-        self.both = [_Step(side, integers, dtype) for side in sides]
-        counts = Counter(self.both[0].dtypes) | Counter(self.both[1].dtypes)
+        self.pair = [_Step(side, integers, dtype) for side in sides]
+        counts = Counter(self.pair[0].dtypes) | Counter(self.pair[1].dtypes)
         self.scratch = list(counts.elements())
         """Dtypes of the scratch."""
-        for step in self.both:
+        for step in self.pair:
             free = list(range(len(self.scratch)))
-            for wanted in step.dtypes:
-                place = next(k for k in free if self.scratch[k] == wanted)
-                free.remove(place)
-                step.places.append(place)
+            for dtype_needed in step.dtypes:
+                index = next(k for k in free if self.scratch[k] == dtype_needed)
+                free.remove(index)
+                step.scratch_indices.append(index)
 
     def run(
         self,
         xp: ArrayModule,
-        left: bool,
-        right: bool,
+        to_lhs: bool,
+        to_rhs: bool,
         g: RawArray,
         a: RawArray,
         b: RawArray,
@@ -77,11 +77,11 @@ class _Steps:
         db: RawArray,
         *scratch: RawArray,
     ) -> None:
-        """Compute the gradients of one block: that of a if ``left``, that of b if ``right``."""
-        if left:
-            self.both[0](xp, g, a, b, da, scratch)
-        if right:
-            self.both[1](xp, g, a, b, db, scratch)
+        """Compute the gradients of one block: that of a if ``to_lhs``, that of b if ``to_rhs``."""
+        if to_lhs:
+            self.pair[0](xp, g, a, b, da, scratch)
+        if to_rhs:
+            self.pair[1](xp, g, a, b, db, scratch)
 
     def equal_blocks(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
         """Yield the arguments of :meth:`run`, block by block, for inputs of one shape."""
@@ -99,11 +99,11 @@ def _unequal_shapes(steps: _Steps, ctx: Workspace, inputs: Arrays, outputs: Arra
     operands = [inputs[k + 1].reshape(input_shapes[k]) for k in (0, 1)]
     rows = rows_per_block(shape)
     block = (rows, *shape[1:])
-    full = ctx.take(block, g.dtype)
+    product_buffer = ctx.take(block, g.dtype)
     scratch = [ctx.take(block, dtype) for dtype in steps.scratch]
     part_size = _part_size(shape, input_shapes, rows)
     part = ctx.take((part_size,), g.dtype)
-    for k, step in enumerate(steps.both):
+    for k, step in enumerate(steps.pair):
         if outputs[k] is None:
             continue
         target = outputs[k].reshape(input_shapes[k])
@@ -115,7 +115,7 @@ def _unequal_shapes(steps: _Steps, ctx: Workspace, inputs: Arrays, outputs: Arra
             if target.shape == shape:
                 step(xp, bg, ba, bb, target[start:stop], temporary)
                 continue
-            product = full[: stop - start]
+            product = product_buffer[: stop - start]
             step(xp, bg, ba, bb, product, temporary)
             if target.shape[0] != 1:
                 reduce_to(xp, product, target[start:stop])
@@ -156,10 +156,10 @@ class SidesKernel(BoundKernel):
 
     def steps(self, dtype: DType) -> _Steps:
         """Return the formulas for arrays of ``dtype``."""
-        found = self._steps.get(dtype)
-        if found is None:
-            found = self._steps[dtype] = _Steps(self.sides, self.integers, dtype)
-        return found
+        cached = self._steps.get(dtype)
+        if cached is None:
+            cached = self._steps[dtype] = _Steps(self.sides, self.integers, dtype)
+        return cached
 
     def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call of the formulas on each block, or of sums of rows for unequal shapes."""
@@ -188,16 +188,16 @@ def sum_backward(sign: int) -> Kernel:
     """
 
     @kernel(formula=lambda p, g: (g, -g if sign < 0 else g))
-    def compute(xp: ArrayModule, p: Params, g: RawArray, left: RawArray | None, right: RawArray | None) -> None:
+    def compute(xp: ArrayModule, p: Params, g: RawArray, lhs: RawArray | None, rhs: RawArray | None) -> None:
         # Left before right: a left gradient in g's memory leaves g unchanged, a right one may change it.
-        if left is not None:
-            reduce_to(xp, g, left)
-        if right is not None:
-            if sign < 0 and right.shape == g.shape:
-                xp.negative(g, out=right)
+        if lhs is not None:
+            reduce_to(xp, g, lhs)
+        if rhs is not None:
+            if sign < 0 and rhs.shape == g.shape:
+                xp.negative(g, out=rhs)
             else:
-                reduce_to(xp, g, right)
+                reduce_to(xp, g, rhs)
                 if sign < 0:
-                    xp.negative(right, out=right)
+                    xp.negative(rhs, out=rhs)
 
     return compute

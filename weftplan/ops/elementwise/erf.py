@@ -47,13 +47,13 @@ _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 
 def clenshaw(coefficients: tuple[float, ...], t: Expr) -> Expr:
     """Return the Chebyshev series at ``t`` by Clenshaw's recurrence; there are at least three coefficients."""
-    *others, before, last = coefficients
-    a: Expr = t * last * 2.0 + before
-    b: Expr | float = last
-    first, *between = others
+    *lower, last_but_one, highest = coefficients
+    a: Expr = t * highest * 2.0 + last_but_one
+    b: Expr | float = highest
+    constant, *between = lower
     for coefficient in reversed(between):
         a, b = t * a * 2.0 - b + coefficient, a
-    return t * a - b + first
+    return t * a - b + constant
 
 
 def erf(x: Expr) -> Expr:

@@ -12,13 +12,13 @@ from typing import cast
 
 import numpy as np
 
-from weftplan.ops.core.expression import DTYPE, Expr, Parameters, Scalar, apply, f, quotient, where
+from weftplan.ops.core.expression import BOOL, Expr, Parameters, Scalar, apply, f, quotient, where
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import Choices, FormulaKernel, Integers
 from weftplan.ops.core.kernels import COMPARISONS
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
 from weftplan.ops.core.schema import DType, DTypeRule, GradientRule, InplacePair, Op, Param
 from weftplan.ops.elementwise.rows import ONNX_SCALAR
 from weftplan.support.array_types import ArrayModule, RawArray
@@ -77,7 +77,7 @@ def _scalar_op(
 
     def with_number(function: Callable[..., object], convert: Callable[..., object]) -> Callable[..., object]:
         def traced(p: Parameters, *arrays: Expr) -> object:
-            return function(*arrays, Scalar.call(convert, p.scalar, DTYPE), *([p] if choices else []))
+            return function(*arrays, Scalar.call(convert, p.scalar, p.array_dtype), *([p] if choices else []))
 
         return traced
 
@@ -126,7 +126,7 @@ def _smooth_l1(x: Expr, s: Scalar) -> Expr:
     near = size * s**2
     is_near = f.less(near, 1.0)
     near = near * size * 0.5
-    far = size - 0.5 / s**2
+    far = size - 0.5 / Scalar.call(float, s**2)  # infinite, without a warning, if an integer dtype makes s 0
     return where(f.logical_not(is_near), far, near)
 
 
@@ -182,7 +182,8 @@ _scalar_op(
     "_PowerScalar",
     lambda x, s, p: x * x if p.squares else f.power(x, s, as_float=True),
     "data to the power of scalar.",
-    derivative=lambda g, x, s, p: (x * s if p.squares else f.power(x, s - 1.0) * s) * g,
+    # True, the exponent of bools, is 1.
+    derivative=lambda g, x, s, p: (x * s if p.squares and p.array_dtype != BOOL else f.power(x, s - 1.0) * s) * g,
     choices=_SQUARES,
     onnx="Pow",
 )
@@ -226,7 +227,6 @@ _scalar_op(
     _smooth_l1,
     "0.5 (scalar·x)² where |x| < 1/scalar², else |x| - 0.5/scalar².",
     derivative=lambda g, x, s: (x * (s * s)).clip(-1.0, 1.0) * g,
-    infer_dtype=floats_only("smooth_l1"),
     params=SCALAR[:1],
 )
 for _short, _ufunc, _what in COMPARISONS:

@@ -44,9 +44,9 @@ def _unreflected(x: Expr, value: Expr, reflection: Expr) -> Expr:
 def _series(coefficients: tuple[float, ...], z: Expr) -> Expr:
     """Return the polynomial of 1/z² with these coefficients, constant first."""
     t = 1.0 / (z * z)
-    *others, last = coefficients
-    s = last * t + others.pop()
-    for coefficient in reversed(others):
+    *lower, highest = coefficients
+    s = highest * t + lower.pop()
+    for coefficient in reversed(lower):
         s = s * t + coefficient
     return s
 
@@ -152,8 +152,8 @@ digamma_of = _evaluated(FormulaKernel(lambda p, x: _psi(x)))
 # ------------------------------------------------------------------------------------------------------ erfinv
 
 _CENTRE = 0.9
-_FIRST = math.sqrt(-math.log(1.0 - _CENTRE))
-_LAST = math.sqrt(53.0 * math.log(2.0))
+_FAR_LOW = math.sqrt(-math.log(1.0 - _CENTRE))
+_FAR_HIGH = math.sqrt(53.0 * math.log(2.0))
 """The w of the largest float64 below 1, ``1 - 2**-53``, up to rounding."""
 
 
@@ -178,14 +178,14 @@ def _far(w: float) -> float:
 
 
 _NEAR = fit(_near, 0.0, _CENTRE * _CENTRE, 30)
-_FAR = fit(_far, _FIRST, _LAST, 30)
+_FAR = fit(_far, _FAR_LOW, _FAR_HIGH, 30)
 
 
 def _erfinv(x: Expr) -> Expr:
     """Return erfinv of x: ±infinity at ±1, NaN beyond."""
     u = cast(x, "float")
     w = f.sqrt(-f.log(1.0 - abs(u)))  # inf at ±1, nan beyond
-    t = (w.clip(_FIRST, _LAST) - 0.5 * (_FIRST + _LAST)) * (2.0 / (_LAST - _FIRST))
+    t = (w.clip(_FAR_LOW, _FAR_HIGH) - 0.5 * (_FAR_LOW + _FAR_HIGH)) * (2.0 / (_FAR_HIGH - _FAR_LOW))
     far = f.copysign(w * clenshaw(_FAR, t), u)
     is_near = f.less(abs(u), _CENTRE)
     t = (u * u).clip(0.0, _CENTRE * _CENTRE) * (2.0 / (_CENTRE * _CENTRE)) - 1.0

@@ -98,10 +98,10 @@ def _share_out(xp: ArrayModule, bits: RawArray, g: RawArray, x: RawArray | None,
         xp.bitwise_xor(g, y, out=y)
 
 
-def _where_bytes(condition: TensorSpec, full: TensorSpec) -> int:
-    kinds = [_integer(full.dtype), BOOL]
-    if condition.shape == full.shape:
-        return block_bytes(math.prod(full.shape), kinds)
+def _where_bytes(condition: TensorSpec, spec: TensorSpec) -> int:
+    kinds = [_integer(spec.dtype), BOOL]
+    if condition.shape == spec.shape:
+        return block_bytes(math.prod(spec.shape), kinds)
     return take_bytes(*((condition.shape, kind) for kind in kinds))
 
 

@@ -42,18 +42,18 @@ def norm(relu: bool) -> Op:
 
 def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
     """Return the inputs of :func:`norm_gradient`; ``vectors``: gamma, beta, mean, and 1 / sqrt(variance + eps)."""
-    gamma, beta, *kept = vectors
-    return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
+    gamma, beta, *statistics = vectors
+    return [ograd, data, gamma, *((beta,) if relu else ()), *statistics]
 
 
-def _room(ctx: OpContext, nbytes: int) -> RawArray | None:
+def _scratch(ctx: OpContext, nbytes: int) -> RawArray | None:
     return ctx.take((nbytes,), "uint8") if nbytes else None
 
 
-def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: RawArray | None) -> None:
-    """Run ``op``, an operator of the block, in the scratch ``room``, which all operators of the block share."""
-    own = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=room)
-    op.forward(own, params, inputs, outputs)
+def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, scratch: RawArray | None) -> None:
+    """Run ``op``, an operator of the block, in ``scratch``, which all operators of the block share."""
+    context = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=scratch)
+    op.forward(context, params, inputs, outputs)
 
 
 def _spec(array: RawArray) -> TensorSpec:
@@ -69,7 +69,7 @@ def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> RawArray
     return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
 
 
-def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpec) -> int:
+def _forward_nbytes(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpec) -> int:
     data, gamma, beta, mean, var, weight, *second = inputs
     return max(
         norm(True).workspace_bytes(params[BEFORE], [data, gamma, beta, mean, var], [data, beta, beta]),
@@ -80,59 +80,66 @@ def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpe
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, weight, beta = inputs[0], inputs[5], inputs[2]
-    out, _, *kept = outputs
+    out, _, *statistics = outputs
     inner = memory_of_inner(ctx, inputs[0], outputs)
     between = ctx.take(data.shape, data.dtype)
     # An ignored gamma, which counts as 1, is None; its spec is that of beta.
     specs = [_spec(beta if array is None else array) for array in inputs]
     specs[6] = _spec(inputs[7])
-    room = _room(ctx, _forward_room(params, specs, _spec(inner)))
-    _run(ctx, norm(True), params[BEFORE], inputs[:5], [between, *kept[:2]], room=room)
-    _run(ctx, _CONVOLUTION, params[LAYER], [between, weight], [inner], room=room)
-    _run(ctx, norm(params[RELU]), params[BEHIND], [inner, *inputs[6:]], [out, *kept[2:]], room=room)
+    scratch = _scratch(ctx, _forward_nbytes(params, specs, _spec(inner)))
+    _run(ctx, norm(True), params[BEFORE], inputs[:5], [between, *statistics[:2]], scratch=scratch)
+    _run(ctx, _CONVOLUTION, params[LAYER], [between, weight], [inner], scratch=scratch)
+    _run(ctx, norm(params[RELU]), params[BEHIND], [inner, *inputs[6:]], [out, *statistics[2:]], scratch=scratch)
 
 
 def _forward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return aligned(inputs[0].nbytes) + aligned(_forward_room(params, inputs, outputs[1]))
+    return aligned(inputs[0].nbytes) + aligned(_forward_nbytes(params, inputs, outputs[1]))
 
 
-def _backward_room(params: Params, inputs: Sequence[TensorSpec]) -> int:
+def _backward_nbytes(params: Params, inputs: Sequence[TensorSpec]) -> int:
     ograd, inner, data, weight, *vectors = inputs
-    first, second = vectors[:4], vectors[4:]
+    leading, trailing = vectors[:4], vectors[4:]
     relu = params[RELU]
     return max(
-        norm_gradient(relu).workspace_bytes(params[BEHIND], _of_norm(relu, ograd, inner, second), [inner]),
+        norm_gradient(relu).workspace_bytes(params[BEHIND], _of_norm(relu, ograd, inner, trailing), [inner]),
         _CONVOLUTION_GRADIENT.workspace_bytes(params[LAYER], [inner, data, weight], [data, weight]),
-        norm_gradient(True).workspace_bytes(params[BEFORE], _of_norm(True, data, data, first), [data]),
+        norm_gradient(True).workspace_bytes(params[BEFORE], _of_norm(True, data, data, leading), [data]),
     )
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, inner, data, weight, *vectors = inputs
-    first, second = vectors[:4], vectors[4:]
+    leading, trailing = vectors[:4], vectors[4:]
     _, *of_first, wgrad, second_ggrad, second_bgrad = outputs
     dgrad = ctx.memory_of(outputs, 0, data.dtype)
     relu = params[RELU]
     between, igrad = ctx.take(data.shape, data.dtype), ctx.take(inner.shape, inner.dtype)
-    scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))
-    specs = [_spec(first[1] if array is None else array) for array in inputs]
-    room = _room(ctx, _backward_room(params, specs))
-    norm_inputs = _of_norm(relu, ograd, inner, second)
-    _run(ctx, norm_gradient(relu), params[BEHIND], norm_inputs, [igrad, second_ggrad, second_bgrad], room=room)
+    scale, shift = (ctx.take(leading[1].shape, data.dtype) for _ in range(2))
+    specs = [_spec(leading[1] if array is None else array) for array in inputs]
+    scratch = _scratch(ctx, _backward_nbytes(params, specs))
+    norm_inputs = _of_norm(relu, ograd, inner, trailing)
+    _run(ctx, norm_gradient(relu), params[BEHIND], norm_inputs, [igrad, second_ggrad, second_bgrad], scratch=scratch)
     fixed = params[BEFORE]["fix_gamma"]
-    normalized(ctx.xp, data, first, between, scale, shift, fixed=fixed, relu=True)
-    _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
-    _run(ctx, norm_gradient(True), params[BEFORE], _of_norm(True, dgrad, data, first), [dgrad, *of_first], room=room)
+    normalized(ctx.xp, data, leading, between, scale, shift, fixed=fixed, relu=True)
+    _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], scratch=scratch)
+    _run(
+        ctx,
+        norm_gradient(True),
+        params[BEFORE],
+        _of_norm(True, dgrad, data, leading),
+        [dgrad, *of_first],
+        scratch=scratch,
+    )
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     vector = TensorSpec(inputs[5].shape, inputs[2].dtype)
-    taken = (inputs[2], inputs[1], vector, vector)
-    return sum(aligned(one.nbytes) for one in taken) + aligned(_backward_room(params, inputs))
+    arrays = (inputs[2], inputs[1], vector, vector)
+    return sum(aligned(spec.nbytes) for spec in arrays) + aligned(_backward_nbytes(params, inputs))
 
 
 def _fixed(*of: tuple[str, int]) -> Callable[[Params], tuple[int, ...]]:
-    return lambda params: tuple(place for name, place in of if params[name]["fix_gamma"])
+    return lambda params: tuple(position for name, position in of if params[name]["fix_gamma"])
 
 
 def _ignored_backward(params: Params) -> tuple[int, ...]:

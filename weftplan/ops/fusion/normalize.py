@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.ops.core.expression import Expr, f
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import pass_dtype, pass_shape
@@ -52,7 +52,9 @@ def normalized(
         relu_into(xp, out, out)
 
 
-def _vectors(params: Params, data: SpecLike, gamma: SpecLike | None, beta: SpecLike, *others: SpecLike) -> Room:
+def _vectors(
+    params: Params, data: SpecLike, gamma: SpecLike | None, beta: SpecLike, *statistics: SpecLike
+) -> ScratchSpecs:
     return [(beta.shape, data.dtype)] * 2
 
 

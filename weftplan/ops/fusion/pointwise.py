@@ -48,7 +48,7 @@ class Group:
     @property
     def num_values(self) -> int:
         """Number of values: inputs, and values that members write."""
-        return len(self.inputs) + sum(one is not None for member in self.members for one in member.writes)
+        return len(self.inputs) + sum(number is not None for member in self.members for number in member.writes)
 
     def broadcasts(self, number: int) -> bool:
         """Return whether input ``number`` is broadcast to the shape of the results."""
@@ -60,7 +60,7 @@ class Group:
 
     def specs(self, values: Sequence[int | None]) -> list[TensorSpec]:
         """Return the specs of a member's values; a None (an ignored or unwanted value) gets the spec of a result."""
-        return [TensorSpec(self.shape, self.dtype) if one is None else self.spec(one) for one in values]
+        return [TensorSpec(self.shape, self.dtype) if value is None else self.spec(value) for value in values]
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -68,11 +68,11 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     values: list[Any] = [array.reshape(shape) for array, shape in zip(inputs, group.inputs, strict=True)]
     # An output may be the memory of an input that a later member reads, so results are copied last.
     values += [ctx.take(group.shape, group.dtype) for _ in range(group.num_values - len(values))]
-    room = _scratch(group)
-    scratch = ctx.take((room,), "uint8") if room else None
-    for op, own, reads, writes in group.members:
-        ins, outs = ([None if one is None else values[one] for one in numbers] for numbers in (reads, writes))
-        op.forward(OpContext(ctx.xp, is_train=ctx.is_train, workspace=scratch), own, ins, outs)
+    nbytes = _scratch(group)
+    scratch = ctx.take((nbytes,), "uint8") if nbytes else None
+    for op, member_params, reads, writes in group.members:
+        ins, outs = ([None if number is None else values[number] for number in numbers] for numbers in (reads, writes))
+        op.forward(OpContext(ctx.xp, is_train=ctx.is_train, workspace=scratch), member_params, ins, outs)
     for value, out in zip(group.results, outputs, strict=True):
         if out is not None:
             ctx.xp.copyto(out, values[value])
@@ -80,8 +80,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 def _scratch(group: Group) -> int:
     """Return the scratch bytes of the group's most demanding member."""
-    return max(op.workspace_bytes(own, group.specs(reads), group.specs(writes))
-               for op, own, reads, writes in group.members)  # fmt: skip
+    return max(op.workspace_bytes(member_params, group.specs(reads), group.specs(writes))
+               for op, member_params, reads, writes in group.members)  # fmt: skip
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -103,8 +103,8 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
     """Return all pairs of an unbroadcast input and an output: a thread reads its elements before it writes any."""
     group: Group = params[GROUP]
-    whole = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
-    return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in whole)
+    unbroadcast = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
+    return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in unbroadcast)
 
 
 POINTWISE = register_planner_op(

@@ -62,7 +62,7 @@ def _backward_batch_norm() -> Op:
     )
 
 
-def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+def _split_inputs(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     """Split the inputs of a fused node into (inputs of the convolution, inputs of the batch norm except its data)."""
     return [*inputs[:2], *inputs[6:]], list(inputs[2:6])
 
@@ -76,42 +76,42 @@ def _normalized(relu: str) -> Op:
     conv, norm, behind = registry.get("Convolution"), registry.get("BatchNorm"), norm_of(relu)
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        own, norm_inputs = _apart(inputs)
+        conv_inputs, norm_inputs = _split_inputs(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         # Convolution and batch norm use the same scratch, one after the other.
         normalize = ctx.repeated(
             partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None])
         )
-        conv.forward(ctx, params, own, outputs)
+        conv.forward(ctx, params, conv_inputs, outputs)
         normalize()
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        own, norm_inputs = _apart(inputs)
+        conv_inputs, norm_inputs = _split_inputs(inputs)
         vectors = [norm_inputs[0], norm_inputs[0]]
         return max(
-            conv.workspace_bytes(params, own, outputs),
+            conv.workspace_bytes(params, conv_inputs, outputs),
             behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], *vectors]),
         )
 
     def shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        own, norm_inputs = _apart(ins)
-        conv_ins, conv_outs = conv.infer_shape(params, own, outs)
+        conv_inputs, norm_inputs = _split_inputs(ins)
+        conv_ins, conv_outs = conv.infer_shape(params, conv_inputs, outs)
         vectors, results = norm.infer_shape(
             params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
         )
         return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        own, norm_inputs = _apart(ins)
-        conv_ins, conv_outs = conv.infer_dtype(params, own, outs)
+        conv_inputs, norm_inputs = _split_inputs(ins)
+        conv_ins, conv_outs = conv.infer_dtype(params, conv_inputs, outs)
         vectors, results = norm.infer_dtype(
             params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
         )
         return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def names(params: Params) -> tuple[str, ...]:
-        first = conv.input_names(params)
-        return (*first[:2], *norm.input_names(params[batch_norm.NORM])[1:], *first[2:])
+        conv_names = conv.input_names(params)
+        return (*conv_names[:2], *norm.input_names(params[batch_norm.NORM])[1:], *conv_names[2:])
 
     return Op(
         name=f"{conv.name}+{norm.name}{relu}",
@@ -135,8 +135,8 @@ convolution's data and weight, the batch norm's four vectors, and the convolutio
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
 """Operators of the gradient of a layer and its relu, by the name of the layer's gradient. They do not read the relu's
 output; their inputs are those of the layer's gradient, with beta after gamma."""
-for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
-    registry.register_planner_op(_made)
+for _op in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
+    registry.register_planner_op(_op)
 
 
 def is_relu(op: Op, params: Params) -> bool:

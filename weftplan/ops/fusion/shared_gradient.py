@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.products import FEW, MOST, STEP, multiply
 from weftplan.ops.core.registry import register_planner_op
@@ -25,13 +25,13 @@ from weftplan.support.core_sharing import split
 
 
 @lru_cache(maxsize=64)
-def _inputs(count: int, whole: bool) -> tuple[str, ...]:
-    return (*numbered("ograd", count), *numbered("data", count), *(("weight",) if whole else ()))
+def _inputs(count: int, has_data: bool) -> tuple[str, ...]:
+    return (*numbered("ograd", count), *numbered("data", count), *(("weight",) if has_data else ()))
 
 
 @lru_cache(maxsize=64)
-def _outputs(count: int, whole: bool, biased: bool) -> tuple[str, ...]:
-    return ("weight_grad", *(("bias_grad",) if biased else ()), *(numbered("data_grad", count) if whole else ()))
+def _outputs(count: int, has_data: bool, biased: bool) -> tuple[str, ...]:
+    return ("weight_grad", *(("bias_grad",) if biased else ()), *(numbered("data_grad", count) if has_data else ()))
 
 
 def _shapes(p: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -48,7 +48,7 @@ def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return ins, [ins[0]] * len(outs)
 
 
-def gathered_rows(p: Params, *arrays: SpecLike) -> Room:
+def gathered_rows(p: Params, *arrays: SpecLike) -> ScratchSpecs:
     """Return the (shape, dtype) of all output gradients' rows concatenated, and of all data's rows concatenated."""
     count, hidden = p["count"], p["num_hidden"]
     dtype = arrays[0].dtype
@@ -58,27 +58,27 @@ def gathered_rows(p: Params, *arrays: SpecLike) -> Room:
 
 @kernel(scratch=gathered_rows)
 def _gathered(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
-    count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
+    count, has_data, hidden = p["count"], p["whole"], p["num_hidden"]
     *weights, ograds, datas = arrays
     rows = [array.reshape(-1, hidden) for array in weights[:count]]
     columns = [array.reshape(len(rows[0]), -1) for array in weights[count : 2 * count]]
-    weight_grad, *data_grads = weights[2 * count + whole :]
+    weight_grad, *data_grads = weights[2 * count + has_data :]
     bias_grad = None if p["no_bias"] else data_grads.pop(0)
-    each = len(rows[0])
+    height = len(rows[0])
     for number, array in enumerate(columns):
-        datas[number * each : (number + 1) * each] = array
+        datas[number * height : (number + 1) * height] = array
     parts = max(1, min(ograds.size * datas.shape[1] // FEW, MOST) // 2 * 2)
     step = -(-hidden // (parts * STEP)) * STEP
     parts = -(-hidden // step)
 
     def part(turn: int) -> None:
-        some = slice(turn * step, (turn + 1) * step)
+        units = slice(turn * step, (turn + 1) * step)
         for number, array in enumerate(rows):
-            ograds[number * each : (number + 1) * each, some] = array[:, some]
+            ograds[number * height : (number + 1) * height, units] = array[:, units]
         if weight_grad is not None:
-            multiply(np, ograds[:, some].T, datas, weight_grad[some])
+            multiply(np, ograds[:, units].T, datas, weight_grad[units])
         if bias_grad is not None:
-            np.add.reduce(ograds[:, some], axis=0, out=bias_grad[some])
+            np.add.reduce(ograds[:, units], axis=0, out=bias_grad[units])
         for number in range(turn, len(data_grads), parts):
             if data_grads[number] is not None:
                 multiply(np, rows[number], weights[2 * count], data_grads[number].reshape(columns[number].shape))

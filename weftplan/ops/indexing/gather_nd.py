@@ -36,7 +36,7 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
     return index[0]
 
 
-def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wrap: bool) -> RawArray:
+def flat_positions(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wrap: bool) -> RawArray:
     """Return the number of the slice of ``tensor`` that each place selects, int64 (places,).
 
     With ``wrap``, negative coordinates count from the end.
@@ -46,11 +46,11 @@ def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wr
     """
     xp = ctx.xp
     rows = index.reshape(index.shape[0], -1)
-    axes, places = rows.shape
-    flat, parts, limits = ctx.take((places,), INDEX), ctx.take((axes, places), INDEX), ctx.take((2, axes), INDEX)
+    axes, count = rows.shape
+    flat, parts, limits = ctx.take((count,), INDEX), ctx.take((axes, count), INDEX), ctx.take((2, axes), INDEX)
     flat.fill(0)
     xp.copyto(parts, rows, casting="unsafe")
-    if places:
+    if count:
         xp.min(parts, axis=1, out=limits[0])
         xp.max(parts, axis=1, out=limits[1])
         lows, highs = limits.tolist()  # the host waits for the device here, once
@@ -69,9 +69,9 @@ def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wr
 
 
 def flat_bytes(index: Shape) -> int:
-    """Return the workspace bytes of :func:`flat_places`."""
-    places = math.prod(index[1:])
-    return take_bytes(((places,), INDEX), ((index[0], places), INDEX), ((2, index[0]), INDEX))
+    """Return the workspace bytes of :func:`flat_positions`."""
+    count = math.prod(index[1:])
+    return take_bytes(((count,), INDEX), ((index[0], count), INDEX), ((2, index[0]), INDEX))
 
 
 def _slices(array: RawArray, axes: int) -> RawArray:
@@ -95,7 +95,7 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 @workspace_kernel
 def _gather(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
-    flat = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
+    flat = flat_positions(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
     gather(ctx.xp, source, flat, 0, out.reshape(flat.size, source.shape[1]))
 
@@ -103,7 +103,7 @@ def _gather(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: Raw
 @workspace_kernel
 def _gather_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     """Add the gradient of each place to its slice, in the order of the places."""
-    flat = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
+    flat = flat_positions(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
     source = g.reshape(flat.size, target.shape[1])
     out.fill(0)
@@ -153,7 +153,7 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 @workspace_kernel
 def _scatter(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
-    flat = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
+    flat = flat_positions(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
     target[flat] = data.reshape(flat.size, target.shape[1])
@@ -198,7 +198,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, np.dtype(np.int32) if ins[1] is None else ins[1]], [data]
 
 
-def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
+def _batch_positions(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
     """Return the flat position of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     flat, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
@@ -212,13 +212,13 @@ def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
 
 @workspace_kernel
 def _batch_take(ctx: Workspace, p: Params, a: RawArray, index: RawArray, out: RawArray) -> None:
-    gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, out)
+    gather(ctx.xp, a.reshape(-1), _batch_positions(ctx, index, a.shape), 0, out)
 
 
 @workspace_kernel
 def _batch_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     out.fill(0)
-    out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
+    out.reshape(-1)[_batch_positions(ctx, index, out.shape)] = g
 
 
 def _batch_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
-from weftplan.ops.core.forms import Room, kernel, workspace_kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel, workspace_kernel
 from weftplan.ops.core.kernels import BOOL, INDEX, gather, rows_per_block, to_index
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.core.registry import register
@@ -138,18 +138,18 @@ def _pick_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     if source is None:
         return ins, outs
     if params["axis"] is None:
-        kept: Shape = (1,) * len(source)
+        keepdims: Shape = (1,) * len(source)
         dropped: Shape = (1,)
     else:
         axis = normalize_axis(params["axis"], len(source), "axis of pick")
-        kept = (*source[:axis], 1, *source[axis + 1 :])
+        keepdims = (*source[:axis], 1, *source[axis + 1 :])
         dropped = (*source[:axis], *source[axis + 1 :]) or (1,)
     if index is None:
         index = dropped
     else:
-        expected = kept if len(index) == len(kept) else dropped
+        expected = keepdims if len(index) == len(keepdims) else dropped
         index = merge_shape(index, expected, f"index of pick for data of shape {source}")
-    out = merge_shape(outs[0], kept if params["keepdims"] else dropped, f"output of pick of {source}")
+    out = merge_shape(outs[0], keepdims if params["keepdims"] else dropped, f"output of pick of {source}")
     return [source, index], [out]
 
 
@@ -239,7 +239,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> Room:
+def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> ScratchSpecs:
     """Return the scratch: all class numbers; for a block, its indices as integers and a mask of their classes."""
     depth = params["depth"]
     rows = rows_per_block((math.prod(indices.shape), depth))
@@ -248,19 +248,19 @@ def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> Room:
 
 @kernel(scratch=_one_hot_scratch)
 def _one_hot(
-    xp: ArrayModule, p: Params, indices: RawArray, out: RawArray, classes: RawArray, whole: RawArray, hot: RawArray
+    xp: ArrayModule, p: Params, indices: RawArray, out: RawArray, classes: RawArray, labels: RawArray, hot: RawArray
 ) -> None:
     depth = p["depth"]
     index = indices.reshape(-1)
     out = out.reshape(index.size, depth)
-    rows = len(whole)
+    rows = len(labels)
     _count_up(xp, classes)
     out.fill(converted(p["off_value"], out.dtype))
     on = converted(p["on_value"], out.dtype)
     for start in range(0, index.size, max(1, rows)):
         count = min(rows, index.size - start)
-        xp.copyto(whole[:count, 0], index[start : start + count], casting="unsafe")
-        xp.equal(whole[:count], classes, out=hot[:count])
+        xp.copyto(labels[:count, 0], index[start : start + count], casting="unsafe")
+        xp.equal(labels[:count], classes, out=hot[:count])
         xp.copyto(out[start : start + count], on, where=hot[:count])
 
 

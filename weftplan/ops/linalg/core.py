@@ -82,23 +82,23 @@ def solve(xp: ArrayModule, a: RawArray, b: RawArray, scratch: RawArray, *, lower
     """
     n = a.shape[-1]
     starts = range(0, n, PANEL)
-    for first in starts if lower else reversed(starts):
-        last = min(first + PANEL, n)
-        known = slice(0, first) if lower else slice(last, n)
-        panel = b[:, first:last]
-        if known.start < known.stop:
+    for start in starts if lower else reversed(starts):
+        stop = min(start + PANEL, n)
+        solved = slice(0, start) if lower else slice(stop, n)
+        panel = b[:, start:stop]
+        if solved.start < solved.stop:
             product = _cut(scratch, panel.shape)
-            multiply(xp, a[:, first:last, known], b[:, known], product)
+            multiply(xp, a[:, start:stop, solved], b[:, solved], product)
             xp.subtract(panel, product, out=panel)
-        for row in range(first, last) if lower else range(last - 1, first - 1, -1):
-            here = b[:, row : row + 1]
-            near = slice(first, row) if lower else slice(row + 1, last)
+        for row in range(start, stop) if lower else range(stop - 1, start - 1, -1):
+            column = b[:, row : row + 1]
+            near = slice(start, row) if lower else slice(row + 1, stop)
             if near.start < near.stop:
-                product = _cut(scratch, here.shape)
+                product = _cut(scratch, column.shape)
                 multiply(xp, a[:, row : row + 1, near], b[:, near], product)
-                xp.subtract(here, product, out=here)
+                xp.subtract(column, product, out=column)
             if not unit:
-                xp.divide(here, a[:, row : row + 1, row : row + 1], out=here)
+                xp.divide(column, a[:, row : row + 1, row : row + 1], out=column)
 
 
 def cholesky_scratch(batch: int, rows: int) -> int:
@@ -113,18 +113,18 @@ def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
         MXNetError: a matrix is not positive definite.
     """
     n = a.shape[-1]
-    for first in range(0, n, PANEL):
-        last = min(first + PANEL, n)
-        if first:
-            below = a[:, first:, first:last]
+    for start in range(0, n, PANEL):
+        stop = min(start + PANEL, n)
+        if start:
+            below = a[:, start:, start:stop]
             product = _cut(scratch, below.shape)
-            multiply(xp, a[:, first:, :first], flip(a[:, first:last, :first]), product)
+            multiply(xp, a[:, start:, :start], flip(a[:, start:stop, :start]), product)
             xp.subtract(below, product, out=below)
-        for column in range(first, last):
+        for column in range(start, stop):
             below = a[:, column:, column : column + 1]
-            if column > first:
+            if column > start:
                 product = _cut(scratch, below.shape)
-                near = slice(first, column)
+                near = slice(start, column)
                 multiply(xp, a[:, column:, near], flip(a[:, column : column + 1, near]), product)
                 xp.subtract(below, product, out=below)
             corner = a[:, column : column + 1, column : column + 1]

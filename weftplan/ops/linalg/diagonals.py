@@ -107,8 +107,8 @@ def _extract(packed: bool) -> ArrayKernel:
     @kernel
     def compute(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
         out = out.reshape(-1, out.shape[-1])
-        for place, cells in _cells(p, packed, batched(A)):
-            xp.copyto(out[:, place], cells)
+        for packed_index, cells in _cells(p, packed, batched(A)):
+            xp.copyto(out[:, packed_index], cells)
 
     return compute
 
@@ -118,8 +118,8 @@ def _make(packed: bool) -> ArrayKernel:
     def compute(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
         vector = A.reshape(-1, A.shape[-1])
         out.fill(0)
-        for place, cells in _cells(p, packed, batched(out)):
-            xp.copyto(cells, vector[:, place])
+        for packed_index, cells in _cells(p, packed, batched(out)):
+            xp.copyto(cells, vector[:, packed_index])
 
     return compute
 

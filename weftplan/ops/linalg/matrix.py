@@ -44,10 +44,10 @@ def _permuted_shape(order: tuple[int, ...], ins: Shapes, outs: Shapes, what: str
 
 
 def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    known = ins[0] if ins[0] is not None else outs[0]
-    if known is None:
+    shape = ins[0] if ins[0] is not None else outs[0]
+    if shape is None:
         return ins, outs
-    return _permuted_shape(_permutation(params["axes"], len(known)), ins, outs, "transpose")
+    return _permuted_shape(_permutation(params["axes"], len(shape)), ins, outs, "transpose")
 
 
 @kernel
@@ -78,17 +78,17 @@ backward("transpose", _backward_transpose, ("ograd",), params=_TRANSPOSE)
 
 def _swap_order(params: Params, rank: int) -> tuple[int, ...]:
     order = list(range(rank))
-    first = normalize_axis(params["dim1"], rank, "dim1 of SwapAxis")
+    axis1 = normalize_axis(params["dim1"], rank, "dim1 of SwapAxis")
     second = normalize_axis(params["dim2"], rank, "dim2 of SwapAxis")
-    order[first], order[second] = order[second], order[first]
+    order[axis1], order[second] = order[second], order[axis1]
     return tuple(order)
 
 
 def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    known = ins[0] if ins[0] is not None else outs[0]
-    if known is None:
+    shape = ins[0] if ins[0] is not None else outs[0]
+    if shape is None:
         return ins, outs
-    return _permuted_shape(_swap_order(params, len(known)), ins, outs, "SwapAxis")
+    return _permuted_shape(_swap_order(params, len(shape)), ins, outs, "SwapAxis")
 
 
 @kernel
@@ -122,9 +122,9 @@ _PRODUCT = (
 )
 
 
-def _contract(shape: Shape, first: bool) -> tuple[int, Shape]:
-    """Return (size of the summed axis, other sizes); the summed axis is the first if ``first``, else the last."""
-    return (shape[0], shape[1:]) if first else (shape[-1], shape[:-1])
+def _contract(shape: Shape, leading: bool) -> tuple[int, Shape]:
+    """Return (size of the summed axis, other sizes); the summed axis is the first if ``leading``, else the last."""
+    return (shape[0], shape[1:]) if leading else (shape[-1], shape[:-1])
 
 
 def _dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -134,21 +134,21 @@ def _dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     if not lhs or not rhs:
         raise ShapeError(f"dot expects at least 1 dimension, got {lhs} and {rhs}")
     a_first, b_first = params["transpose_a"], not params["transpose_b"]
-    a_sum, a_rest = _contract(lhs, a_first)
-    b_sum, b_rest = _contract(rhs, b_first)
+    a_sum, a_free = _contract(lhs, a_first)
+    b_sum, b_free = _contract(rhs, b_first)
     flags = f"transpose_a={params['transpose_a']}, transpose_b={params['transpose_b']}"
     summed = merge_dim(a_sum, b_sum, f"dot of {lhs} and {rhs} ({flags}): the axes summed over")
-    out = merge_shape(outs[0], (*a_rest, *b_rest) or (1,), f"output of dot of {lhs} and {rhs}")
-    if out is not None and (a_rest or b_rest):
-        a_rest, b_rest = out[: len(a_rest)], out[len(a_rest) :]
-    new_lhs = (summed, *a_rest) if a_first else (*a_rest, summed)
-    new_rhs = (summed, *b_rest) if b_first else (*b_rest, summed)
+    out = merge_shape(outs[0], (*a_free, *b_free) or (1,), f"output of dot of {lhs} and {rhs}")
+    if out is not None and (a_free or b_free):
+        a_free, b_free = out[: len(a_free)], out[len(a_free) :]
+    new_lhs = (summed, *a_free) if a_first else (*a_free, summed)
+    new_rhs = (summed, *b_free) if b_first else (*b_free, summed)
     return [new_lhs, new_rhs], [out]
 
 
-def _matrix(x: RawArray, first: bool) -> RawArray:
-    """Return ``x`` as a matrix whose columns are the summed axis (the first axis when ``first``, else the last)."""
-    if first:
+def _matrix(x: RawArray, leading: bool) -> RawArray:
+    """Return ``x`` as a matrix whose columns are the summed axis (the first axis when ``leading``, else the last)."""
+    if leading:
         return x.reshape(x.shape[0], -1).T
     return x.reshape(-1, x.shape[-1])
 

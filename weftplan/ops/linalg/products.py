@@ -145,11 +145,11 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
             raise ShapeError(f"linalg_syrk expects at least 2 dimensions, got shape {shape}")
     if a is None and out is None:
         return ins, outs
-    kept = -1 if params["transpose"] else -2
+    axis = -1 if params["transpose"] else -2
     if a is None:
         assert out is not None
         a = (*out[:-2], 0, 0)
-    out = merge_shape((*a[:-2], a[kept], a[kept]), out, f"output of linalg_syrk of {a}")
+    out = merge_shape((*a[:-2], a[axis], a[axis]), out, f"output of linalg_syrk of {a}")
     assert out is not None
     side = merge_dim(out[-2], out[-1], "linalg_syrk: rows and columns of the output")
     a = (*out[:-2], a[-2], side) if params["transpose"] else (*out[:-2], side, a[-1])

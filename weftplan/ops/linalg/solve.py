@@ -30,7 +30,7 @@ from weftplan.ops.linalg.products import TRIANGULAR, triangular_shape
 from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 
-def _one_solve(x: SpecLike, rows: int, columns: int) -> tuple[Shape, DType]:
+def _solve_spec(x: SpecLike, rows: int, columns: int) -> tuple[Shape, DType]:
     return (solve_scratch(batch_of(x.shape), rows, columns),), x.dtype
 
 
@@ -52,7 +52,7 @@ def _solved(
 
 def _trsm_scratch(params: Params, b: SpecLike) -> tuple[Shape, DType]:
     rows, columns = b.shape[-2:]
-    return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
+    return _solve_spec(b, columns, rows) if params["rightside"] else _solve_spec(b, rows, columns)
 
 
 @kernel(scratch=lambda p, A, B, out: [_trsm_scratch(p, out)])
@@ -113,7 +113,7 @@ _LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular", 
 
 def _square_scratch(x: SpecLike) -> tuple[Shape, DType]:
     n = x.shape[-1]
-    return _one_solve(x, n, n)
+    return _solve_spec(x, n, n)
 
 
 @kernel(scratch=lambda p, A, out: [((cholesky_scratch(batch_of(A.shape), A.shape[-1]),), A.dtype)])
@@ -152,17 +152,17 @@ def _backward_potri(
     A: RawArray,
     output: RawArray,
     out: RawArray,
-    both: RawArray,
+    product: RawArray,
     scratch: RawArray,
 ) -> None:
     """Compute the lower triangle of -(B (G + Gᵀ) L⁻ᵀ), where B is the output.
 
     An upper triangular factor is the same problem, transposed.
     """
-    g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
+    g, factor, inverse, product = (batched(x) for x in (ograd, A, output, product))
     factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
-    xp.add(g, flip(g), out=both)
-    multiply(xp, inverse, both, out)
+    xp.add(g, flip(g), out=product)
+    multiply(xp, inverse, product, out)
     solve(xp, factor, flip(out), scratch, lower=True)
     triangle(xp, out, out)
     xp.multiply(out, -1.0, out=out)

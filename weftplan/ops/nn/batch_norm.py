@@ -118,22 +118,22 @@ class _Split:
             for o in range(0, self.outer, self.outer_step):
                 yield slice(o, min(o + self.outer_step, self.outer)), channels
 
-    def cut(self, buffer: RawArray, where: tuple[slice, slice]) -> RawArray:
-        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous view in the shape of block ``where``.
+    def cut(self, buffer: RawArray, block: tuple[slice, slice]) -> RawArray:
+        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous view in the shape of ``block``.
 
-        ``where`` is (outer range, channel range).
+        ``block`` is (outer range, channel range).
         """
-        outer, channels = (part.stop - part.start for part in where)
+        outer, channels = (part.stop - part.start for part in block)
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
 
-def _add_up(xp: ArrayModule, values: RawArray, where: tuple[slice, slice], total: RawArray, part: RawArray) -> None:
-    """Add each channel's sum over block ``where`` to ``total``; the first block of a channel sets ``total``.
+def _add_up(xp: ArrayModule, values: RawArray, block: tuple[slice, slice], total: RawArray, part: RawArray) -> None:
+    """Add each channel's sum over ``block`` to ``total``; the first block of a channel sets ``total``.
 
     ``part`` is scratch of ``total``'s shape.
     """
-    channels = where[1]
-    if where[0].start == 0:
+    channels = block[1]
+    if block[0].start == 0:
         xp.sum(values, axis=(0, 2), dtype=total.dtype, out=total[channels])
     else:
         xp.sum(values, axis=(0, 2), dtype=total.dtype, out=part[channels])
@@ -141,26 +141,26 @@ def _add_up(xp: ArrayModule, values: RawArray, where: tuple[slice, slice], total
 
 
 def _statistics(
-    xp: ArrayModule, split: _Split, data: RawArray, mean: RawArray, var: RawArray, part: RawArray, block: RawArray
+    xp: ArrayModule, split: _Split, data: RawArray, mean: RawArray, var: RawArray, part: RawArray, buffer: RawArray
 ) -> None:
     """Compute ``mean`` and the biased variance ``var`` of each channel; the variance is that of the centred data.
 
-    ``part`` (channels,) and ``block`` (:attr:`_Split.block`) are scratch.
+    ``part`` (channels,) and ``buffer`` (:attr:`_Split.block`) are scratch.
     """
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
         xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # one launch less than a sum and a product
-        xp.subtract(data, mean[:, None], out=block)
-        xp.multiply(block, block, out=block)
-        xp.mean(block, axis=(0, 2), dtype=var.dtype, out=var)
+        xp.subtract(data, mean[:, None], out=buffer)
+        xp.multiply(buffer, buffer, out=buffer)
+        xp.mean(buffer, axis=(0, 2), dtype=var.dtype, out=var)
         return
-    for where in split:
-        _add_up(xp, data[where], where, mean, part)
+    for block in split:
+        _add_up(xp, data[block], block, mean, part)
     xp.multiply(mean, 1.0 / split.count, out=mean)
-    for where in split:
-        centred = split.cut(block, where)
-        xp.subtract(data[where], mean[where[1], None], out=centred)
+    for block in split:
+        centred = split.cut(buffer, block)
+        xp.subtract(data[block], mean[block[1], None], out=centred)
         xp.multiply(centred, centred, out=centred)
-        _add_up(xp, centred, where, var, part)
+        _add_up(xp, centred, block, var, part)
     xp.multiply(var, 1.0 / split.count, out=var)
 
 
@@ -174,22 +174,22 @@ def _forward(
     moving_mean: RawArray,
     moving_var: RawArray,
     out: RawArray | None,
-    kept_mean: RawArray | None,
-    kept_inverse: RawArray | None,
+    saved_mean: RawArray | None,
+    saved_inverse: RawArray | None,
 ) -> None:
     xp = ctx.xp
     split = _Split(p, data.shape)
     data = data.reshape(split.shape)
     acc = moving_mean.dtype
-    block = ctx.take(split.block, acc)
+    buffer = ctx.take(split.block, acc)
     mean, var, scale, shift = (ctx.take((split.channels,), acc) for _ in range(4))
     inverse = scale
-    if kept_mean is not None:
-        mean = kept_mean
-    if kept_inverse is not None:
-        inverse = kept_inverse
+    if saved_mean is not None:
+        mean = saved_mean
+    if saved_inverse is not None:
+        inverse = saved_inverse
     if ctx.is_train and not p["use_global_stats"]:
-        _statistics(xp, split, data, mean, var, scale, block)
+        _statistics(xp, split, data, mean, var, scale, buffer)
         if not ctx.recompute:
             for moving, batch in ((moving_mean, mean), (moving_var, var)):
                 xp.multiply(moving, p["momentum"], out=moving)
@@ -210,11 +210,11 @@ def _forward(
     xp.multiply(mean, scale, out=shift)
     xp.subtract(beta, shift, out=shift)
     out = out.reshape(split.shape)
-    for where in split:
-        target = out[where]
-        wide = target if acc == target.dtype else split.cut(block, where)
-        xp.multiply(data[where], scale[where[1], None], out=wide)
-        xp.add(wide, shift[where[1], None], out=target, casting="same_kind")
+    for block in split:
+        target = out[block]
+        wide = target if acc == target.dtype else split.cut(buffer, block)
+        xp.multiply(data[block], scale[block[1], None], out=wide)
+        xp.add(wide, shift[block[1], None], out=target, casting="same_kind")
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -224,13 +224,13 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: RawArray, *others: Any) -> None:
+def _backward(ctx: Workspace, p: Params, ograd: RawArray, *arrays: Any) -> None:
     """Compute the gradients of data, gamma and beta.
 
     With d = data - mean and v = var + eps, the data's gradient is gamma / sqrt(v) · (ograd - mean(ograd) -
     d · mean(ograd · d) / v), or gamma / sqrt(v) · ograd with ``use_global_stats``.
     """
-    _backward_of(ctx, p, ograd, None, *others)
+    _backward_of(ctx, p, ograd, None, *arrays)
 
 
 @workspace_kernel
@@ -241,10 +241,10 @@ def backward_behind_relu(
     data: RawArray,
     gamma: RawArray | None,
     beta: RawArray,
-    *others: Any,
+    *arrays: Any,
 ) -> None:
     """Compute the gradients of a batch norm followed by a relu, from the gradient ``ograd`` of the relu's output."""
-    _backward_of(ctx, p, ograd, beta, data, gamma, *others)
+    _backward_of(ctx, p, ograd, beta, data, gamma, *arrays)
 
 
 def _backward_of(
@@ -264,7 +264,7 @@ def _backward_of(
     split = _Split(params, data.shape)
     data, ograd = data.reshape(split.shape), ograd.reshape(split.shape)
     acc = mean.dtype
-    block = ctx.take(split.block, acc)
+    buffer = ctx.take(split.block, acc)
     second = ctx.take(split.block, acc) if acc != data.dtype else None
     sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
     if params["fix_gamma"]:
@@ -277,25 +277,25 @@ def _backward_of(
         xp.multiply(mean, scale, out=shift)
         xp.subtract(beta, shift, out=shift)
 
-    def incoming(where: tuple[slice, slice]) -> RawArray:
-        """Return the gradient of the batch norm's output in block ``where``; with a relu, overwrite ``block``."""
+    def incoming(block: tuple[slice, slice]) -> RawArray:
+        """Return the gradient of the batch norm's output in ``block``; with a relu, overwrite ``buffer``."""
         if beta is None:
-            return ograd[where]
-        wide, passed, let = (split.cut(one, where) for one in (block, masked, mask))
-        xp.multiply(data[where], scale[where[1], None], out=wide)
-        xp.add(wide, shift[where[1], None], out=passed, casting="same_kind")
+            return ograd[block]
+        wide, passed, let = (split.cut(array, block) for array in (buffer, masked, mask))
+        xp.multiply(data[block], scale[block[1], None], out=wide)
+        xp.add(wide, shift[block[1], None], out=passed, casting="same_kind")
         xp.less_equal(passed, 0, out=let)
         xp.logical_not(let, out=let)  # NaN counts as above 0: the incoming gradient must not vanish there
-        xp.multiply(ograd[where], let, out=passed)
+        xp.multiply(ograd[block], let, out=passed)
         return passed
 
     total = sums if bgrad is None else bgrad
-    for where in split:
-        coming, term = incoming(where), split.cut(block, where)
-        _add_up(xp, coming, where, total, part)
-        xp.subtract(data[where], mean[where[1], None], out=term)
+    for block in split:
+        coming, term = incoming(block), split.cut(buffer, block)
+        _add_up(xp, coming, block, total, part)
+        xp.subtract(data[block], mean[block[1], None], out=term)
         xp.multiply(term, coming, out=term)
-        _add_up(xp, term, where, products, part)
+        _add_up(xp, term, block, products, part)
     slope = products
     if ggrad is not None:
         if params["fix_gamma"]:
@@ -313,16 +313,16 @@ def _backward_of(
     xp.multiply(products, mean, out=part)
     xp.subtract(sums, part, out=sums)
     out = dgrad.reshape(split.shape)
-    for where in split:
-        target, channels = out[where], where[1]
-        wide = target if second is None else split.cut(second, where)
+    for block in split:
+        target, channels = out[block], block[1]
+        wide = target if second is None else split.cut(second, block)
         # Read the whole block before writing the target, which may share memory with ograd or data.
-        coming = incoming(where)
+        coming = incoming(block)
         if params["use_global_stats"]:
             xp.multiply(coming, scale[channels, None], out=wide)
         else:
-            term = split.cut(block, where)
-            xp.multiply(data[where], products[channels, None], out=term)
+            term = split.cut(buffer, block)
+            xp.multiply(data[block], products[channels, None], out=term)
             xp.add(term, sums[channels, None], out=term)
             xp.multiply(coming, scale[channels, None], out=wide)
             xp.add(wide, term, out=wide)
@@ -340,13 +340,13 @@ def workspace_behind_relu(params: Params, inputs: Sequence[TensorSpec], outputs:
     """Return the scratch bytes of :func:`backward_behind_relu`."""
     ograd, data, gamma, beta, *statistics = inputs
     split = _Split(params, data.shape)
-    alone = _backward_workspace(params, [ograd, data, gamma, *statistics], outputs)
-    return alone + take_bytes((split.block, ograd.dtype), (split.block, BOOL), ((split.channels,), beta.dtype))
+    nbytes = _backward_workspace(params, [ograd, data, gamma, *statistics], outputs)
+    return nbytes + take_bytes((split.block, ograd.dtype), (split.block, BOOL), ((split.channels,), beta.dtype))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
-    return [*builder.node("_backward_BatchNorm", kept), None, None]
+    reads = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
+    return [*builder.node("_backward_BatchNorm", reads), None, None]
 
 
 register(

@@ -25,7 +25,7 @@ _WINDOW = (
     Param("dilate", p_shape, (), "steps between elements of a window (default 1)"),
     Param("pad", p_shape, (), "zeros on either side of each axis (default 0)"),
 )
-_BACK = (Param("output_size", p_shape, doc="extents of the image"), *_WINDOW)
+_COL2IM = (Param("output_size", p_shape, doc="extents of the image"), *_WINDOW)
 
 
 def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
@@ -52,10 +52,10 @@ def window_counts(params: Params, image: Shape, name: str) -> Shape:
     """Return the number of windows along each axis of ``image`` (its extents); 0 if the extent is unknown (0)."""
     counts = []
     for size, k, s, d, p in zip(image, *window(params, name), strict=True):
-        room = size + 2 * p - (d * (k - 1) + 1)
-        if size and room < 0:
+        span = size + 2 * p - (d * (k - 1) + 1)
+        if size and span < 0:
             raise ShapeError(f"{name}: a window of {d * (k - 1) + 1} does not fit an image of {image} with pad {p}")
-        counts.append(room // s + 1 if size else 0)
+        counts.append(span // s + 1 if size else 0)
     return tuple(counts)
 
 
@@ -71,13 +71,13 @@ def _taps(
         of_image, of_grid = [], []
         for at, size, count, s, d, p in zip(position, sizes, counts, stride, dilate, pad, strict=True):
             begin = at * d - p
-            first = max(0, -(begin // s))
-            last = min(count, (size - 1 - begin) // s + 1)
-            start = begin + first * s
-            of_image.append(slice(start, max(start, begin + (last - 1) * s + 1), s))
-            of_grid.append(slice(first, max(first, last)))
-        place: tuple[slice | int, ...] = (every, every, *position, *of_grid)
-        yield image[(every, every, *of_image)], grid[place]
+            first_window = max(0, -(begin // s))
+            end_window = min(count, (size - 1 - begin) // s + 1)
+            start = begin + first_window * s
+            of_image.append(slice(start, max(start, begin + (end_window - 1) * s + 1), s))
+            of_grid.append(slice(first_window, max(first_window, end_window)))
+        index: tuple[slice | int, ...] = (every, every, *position, *of_grid)
+        yield image[(every, every, *of_image)], grid[index]
 
 
 def _gather(ctx: Workspace, params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str) -> None:
@@ -186,11 +186,11 @@ register(
         forward=_col2im,
         infer_shape=_col2im_shape,
         infer_dtype=floats_only("col2im"),
-        params=_BACK,
+        params=_COL2IM,
         gradient=grad("_backward_col2im", "g0"),
         workspace=lambda params, inputs, outputs: _sum_bytes(outputs[0]),
         doc="Images (batch, channels, *output_size) from columns (batch, channels · window elements, windows): "
         "overlapping windows are added.",
     )
 )
-backward("col2im", _backward_col2im, ("ograd",), params=_BACK)
+backward("col2im", _backward_col2im, ("ograd",), params=_COL2IM)

@@ -16,7 +16,7 @@ import numpy as np
 
 from weftplan.ops.core.products import multiply, stacked_product
 from weftplan.ops.core.schema import Workspace
-from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
+from weftplan.ops.nn.conv_geometry import ConvolutionPart, Geometry, max_part_nbytes, parts
 from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
@@ -54,9 +54,9 @@ class _Buffers:
         """Return the buffer of padded images (images, channels, *padded), and a view of it without the padding."""
         geo = self.geo
         assert self._image is not None
-        whole = self._image[:images]
+        padded = self._image[:images]
         inside = (slice(pad, pad + extent) for pad, extent in zip(geo.pad, geo.image, strict=True))
-        return whole, whole[(slice(None), slice(None), *inside)]
+        return padded, padded[(slice(None), slice(None), *inside)]
 
 
 def _widened(ctx: Workspace, geo: Geometry, weight: RawArray) -> RawArray:
@@ -72,7 +72,9 @@ def _matrices(geo: Geometry, weight: RawArray) -> RawArray:
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
-def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
+def _for_parts(
+    ctx: Workspace, geo: Geometry, work: Callable[[Workspace, ConvolutionPart], None], *, weight: bool
+) -> None:
     """Call ``work(scratch, part)`` for each part of a pass; several parts run on idle cores.
 
     ``weight``: whether the pass computes the gradient of the weight.
@@ -81,22 +83,22 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
     if len(pieces) == 1:
         work(ctx, pieces[0])
         return
-    rooms = ctx.take((len(pieces), room_nbytes(pieces, weight=weight)), np.uint8)
-    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), pieces[part]), len(pieces))
+    buffers = ctx.take((len(pieces), max_part_nbytes(pieces, weight=weight)), np.uint8)
+    split_in_rooms(lambda part, slot: work(Workspace(ctx.xp, buffers[slot]), pieces[part]), len(pieces))
 
 
-def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: bool = False) -> RawArray:
-    """Return images ``first`` to ``last`` (exclusive) with their padding: a copy if ``buffers.copies``, else a view.
+def _fill(buffers: _Buffers, data: RawArray, start: int, stop: int, *, padded: bool = False) -> RawArray:
+    """Return images ``start`` to ``stop`` (exclusive) with their padding: a copy if ``buffers.copies``, else a view.
 
     ``padded``: the padding in the buffer is already zero, because an earlier tile filled it.
     """
     if not buffers.copies:
-        return data[first:last]
-    whole, inner = buffers.image(last - first)
+        return data[start:stop]
+    image, inner = buffers.image(stop - start)
     if any(buffers.geo.pad) and not padded:
-        whole.fill(0)
-    inner[...] = data[first:last]
-    return whole
+        image.fill(0)
+    inner[...] = data[start:stop]
+    return image
 
 
 def _lay_out(ctx: Workspace, geo: Geometry, image: RawArray, first_row: int, columns: RawArray) -> None:
@@ -112,12 +114,12 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, 
     """Add every column to the elements of the padded images that :func:`_lay_out` copies it from."""
     counts = (columns.shape[2 + len(geo.kernel)], *geo.grid[1:])
     for tap in product(*(range(extent) for extent in geo.kernel)):
-        place = [slice(None), slice(None)]
+        element_slices = [slice(None), slice(None)]
         for axis, index in enumerate(tap):
             stride = geo.stride[axis]
             start = index * geo.dilate[axis] + (first_row * stride if axis == 0 else 0)
-            place.append(slice(start, start + stride * (counts[axis] - 1) + 1, stride))
-        target = image[tuple(place)]
+            element_slices.append(slice(start, start + stride * (counts[axis] - 1) + 1, stride))
+        target = image[tuple(element_slices)]
         at: tuple[slice | int, ...] = (slice(None), *tap)
         ctx.xp.add(target, columns[at].swapaxes(0, 1), out=target)
 
@@ -136,7 +138,7 @@ def correlate(
             xp.add(out, _per_filter(geo, bias), out=out)
         return
     kernel = _matrices(geo, _widened(ctx, geo, weight))
-    _each(
+    _for_parts(
         ctx,
         geo,
         lambda inner, part: _correlate(inner, part.geo, data[part.data], kernel, bias, out[part.grid]),
@@ -155,13 +157,13 @@ def _correlate(
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     image: Any = None
-    for first, last, top, bottom in geo.tiles():
+    for start, stop, top, bottom in geo.tiles():
         if top == 0:
-            image = _fill(buffers, data, first, last, padded=first > 0)
-        images, rows = last - first, bottom - top
+            image = _fill(buffers, data, start, stop, padded=start > 0)
+        images, rows = stop - start, bottom - top
         columns = buffers.columns(images, rows)
         _lay_out(ctx, geo, image, top, columns)
-        part = out[first:last, :, top:bottom]
+        part = out[start:stop, :, top:bottom]
         result = part if geo.direct else buffers.grid(images, rows)
         multiply(
             xp,
@@ -205,7 +207,7 @@ def adjoint(
     if dgrad is not None:
         weight = _widened(ctx, geo, weight)
 
-    def work(inner: Workspace, part: Part) -> None:
+    def work(inner: Workspace, part: ConvolutionPart) -> None:
         _adjoint(
             inner,
             part.geo,
@@ -216,7 +218,7 @@ def adjoint(
             None if wgrad is None else wgrad[part.weight],
         )
 
-    _each(ctx, geo, work, weight=wgrad is not None)
+    _for_parts(ctx, geo, work, weight=wgrad is not None)
 
 
 def _adjoint(
@@ -234,13 +236,13 @@ def _adjoint(
     kernel: Any = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
     sums, term = _weight_sums(ctx, geo, wgrad)
     image: Any = None
-    for count, (first, last, top, bottom) in enumerate(geo.tiles()):
-        columns = buffers.columns(last - first, bottom - top)
+    for count, (start, stop, top, bottom) in enumerate(geo.tiles()):
+        columns = buffers.columns(stop - start, bottom - top)
         matrix = columns.reshape(geo.groups, geo.taps // geo.groups, -1)
-        part = _turned(geo, buffers, ograd, (first, last, top, bottom))
+        part = _turned(geo, buffers, ograd, (start, stop, top, bottom))
         if wgrad is not None:
             # The data gradient below overwrites the copy of the image, so every tile copies it again.
-            image = _fill(buffers, data, first, last) if dgrad is not None or top == 0 else image
+            image = _fill(buffers, data, start, stop) if dgrad is not None or top == 0 else image
             _lay_out(ctx, geo, image, top, columns)
             _multiply(xp, part, matrix.swapaxes(1, 2), term if count else sums)
             if count:
@@ -251,7 +253,7 @@ def _adjoint(
                 xp.multiply(kernel, part, out=matrix)
             else:
                 _multiply(xp, kernel, part, matrix)
-            _scatter(ctx, geo, buffers, columns, (first, last, top, bottom), dgrad)
+            _scatter(ctx, geo, buffers, columns, (start, stop, top, bottom), dgrad)
     if wgrad is not None and geo.acc != geo.dtype:
         wgrad[...] = sums.reshape(wgrad.shape)
 
@@ -272,10 +274,10 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: RawArray, tile: tuple[int, 
 
     ``tile`` is (first image, last image, first row, last row), both ranges half-open.
     """
-    first, last, top, bottom = tile
-    part = ograd[first:last, :, top:bottom]
+    start, stop, top, bottom = tile
+    part = ograd[start:stop, :, top:bottom]
     if not geo.direct:
-        grid = buffers.grid(last - first, bottom - top)
+        grid = buffers.grid(stop - start, bottom - top)
         grid[...] = part.swapaxes(0, 1)
         part = grid
     return part.reshape(geo.groups, geo.filters // geo.groups, -1)
@@ -299,16 +301,16 @@ def _scatter(
     dgrad: RawArray,
 ) -> None:
     """Add a tile's columns to the data gradient of its images; the first tile of an image overwrites the gradient."""
-    first, last, top, _ = tile
-    target = dgrad[first:last]
+    start, stop, top, _ = tile
+    target = dgrad[start:stop]
     if not buffers.copies:
         if top == 0:
             target.fill(0)
         _add_back(ctx, geo, columns, top, target)
         return
-    whole, inner = buffers.image(last - first)
-    whole.fill(0)
-    _add_back(ctx, geo, columns, top, whole)
+    image, inner = buffers.image(stop - start)
+    image.fill(0)
+    _add_back(ctx, geo, columns, top, image)
     if top == 0:
         target[...] = inner
     else:

@@ -116,7 +116,7 @@ class Geometry:
         """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
         if self.pointwise:
             return 0
-        return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
+        return self._parts_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
         """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the wanted gradients."""
@@ -125,11 +125,11 @@ class Geometry:
             return turned
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
         passes = {True, False} if data and weight else {weight}  # a call may compute fewer gradients than declared
-        return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
+        return max(self._parts_nbytes(weight=is_weight) for is_weight in passes) + widened + turned
 
-    def _rooms_nbytes(self, *, weight: bool) -> int:
+    def _parts_nbytes(self, *, weight: bool) -> int:
         pieces = parts(self, weight=weight)
-        return len(pieces) * room_nbytes(pieces, weight=weight)
+        return len(pieces) * max_part_nbytes(pieces, weight=weight)
 
     @property
     def turns(self) -> bool:
@@ -140,7 +140,7 @@ class Geometry:
         return self.tile_bytes == tiling.GPU.tile_bytes
 
 
-class Part(NamedTuple):
+class ConvolutionPart(NamedTuple):
     """A part of a convolution: its geometry, and its slices of the data, the window side and the weight."""
 
     geo: Geometry
@@ -156,7 +156,7 @@ LEAST_ROWS = 32
 
 
 @functools.lru_cache(maxsize=4096)
-def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
+def parts(geo: Geometry, *, weight: bool) -> tuple[ConvolutionPart, ...]:
     """Return the parts of a pass; ``weight``: the pass computes the gradient of the weight.
 
     With ``weight`` the parts are ranges of channels (or groups), else ranges of images. A small pass, and any pass on a
@@ -171,35 +171,38 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
         units = geo.taps // LEAST_ROWS
     work = geo.batch * math.prod(geo.grid) * geo.taps * (per_group[1] + COPY)
     arrays = geo.batch * (geo.channels * math.prod(geo.image) + geo.filters * math.prod(geo.grid)) * geo.acc.itemsize
-    most = min(MOST, max(2, arrays // max(1, SHARE * geo.part_nbytes(weight=False))))
-    count = 1 if geo.turns else min(work // FEW, most, units)
+    limit = min(MOST, max(2, arrays // max(1, SHARE * geo.part_nbytes(weight=False))))
+    count = 1 if geo.turns else min(work // FEW, limit, units)
     if count < 2:
-        return (Part(geo),)
+        return (ConvolutionPart(geo),)
     every = slice(None)
     if not weight:
         return tuple(
-            Part(_inner(geo, batch=_size(some)), (some, every), (some, every)) for some in ranges(geo.batch, count)
+            ConvolutionPart(_inner(geo, batch=_size(part_range)), (part_range, every), (part_range, every))
+            for part_range in ranges(geo.batch, count)
         )
     if geo.groups == 1:
         return tuple(
-            Part(_inner(geo, channels=_size(some)), (every, some), (every, every), (every, some))
-            for some in ranges(geo.channels, count)
+            ConvolutionPart(
+                _inner(geo, channels=_size(part_range)), (every, part_range), (every, every), (every, part_range)
+            )
+            for part_range in ranges(geo.channels, count)
         )
     pieces = []
-    for some in ranges(geo.groups, count):
-        channels, filters = (slice(some.start * size, some.stop * size) for size in per_group)
-        inner = _inner(geo, groups=_size(some), channels=_size(channels), filters=_size(filters))
-        pieces.append(Part(inner, (every, channels), (every, filters), (filters, every)))
+    for part_range in ranges(geo.groups, count):
+        channels, filters = (slice(part_range.start * size, part_range.stop * size) for size in per_group)
+        inner = _inner(geo, groups=_size(part_range), channels=_size(channels), filters=_size(filters))
+        pieces.append(ConvolutionPart(inner, (every, channels), (every, filters), (filters, every)))
     return tuple(pieces)
 
 
-def room_nbytes(found: tuple[Part, ...], *, weight: bool) -> int:
+def max_part_nbytes(pieces: tuple[ConvolutionPart, ...], *, weight: bool) -> int:
     """Return the scratch bytes of the part that needs the most."""
-    return max(part.geo.part_nbytes(weight=weight) for part in found)
+    return max(part.geo.part_nbytes(weight=weight) for part in pieces)
 
 
-def _size(some: slice) -> int:
-    return int(some.stop - some.start)
+def _size(part_range: slice) -> int:
+    return int(part_range.stop - part_range.start)
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:

@@ -135,8 +135,8 @@ def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Co
     new: Shapes = [(batch, data[1] or weight[1] * groups, *extents), weight]
     if not params["no_bias"]:
         new.append(merge_shape((filters,), ins[2], f"{what}: bias (num_filter,), and given"))
-    known = ins[0] is not None or outs[0] is not None
-    return ([new[0] if known else None, *new[1:]], [new_out if known else outs[0]])
+    has_shape = ins[0] is not None or outs[0] is not None
+    return ([new[0] if has_shape else None, *new[1:]], [new_out if has_shape else outs[0]])
 
 
 def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:

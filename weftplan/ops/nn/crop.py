@@ -35,8 +35,8 @@ def _window(params: Params, data: Shape, size: Shape) -> tuple[slice, slice]:
     if len(offset) != 2:
         raise ParameterError(f"Crop: offset={offset}: expected a row and a column")
     if params["center_crop"]:
-        offset = tuple((extent - one) // 2 for extent, one in zip(extents, size, strict=True))
-    ends = [start + one for start, one in zip(offset, size, strict=True)]
+        offset = tuple((extent - length) // 2 for extent, length in zip(extents, size, strict=True))
+    ends = [start + length for start, length in zip(offset, size, strict=True)]
     if any(start < 0 for start in offset) or any(end > extent for end, extent in zip(ends, extents, strict=True)):
         raise ShapeError(f"Crop: a window of {size} at offset {offset} does not lie in data {data}")
     return slice(offset[0], ends[0]), slice(offset[1], ends[1])

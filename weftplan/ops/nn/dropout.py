@@ -81,11 +81,11 @@ def _scale(params: Params) -> float:
 @context_kernel
 def _forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, mask: RawArray | None) -> None:
     shape = _mask_shape(p, data.shape)
-    whole = shape == data.shape
+    is_elementwise = shape == data.shape
     size = min(math.prod(shape), tiling.block())
     draws = ctx.take((size,), _DRAW)
     # If output 1 is not wanted, this is the mask: one block at a time, or the whole small mask of `axes`.
-    room = ctx.take((size,) if whole else shape, _MASK)
+    buffer = ctx.take((size,) if is_elementwise else shape, _MASK)
     if not _active(ctx, p):
         if mask is not None:
             mask.fill(1)
@@ -93,22 +93,22 @@ def _forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, ma
             ctx.xp.copyto(out, data)
         return
     generator = ctx.generator()
-    if not whole:
-        kept = room if mask is None else mask
-        for (part,) in blocks(ctx, (kept,)):
+    if not is_elementwise:
+        keep = buffer if mask is None else mask
+        for (part,) in blocks(ctx, (keep,)):
             _draw(ctx.xp, generator, p, draws, part)
         if out is not None:
-            ctx.xp.multiply(data, kept, out=out)
+            ctx.xp.multiply(data, keep, out=out)
             ctx.xp.multiply(out, _scale(p), out=out)
         return
     flat = data.reshape(-1)
-    for first in range(0, flat.size, tiling.block()):
-        here = slice(first, min(first + tiling.block(), flat.size))
-        part = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
+    for start in range(0, flat.size, tiling.block()):
+        elements = slice(start, min(start + tiling.block(), flat.size))
+        part = buffer[: elements.stop - start] if mask is None else mask.reshape(-1)[elements]
         _draw(ctx.xp, generator, p, draws, part)
         if out is not None:
-            target = out.reshape(-1)[here]
-            ctx.xp.multiply(flat[here], part, out=target)
+            target = out.reshape(-1)[elements]
+            ctx.xp.multiply(flat[elements], part, out=target)
             ctx.xp.multiply(target, _scale(p), out=target)
 
 
@@ -131,8 +131,8 @@ def _backward(ctx: OpContext, p: Params, ograd: RawArray, mask: RawArray, out: R
     if not _active(ctx, p):
         xp.copyto(out, ograd)
     elif mask.shape == ograd.shape:
-        for g, kept, target in blocks(ctx, (ograd, mask, out)):
-            xp.multiply(g, kept, out=target)
+        for g, keep, target in blocks(ctx, (ograd, mask, out)):
+            xp.multiply(g, keep, out=target)
             xp.multiply(target, _scale(p), out=target)
     else:
         xp.multiply(ograd, mask, out=out)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import INDEX, accumulator, gather, to_index
 from weftplan.ops.core.params import p_bool, p_dtype, p_int
 from weftplan.ops.core.registry import register
@@ -68,17 +68,17 @@ def _block(indices: Shape) -> tuple[Shape, DType]:
 
 
 @kernel(scratch=lambda p, data, weight, out: [_block(data.shape)])
-def _forward(xp: ArrayModule, p: Params, data: RawArray, weight: RawArray, out: RawArray, room: RawArray) -> None:
+def _forward(xp: ArrayModule, p: Params, data: RawArray, weight: RawArray, out: RawArray, buffer: RawArray) -> None:
     indices = data.reshape(-1)
     out = out.reshape(-1, weight.shape[1])
-    for first in range(0, indices.size, _INDICES):
-        part = indices[first : first + _INDICES]
-        index = room[: part.size]
+    for start in range(0, indices.size, _INDICES):
+        part = indices[start : start + _INDICES]
+        index = buffer[: part.size]
         to_index(xp, part, weight.shape[0], "clip", index)
-        gather(xp, weight, index, 0, out[first : first + part.size])
+        gather(xp, weight, index, 0, out[start : start + part.size])
 
 
-def _backward_scratch(params: Params, ograd: SpecLike, data: SpecLike, wgrad: SpecLike) -> Room:
+def _backward_scratch(params: Params, ograd: SpecLike, data: SpecLike, wgrad: SpecLike) -> ScratchSpecs:
     """Return the scratch specs: a block of indices, and the weight's gradient if it needs a wider dtype."""
     acc = accumulator(wgrad.dtype)
     return [_block(data.shape), *([] if acc == wgrad.dtype else [(wgrad.shape, acc)])]
@@ -91,18 +91,18 @@ def _backward(
     ograd: RawArray,
     data: RawArray,
     wgrad: RawArray,
-    room: RawArray,
+    buffer: RawArray,
     wide: RawArray | None = None,
 ) -> None:
     indices = data.reshape(-1)
     ograd = ograd.reshape(-1, wgrad.shape[1])
     sums = wgrad if wide is None else wide
     sums.fill(0)
-    for first in range(0, indices.size, _INDICES):
-        part = indices[first : first + _INDICES]
-        index = room[: part.size]
+    for start in range(0, indices.size, _INDICES):
+        part = indices[start : start + _INDICES]
+        index = buffer[: part.size]
         to_index(xp, part, wgrad.shape[0], "clip", index)
-        _add_rows(xp, sums, index, ograd[first : first + part.size])
+        _add_rows(xp, sums, index, ograd[start : start + part.size])
     if sums is not wgrad:
         wgrad[...] = sums
 
@@ -110,8 +110,8 @@ def _backward(
 def _add_rows(xp: ArrayModule, sums: RawArray, index: RawArray, rows: RawArray) -> None:
     """Add each of ``rows`` to the row of ``sums`` at its ``index``, always in the same order."""
     if xp is np and rows.shape[1] >= _LONG and rows.dtype == sums.dtype:
-        for here, row in zip(map(sums.__getitem__, index.tolist()), rows, strict=True):
-            np.add(here, row, here)
+        for target, row in zip(map(sums.__getitem__, index.tolist()), rows, strict=True):
+            np.add(target, row, target)
     else:
         xp.add.at(sums, index, rows)
 

@@ -108,7 +108,9 @@ def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
         xp.copyto(out, wide, casting="same_kind")
 
 
-def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[..., object] | None:
+def _bare_form(
+    params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> Callable[..., object] | None:
     if _workspace(params, inputs, outputs):
         return None
     columns, hidden, biased = inputs[1].shape[1], params["num_hidden"], not params["no_bias"]
@@ -118,13 +120,13 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     if rows * hidden * columns < 2 * FEW:
         times = np.matmul if rows != hidden else partial(multiply, np)
 
-    def call(data: RawArray, weight: RawArray, *rest: RawArray) -> None:
-        out = rest[-1]
+    def call(data: RawArray, weight: RawArray, *arrays: RawArray) -> None:
+        out = arrays[-1]
         if not flat:
             data, out = data.reshape(-1, columns), out.reshape(-1, hidden)
         times(data, weight.T, out)
         if biased:
-            np.add(out, rest[0], out)
+            np.add(out, arrays[0], out)
 
     return call
 
@@ -144,8 +146,8 @@ def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight
         xp.sum(rows, axis=0, dtype=acc, out=bgrad)
     if dgrad is None and wgrad is None:
         return
-    whole = wgrad is not None and dgrad is not None and acc == ograd.dtype and xp is np
-    if whole and data is not None and not np.may_share_memory(dgrad, data):
+    shares_products = wgrad is not None and dgrad is not None and acc == ograd.dtype and xp is np
+    if shares_products and data is not None and not np.may_share_memory(dgrad, data):
         columns = data.reshape(rows.shape[0], -1)
         products((rows.T, columns, wgrad), (rows, weight, dgrad.reshape(columns.shape)))
         return
@@ -168,7 +170,7 @@ def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight
 register(
     Op(
         name="FullyConnected",
-        forward=WorkspaceKernel(_forward, _bare),
+        forward=WorkspaceKernel(_forward, _bare_form),
         infer_shape=_infer_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,

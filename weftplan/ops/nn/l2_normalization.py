@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
@@ -60,7 +60,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data], [data, merge_dtype(norm, outs[1], "L2Normalization: norm (float32 for float16 data)")]
 
 
-def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
+def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> ScratchSpecs:
     """Return the scratch specs of either pass: a block of data, and a number for each of its norms."""
     rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
@@ -74,22 +74,22 @@ def _forward(
     x: RawArray,
     out: RawArray | None,
     norms: RawArray | None,
-    square_room: RawArray,
-    norm_room: RawArray,
+    square_buffer: RawArray,
+    norm_buffer: RawArray,
 ) -> None:
     rows = _rows(p, x.shape)
     data = x.reshape(rows)
-    for here in row_blocks(rows):
-        x = data[here]
-        square, norm = square_room[: x.shape[0]], norm_room[: x.shape[0]]
+    for chunk in row_blocks(rows):
+        x = data[chunk]
+        square, norm = square_buffer[: x.shape[0]], norm_buffer[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
         xp.sum(square, axis=1, out=norm, keepdims=True)
         xp.add(norm, p["eps"], out=norm)
         xp.sqrt(norm, out=norm)
         if norms is not None:
-            norms.reshape(rows[0], 1, rows[2])[here] = norm
+            norms.reshape(rows[0], 1, rows[2])[chunk] = norm
         if out is not None:
-            xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
+            xp.divide(x, norm, out=out.reshape(rows)[chunk], casting="same_kind")
 
 
 @kernel(scratch=_scratch)
@@ -100,21 +100,21 @@ def _backward(
     output: RawArray,
     norm: RawArray,
     out: RawArray,
-    term_room: RawArray,
-    sum_room: RawArray,
+    term_buffer: RawArray,
+    sum_buffer: RawArray,
 ) -> None:
     """Compute the gradient of data: (ograd - output · sum(ograd · output)) / norm."""
     rows = _rows(p, out.shape)
     ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)
     norms = norm.reshape(rows[0], 1, rows[2])
-    for here in row_blocks(rows):
-        g, y = ograd[here], output[here]
-        term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
+    for chunk in row_blocks(rows):
+        g, y = ograd[chunk], output[chunk]
+        term, total = term_buffer[: g.shape[0]], sum_buffer[: g.shape[0]]
         xp.multiply(g, y, out=term, dtype=term.dtype)
         xp.sum(term, axis=1, out=total, keepdims=True)
         xp.multiply(y, total, out=term)
         xp.subtract(g, term, out=term)
-        xp.divide(term, norms[here], out=target[here], casting="same_kind")
+        xp.divide(term, norms[chunk], out=target[chunk], casting="same_kind")
 
 
 register(

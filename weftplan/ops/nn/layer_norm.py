@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import ArrayKernel, Room, kernel
+from weftplan.ops.core.forms import ArrayKernel, ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
@@ -95,20 +95,20 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data] * 3, [data, *[merge_dtype(statistics, dtype, "normalisation: statistics") for dtype in outs[1:]]]
 
 
-def _blocks(view: View, params: Params, data: SpecLike) -> Room:
+def _blocks(view: View, params: Params, data: SpecLike) -> ScratchSpecs:
     """Return the scratch specs of either pass: two blocks of data, and two of the blocks' statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2
 
 
-def _vectors(view: View, params: Params, data: SpecLike) -> Room:
+def _vectors(view: View, params: Params, data: SpecLike) -> ScratchSpecs:
     """Return the specs of the backward pass's sums: the gradients of gamma and beta, and one block's share."""
     return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
 
 
 def _forward(view: View) -> ArrayKernel:
-    @kernel(scratch=lambda p, data, *others: _blocks(view, p, data))
+    @kernel(scratch=lambda p, data, *specs: _blocks(view, p, data))
     def compute(
         xp: ArrayModule,
         p: Params,
@@ -118,19 +118,19 @@ def _forward(view: View) -> ArrayKernel:
         out: RawArray | None,
         means: RawArray | None,
         stds: RawArray | None,
-        *rooms: RawArray,
+        *buffers: RawArray,
     ) -> None:
-        centred_room, square_room, mean_room, std_room = rooms
+        centred_buffer, square_buffer, mean_buffer, std_buffer = buffers
         shape, vector = view(p, data.shape)
-        acc = centred_room.dtype
+        acc = centred_buffer.dtype
         data, gamma, beta = data.reshape(shape), gamma.reshape(vector), beta.reshape(vector)
         small = (shape[0], shape[1], 1, shape[3])
         out = None if out is None else out.reshape(shape)
-        wanted = [None if array is None else array.reshape(small) for array in (means, stds)]
-        for here in row_blocks(shape):
-            x = data[here]
-            centred, square = centred_room[: x.shape[0]], square_room[: x.shape[0]]
-            mean, std = mean_room[: x.shape[0]], std_room[: x.shape[0]]
+        statistics = [None if array is None else array.reshape(small) for array in (means, stds)]
+        for rows in row_blocks(shape):
+            x = data[rows]
+            centred, square = centred_buffer[: x.shape[0]], square_buffer[: x.shape[0]]
+            mean, std = mean_buffer[: x.shape[0]], std_buffer[: x.shape[0]]
             xp.sum(x, axis=2, dtype=acc, out=mean, keepdims=True)
             xp.multiply(mean, 1.0 / shape[2], out=mean)
             xp.subtract(x, mean, out=centred)
@@ -139,13 +139,13 @@ def _forward(view: View) -> ArrayKernel:
             xp.multiply(std, 1.0 / shape[2], out=std)
             xp.add(std, p["eps"], out=std)
             xp.sqrt(std, out=std)
-            for target, value in zip(wanted, (mean, std), strict=True):
+            for target, value in zip(statistics, (mean, std), strict=True):
                 if target is not None:
-                    target[here] = value
+                    target[rows] = value
             if out is not None:
                 xp.divide(centred, std, out=centred)
                 xp.multiply(centred, gamma, out=centred)
-                xp.add(centred, beta, out=out[here], casting="same_kind")
+                xp.add(centred, beta, out=out[rows], casting="same_kind")
 
     return compute
 
@@ -156,7 +156,7 @@ def _backward(view: View) -> ArrayKernel:
     With n = (data - mean) / std and h = ograd · gamma, the data's gradient is (h - mean(h) - n · mean(h · n)) / std.
     """
 
-    @kernel(scratch=lambda p, ograd, data, *others: [*_blocks(view, p, data), *_vectors(view, p, data)])
+    @kernel(scratch=lambda p, ograd, data, *specs: [*_blocks(view, p, data), *_vectors(view, p, data)])
     def compute(
         xp: ArrayModule,
         p: Params,
@@ -168,9 +168,9 @@ def _backward(view: View) -> ArrayKernel:
         dgrad: RawArray | None,
         d_gamma: RawArray | None,
         d_beta: RawArray | None,
-        *rooms: RawArray,
+        *buffers: RawArray,
     ) -> None:
-        normal_room, product_room, first_room, second_room, gamma_sum, beta_sum, part = rooms
+        normal_buffer, product_buffer, mean_buffer, slope_buffer, gamma_sum, beta_sum, part = buffers
         shape, vector = view(p, data.shape)
         acc = part.dtype
         small = (shape[0], shape[1], 1, shape[3])
@@ -180,12 +180,12 @@ def _backward(view: View) -> ArrayKernel:
         gamma_sum.fill(0)
         beta_sum.fill(0)
         axes = tuple(axis for axis in range(4) if axis == 0 or vector[axis] == 1)
-        for here in row_blocks(shape):
-            g, std = ograd[here], stds[here]
+        for rows in row_blocks(shape):
+            g, std = ograd[rows], stds[rows]
             count = g.shape[0]
-            normal, product = normal_room[:count], product_room[:count]
-            mean, slope = first_room[:count], second_room[:count]
-            xp.subtract(data[here], means[here], out=normal)
+            normal, product = normal_buffer[:count], product_buffer[:count]
+            mean, slope = mean_buffer[:count], slope_buffer[:count]
+            xp.subtract(data[rows], means[rows], out=normal)
             xp.divide(normal, std, out=normal)
             xp.multiply(g, normal, out=product)
             xp.sum(product, axis=axes, out=part, keepdims=True)
@@ -203,7 +203,7 @@ def _backward(view: View) -> ArrayKernel:
             xp.subtract(product, mean, out=product)
             xp.multiply(normal, slope, out=normal)
             xp.subtract(product, normal, out=product)
-            xp.divide(product, std, out=dgrad[here], casting="same_kind")
+            xp.divide(product, std, out=dgrad[rows], casting="same_kind")
         for target, total in zip((d_gamma, d_beta), (gamma_sum, beta_sum), strict=True):
             if target is not None:
                 target[...] = total.reshape(-1)
@@ -222,8 +222,8 @@ def register_norm(
     """Register the normalisation ``name`` and its backward operator; ``view`` is a :data:`View`."""
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-        kept = [builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
-        return builder.node(f"_backward_{name}", [builder.ograd(), *kept])
+        reads = [builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
+        return builder.node(f"_backward_{name}", [builder.ograd(), *reads])
 
     register(
         Op(

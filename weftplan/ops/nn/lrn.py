@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
@@ -29,13 +29,13 @@ _PARAMS = (
     Param("alpha", p_float, 1e-4, "Factor of the mean square."),
     Param("beta", p_float, 0.75, "Power of the divisor."),
     Param("knorm", p_float, 2.0, "Constant in the divisor."),
-    Param("nsize", p_int, doc="Channels in a window, an odd number."),
+    Param("nsize", p_int, doc="Channels in a window. An even number divides the sum of one channel less, as in MXNet."),
 )
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    if params["nsize"] < 1 or params["nsize"] % 2 == 0:
-        raise ParameterError(f"LRN: nsize={params['nsize']}: expected a positive odd number")
+    if params["nsize"] < 1:
+        raise ParameterError(f"LRN: nsize={params['nsize']}: expected at least 1")
     data = None
     for shape in (ins[0], *outs):
         data = merge_shape(data, shape, "LRN: data, output and tmp_norm")
@@ -54,7 +54,7 @@ def _rows(shape: Shape) -> Shape:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
+def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> ScratchSpecs:
     """Return the scratch specs of either pass: two blocks of data in the accumulator dtype."""
     rows = _rows(data.shape)
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
@@ -75,24 +75,24 @@ def _forward(
     data: RawArray,
     out: RawArray | None,
     norms: RawArray | None,
-    square_room: RawArray,
-    sum_room: RawArray,
+    square_buffer: RawArray,
+    sum_buffer: RawArray,
 ) -> None:
     rows = _rows(data.shape)
     data = data.reshape(rows)
     out, norms = (None if array is None else array.reshape(rows) for array in (out, norms))
-    for here in row_blocks(rows):
-        x = data[here]
-        square, norm = square_room[: x.shape[0]], sum_room[: x.shape[0]]
+    for images in row_blocks(rows):
+        x = data[images]
+        square, norm = square_buffer[: x.shape[0]], sum_buffer[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
-        _window_sum(xp, square, p["nsize"] // 2, norm)
+        _window_sum(xp, square, (p["nsize"] - 1) // 2, norm)
         xp.multiply(norm, p["alpha"] / p["nsize"], out=norm)
         xp.add(norm, p["knorm"], out=norm)
         if norms is not None:
-            norms[here] = norm
+            norms[images] = norm
         if out is not None:
             xp.power(norm, -p["beta"], out=norm)
-            xp.multiply(x, norm, out=out[here], casting="same_kind")
+            xp.multiply(x, norm, out=out[images], casting="same_kind")
 
 
 @kernel(scratch=_scratch)
@@ -103,8 +103,8 @@ def _backward(
     data: RawArray,
     norms: RawArray,
     out: RawArray,
-    term_room: RawArray,
-    sum_room: RawArray,
+    term_buffer: RawArray,
+    sum_buffer: RawArray,
 ) -> None:
     """Compute the gradient of data.
 
@@ -113,18 +113,18 @@ def _backward(
     """
     rows = _rows(out.shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))
-    for here in row_blocks(rows):
-        g, x, norm = ograd[here], data[here], norms[here]
-        term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
+    for images in row_blocks(rows):
+        g, x, norm = ograd[images], data[images], norms[images]
+        term, total = term_buffer[: g.shape[0]], sum_buffer[: g.shape[0]]
         xp.power(norm, -p["beta"] - 1.0, out=term)
         xp.multiply(term, g, out=term)
         xp.multiply(term, x, out=term)
-        _window_sum(xp, term, p["nsize"] // 2, total)
+        _window_sum(xp, term, (p["nsize"] - 1) // 2, total)
         xp.multiply(total, x, out=total)
         xp.multiply(total, -2.0 * p["alpha"] * p["beta"] / p["nsize"], out=total)
         xp.power(norm, -p["beta"], out=term)
         xp.multiply(term, g, out=term)
-        xp.add(term, total, out=out[here], casting="same_kind")
+        xp.add(term, total, out=out[images], casting="same_kind")
 
 
 register(

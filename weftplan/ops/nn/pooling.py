@@ -68,8 +68,6 @@ def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
         raise ParameterError(f"Pooling: stride={stride}: expected {rank} numbers of at least 1, as {kernel=}")
     if len(pad) != rank or min(pad) < 0:
         raise ParameterError(f"Pooling: pad={pad}: expected {rank} numbers of at least 0, as {kernel=}")
-    if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise ParameterError(f"Pooling: pad={pad} must be smaller than {kernel=}: windows would hold padding only")
     return kernel, stride, pad
 
 
@@ -83,8 +81,8 @@ def _check(params: Params, rank: int) -> None:
 def _extent(convention: str, extent: int, kernel: int, stride: int, pad: int) -> int:
     if convention == "same":
         return -(-(extent + 2 * pad) // stride)
-    room = extent + 2 * pad - kernel
-    return 1 + (room // stride if convention == "valid" else -(-room // stride))
+    span = extent + 2 * pad - kernel
+    return 1 + (span // stride if convention == "valid" else -(-span // stride))
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -150,14 +148,14 @@ def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None])
     ``room`` is the index of a scratch room that no other thread uses at the same time.
     """
     step, parts = _planes(image, total), _parts(image, total)
-    each = -(-total // (step * parts)) * step
+    planes = -(-total // (step * parts)) * step
 
-    def part(number: int, room: int) -> None:
-        end = min((number + 1) * each, total)
-        for first in range(number * each, end, step):
-            work(first, min(first + step, end), room)
+    def part(number: int, slot: int) -> None:
+        end = min((number + 1) * planes, total)
+        for start in range(number * planes, end, step):
+            work(start, min(start + step, end), slot)
 
-    split_in_rooms(part, -(-total // each))
+    split_in_rooms(part, -(-total // planes))
 
 
 def _flat(array: RawArray) -> RawArray:
@@ -192,18 +190,18 @@ def _forward(ctx: Workspace, params: Params, data: RawArray, out: RawArray) -> N
         grid = make_grid(data.shape[1:], out.shape[1:], data.shape[1:], (1,) * rank, (0,) * rank, True)
     else:
         grid = grid_of(params, data.shape[1:], out.shape[1:])
-    rooms = _parts(grid.image, data.shape[0]), _planes(grid.image, data.shape[0])
-    sums = ctx.take((*rooms, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
-    powers = ctx.take((*rooms, *grid.grid), acc) if kind == "lp" and p != 1 else None
+    slot_shape = _parts(grid.image, data.shape[0]), _planes(grid.image, data.shape[0])
+    sums = ctx.take((*slot_shape, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
+    powers = ctx.take((*slot_shape, *grid.grid), acc) if kind == "lp" and p != 1 else None
     scale = divisors(xp, grid, acc) if kind == "avg" else None
 
-    def work(first: int, last: int, room: int) -> None:
-        source, result = data[first:last], out[first:last]
-        target = result if sums is None else sums[room, : last - first]
+    def work(start: int, stop: int, slot: int) -> None:
+        source, result = data[start:stop], out[start:stop]
+        target = result if sums is None else sums[slot, : stop - start]
         if kind == "max":
             reduce_max(xp, grid, source, target)
         else:
-            reduce_sum(xp, grid, source, target, 1 if powers is None else p, None if powers is None else powers[room])
+            reduce_sum(xp, grid, source, target, 1 if powers is None else p, None if powers is None else powers[slot])
             if scale is not None:
                 xp.multiply(target, scale, out=target)
             elif powers is not None:
@@ -248,50 +246,50 @@ def _backward(ctx: Workspace, params: Params, *arrays: RawArray) -> None:
         grid = make_grid(image, shape, image, (1,) * len(image), (0,) * len(image), True)
     else:
         grid = grid_of(params, image, shape)
-    rooms = _parts(image, dgrad.shape[0]), step
-    wide = ctx.take((*rooms, *image), acc) if acc != dgrad.dtype else None
-    share = ctx.take((*rooms, *shape), acc)
-    term = ctx.take((*rooms, *shape), acc) if _keeps(params) else None
-    mask = ctx.take((*rooms, *shape), BOOL) if kind == "max" else None
+    slot_shape = _parts(image, dgrad.shape[0]), step
+    wide = ctx.take((*slot_shape, *image), acc) if acc != dgrad.dtype else None
+    share = ctx.take((*slot_shape, *shape), acc)
+    term = ctx.take((*slot_shape, *shape), acc) if _keeps(params) else None
+    mask = ctx.take((*slot_shape, *shape), BOOL) if kind == "max" else None
     scale = divisors(xp, grid, acc) if kind == "avg" else None
 
-    def work(first: int, last: int, room: int) -> None:
-        count = last - first
-        target = dgrad[first:last] if wide is None else wide[room, :count]
+    def work(start: int, stop: int, slot: int) -> None:
+        count = stop - start
+        target = dgrad[start:stop] if wide is None else wide[slot, :count]
         target.fill(0)
-        part = share[room, :count]
+        part = share[slot, :count]
         if scale is None:
-            part[...] = ograd[first:last]
+            part[...] = ograd[start:stop]
         else:
-            xp.multiply(ograd[first:last], scale, out=part, dtype=acc)
+            xp.multiply(ograd[start:stop], scale, out=part, dtype=acc)
         if kind == "max":
-            data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
+            data, output = _flat(inputs[1])[start:stop], _flat(inputs[2])[start:stop]
             assert term is not None
             assert mask is not None
-            spread_max(xp, grid, data, output, part, term[room, :count], mask[room, :count], target)
+            spread_max(xp, grid, data, output, part, term[slot, :count], mask[slot, :count], target)
         elif term is not None:
-            data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
-            spread_power(xp, grid, data, output, p, part, term[room, :count], target)
+            data, output = _flat(inputs[1])[start:stop], _flat(inputs[2])[start:stop]
+            spread_power(xp, grid, data, output, p, part, term[slot, :count], target)
         else:
             for windows, elements in grid.taps:
                 xp.add(target[elements], part[windows], out=target[elements])
         if wide is not None:
-            dgrad[first:last] = target
+            dgrad[start:stop] = target
 
     _each_block(image, dgrad.shape[0], work)
 
 
 def _global_max_backward(ctx: Workspace, ograd: RawArray, data: RawArray, dgrad: RawArray, step: int) -> None:
     xp = ctx.xp
-    where = ctx.take((step,), INDEX)
-    for first in range(0, dgrad.shape[0], step):
-        last = min(first + step, dgrad.shape[0])
-        rows, target = data[first:last].reshape(last - first, -1), dgrad[first:last].reshape(last - first, -1)
-        index = where[: last - first]
+    buffer = ctx.take((step,), INDEX)
+    for start in range(0, dgrad.shape[0], step):
+        stop = min(start + step, dgrad.shape[0])
+        rows, target = data[start:stop].reshape(stop - start, -1), dgrad[start:stop].reshape(stop - start, -1)
+        index = buffer[: stop - start]
         xp.argmax(rows, axis=1, out=index)
         xp.add(index, xp.arange(0, rows.size, rows.shape[1]), out=index)
         target.fill(0)
-        target.reshape(-1)[index] = ograd[first:last].reshape(-1)
+        target.reshape(-1)[index] = ograd[start:stop].reshape(-1)
 
 
 def _keeps(params: Params) -> bool:
@@ -308,14 +306,14 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
         return take_bytes(((step,), INDEX))
     if params["global_pool"] and not _keeps(params):
         return take_bytes(((total,), acc))
-    rooms = _parts(shape[2:], total), step
-    block = (*rooms, *grid[2:])
-    taken = [(block, acc)] * (2 if _keeps(params) else 1)
+    slot_shape = _parts(shape[2:], total), step
+    block = (*slot_shape, *grid[2:])
+    arrays = [(block, acc)] * (2 if _keeps(params) else 1)
     if params["pool_type"] == "max":
-        taken.append((block, BOOL))
+        arrays.append((block, BOOL))
     if acc != dtype:
-        taken.append(((*rooms, *shape[2:]), acc))
-    return take_bytes(*taken)
+        arrays.append(((*slot_shape, *shape[2:]), acc))
+    return take_bytes(*arrays)
 
 
 def _backward_inputs(params: Params) -> tuple[str, ...]:
@@ -323,8 +321,8 @@ def _backward_inputs(params: Params) -> tuple[str, ...]:
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.input(0), builder.output(0)] if _keeps(builder.params) else []
-    return builder.node("_backward_Pooling", [builder.ograd(), *kept])
+    reads = [builder.input(0), builder.output(0)] if _keeps(builder.params) else []
+    return builder.node("_backward_Pooling", [builder.ograd(), *reads])
 
 
 register(

@@ -48,11 +48,11 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
     for extent, size, k, s, p in zip(image, grid, kernel, stride, pad, strict=True):
         ranges = []
         for tap in range(k):
-            first = max(0, -(-(p - tap) // s))
-            last = min(size, (extent - 1 + p - tap) // s + 1)
-            if last > first:
-                begin = first * s - p + tap
-                ranges.append((slice(first, last), slice(begin, begin + (last - first - 1) * s + 1, s)))
+            start = max(0, -(-(p - tap) // s))
+            stop = min(size, (extent - 1 + p - tap) // s + 1)
+            if stop > start:
+                begin = start * s - p + tap
+                ranges.append((slice(start, stop), slice(begin, begin + (stop - start - 1) * s + 1, s)))
         along.append(ranges)
         spans = []
         for position in range(size):
@@ -139,18 +139,18 @@ def spread_max(
     grid: Grid,
     data: RawArray,
     output: RawArray,
-    left: RawArray,
+    remaining: RawArray,
     term: RawArray,
     mask: RawArray,
     target: RawArray,
 ) -> None:
     """Add each window's gradient to the element of ``target`` that is the window's first maximum.
 
-    ``left`` holds the gradients of the windows; a window's entry becomes 0 when its maximum is found. ``term`` and
+    ``remaining`` holds the gradients of the windows; a window's entry becomes 0 when its maximum is found. ``term`` and
     ``mask`` are scratch.
     """
     for windows, elements in grid.taps:
-        hit, share, unclaimed = mask[windows], term[windows], left[windows]
+        hit, share, unclaimed = mask[windows], term[windows], remaining[windows]
         xp.equal(data[elements], output[windows], out=hit)
         xp.multiply(unclaimed, hit, out=share)
         xp.subtract(unclaimed, share, out=unclaimed)

@@ -6,10 +6,11 @@ import math
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.core.rules import merge_shape
-from weftplan.ops.core.schema import Shape, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -35,7 +36,7 @@ def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
     return tuple(g or d for g, d in zip(gamma, data, strict=True))
 
 
-def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
+def _rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of data and of gamma, which broadcasts to it, with adjacent axes merged if possible."""
     if len(gamma) == 1 < len(data):
         gamma = (1, *gamma, *(1,) * (len(data) - 2))
@@ -43,56 +44,53 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
     return shape, slopes
 
 
-def prelu_forward_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the forward pass: whole rows, of about :func:`tiling.share` elements."""
-    return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
+def _scratch(params: Params, data: SpecLike, gamma: SpecLike, out: SpecLike) -> ScratchSpecs:
+    """Return the scratch: a block of whole rows, of about :func:`tiling.share` elements."""
+    shape, _ = _rows(data.shape, gamma.shape)
+    return [((rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]), out.dtype)]
 
 
-def prelu_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the backward pass, which determines the order of its sums."""
-    return rows_per_block(shape), *shape[1:]
-
-
-def prelu_part(shape: Shape, slopes: Shape) -> Shape:
-    """Return the shape of a block's term in gamma's gradient."""
-    return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
-
-
-def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
+@kernel(scratch=_scratch)
+def prelu(xp: ArrayModule, p: Params, data: RawArray, gamma: RawArray, out: RawArray, scratch: RawArray) -> None:
     """Compute ``out`` = data if it is above 0, else gamma · data; ``out`` may be ``data``."""
-    xp = ctx.xp
-    shape, slopes = prelu_rows(data.shape, gamma.shape)
-    scratch = ctx.take(prelu_forward_block(shape), out.dtype)
+    shape, slopes = _rows(data.shape, gamma.shape)
     data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
-    for here in row_blocks(shape, tiling.share(math.prod(shape))):
-        x, y = data[here], out[here]
+    for chunk in row_blocks(shape, tiling.share(math.prod(shape))):
+        x, y = data[chunk], out[chunk]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)
-        xp.multiply(low, slope if slopes[0] == 1 else slope[here], out=low)
+        xp.multiply(low, slope if slopes[0] == 1 else slope[chunk], out=low)
         xp.maximum(x, 0, out=y)
         xp.add(y, low, out=y)
 
 
+def _backward_scratch(
+    params: Params, ograd: SpecLike, data: SpecLike, gamma: SpecLike, *outputs: SpecLike | None
+) -> ScratchSpecs:
+    """Return the scratch: a block, whose size determines the order of sums, its mask, its sums, and all sums."""
+    (shape, slopes), wide = _rows(data.shape, gamma.shape), accumulator(data.dtype)
+    block = (rows_per_block(shape), *shape[1:])
+    part = slopes if slopes[0] == 1 else (block[0], *slopes[1:])
+    return [(block, wide), (block, BOOL), (part, wide), (slopes, wide)]
+
+
+@kernel(scratch=_backward_scratch)
 def prelu_backward(
-    ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None, ggrad: RawArray | None
-) -> None:
+    xp: ArrayModule, p: Params, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None,
+    ggrad: RawArray | None, scratch: RawArray, mask: RawArray, part: RawArray, total: RawArray,
+) -> None:  # fmt: skip
     """Compute the gradients ``dgrad`` of data and ``ggrad`` of gamma, each unless None.
 
     ``dgrad`` may be ``ograd`` or ``data``.
     """
-    xp = ctx.xp
-    shape, slopes = prelu_rows(data.shape, gamma.shape)
-    block = prelu_block(shape)
-    wide = accumulator(data.dtype)
-    scratch, mask = ctx.take(block, wide), ctx.take(block, BOOL)
-    part, total = ctx.take(prelu_part(shape, slopes), wide), ctx.take(slopes, wide)
+    shape, slopes = _rows(data.shape, gamma.shape)
     total.fill(0)
     ograd, data, slope = ograd.reshape(shape), data.reshape(shape), gamma.reshape(slopes)
     target = None if dgrad is None else dgrad.reshape(shape)
-    for here in row_blocks(shape):
-        g, x = ograd[here], data[here]
+    for chunk in row_blocks(shape):
+        g, x = ograd[chunk], data[chunk]
         t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
-        rows = slice(None) if slopes[0] == 1 else here
+        rows = slice(None) if slopes[0] == 1 else chunk
         xp.greater(x, 0, out=positive)
         if ggrad is not None:
             xp.minimum(x, 0, out=t)
@@ -103,6 +101,6 @@ def prelu_backward(
         if target is not None:
             xp.copyto(t, slope[rows])
             xp.copyto(t, 1, where=positive)
-            xp.multiply(g, t, out=target[here], casting="same_kind")
+            xp.multiply(g, t, out=target[chunk], casting="same_kind")
     if ggrad is not None:
         ggrad.reshape(slopes)[...] = total

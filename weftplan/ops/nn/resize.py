@@ -44,14 +44,14 @@ def _bilinear(old: int, new: int, align_corners: bool) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
         if new == 1:
-            place = 0.0  # with and without align_corners, as in MXNet 1.9.1
+            coordinate = 0.0  # with and without align_corners, as in MXNet 1.9.1
         elif align_corners:
-            place = position * (old - 1) / (new - 1)
+            coordinate = position * (old - 1) / (new - 1)
         else:
-            place = max((position + 0.5) * old / new - 0.5, 0.0)
-        low = min(int(place), old - 1)
+            coordinate = max((position + 0.5) * old / new - 0.5, 0.0)
+        low = min(int(coordinate), old - 1)
         high = min(low + 1, old - 1)
-        share = place - low
+        share = coordinate - low
         matrix[position, low] += 1.0 - share
         matrix[position, high] += share
     return matrix
@@ -61,8 +61,8 @@ def _bilinear(old: int, new: int, align_corners: bool) -> RawArray:
 def _averages(old: int, new: int) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
-        first, last = position * old // new, -(-(position + 1) * old // new)
-        matrix[position, first:last] = 1.0 / (last - first)
+        start, stop = position * old // new, -(-(position + 1) * old // new)
+        matrix[position, start:stop] = 1.0 / (stop - start)
     return matrix
 
 
@@ -93,10 +93,10 @@ def _planes(old: Shape, new: Shape) -> int:
 
 
 def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[RawArray]:
-    taken = [ctx.take(*spec) for spec in _scratch(old, new, dtype)]
-    for matrix, axis in zip(taken, (2, 3), strict=False):
+    buffers = [ctx.take(*spec) for spec in _scratch(old, new, dtype)]
+    for matrix, axis in zip(buffers, (2, 3), strict=False):
         matrix[...] = ctx.xp.asarray(weights(params, old[axis], new[axis]))
-    return taken
+    return buffers
 
 
 def _product(weights: Weights, *, backward: bool) -> Kernel:
@@ -108,15 +108,15 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
         xp, source = ctx.xp, inputs[0]
         old, new = (target, source) if backward else (source, target)
         rows, columns, between, *wide = _matrices(ctx, weights, p, old.shape, new.shape, target.dtype)
-        taken, output = (1, 0) if backward else (0, 1)
+        read, written = (1, 0) if backward else (0, 1)
         x, y = source.reshape(-1, *source.shape[2:]), target.reshape(-1, *target.shape[2:])
-        for first in range(0, x.shape[0], between.shape[0]):
-            image, out = x[first : first + between.shape[0]], y[first : first + between.shape[0]]
+        for start in range(0, x.shape[0], between.shape[0]):
+            image, out = x[start : start + between.shape[0]], y[start : start + between.shape[0]]
             count = image.shape[0]
             middle, result = between[:count], out
             if wide:
-                xp.copyto(wide[taken][:count], image)
-                image, result = wide[taken][:count], wide[output][:count]
+                xp.copyto(wide[read][:count], image)
+                image, result = wide[read][:count], wide[written][:count]
             if backward:
                 multiply(xp, rows.T, image, middle)
                 multiply(xp, middle.reshape(-1, middle.shape[2]), columns, result.reshape(-1, result.shape[2]))

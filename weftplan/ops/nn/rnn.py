@@ -36,7 +36,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
-from weftplan.ops.nn.rnn_layout import Layout, layout
+from weftplan.ops.nn.rnn_layout import RnnLayout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
 from weftplan.support.array_types import ArrayModule, Generator, RawArray
 
@@ -154,17 +154,17 @@ def _dropping(ctx: OpContext, params: Params) -> bool:
     return ctx.is_train and _drops(params)
 
 
-def _between_buffers(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+def _between_buffers(plan: RnnLayout, dtype: DType) -> list[tuple[Shape, DType]]:
     return [(plan.wide, dtype)] * min(plan.layers - 1, 2)
 
 
-def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
+def _active_scratch(plan: RnnLayout) -> list[tuple[Shape, DType]]:
     if not plan.lengths:
         return []
     return [((plan.steps, plan.batch, 1), BOOL), ((plan.steps, 1), np.dtype(np.float64))]
 
 
-def _active(ctx: Workspace, plan: Layout, lengths: RawArray | None) -> RawArray | None:
+def _active(ctx: Workspace, plan: RnnLayout, lengths: RawArray | None) -> RawArray | None:
     """Return a bool array (steps, batch, 1), False after the end of a sample; None without sequence lengths."""
     if not plan.lengths:
         return None
@@ -179,7 +179,7 @@ def _side(wide: RawArray, direction: int, units: int) -> RawArray:
     return wide[:, :, direction * units : (direction + 1) * units]
 
 
-def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
+def _drop_scratch(params: Params, plan: RnnLayout) -> list[tuple[Shape, DType]]:
     size = min(math.prod(plan.wide), tiling.block())
     return [((size,), _DRAW), ((size,), _MASK)] if _drops(params) else []
 
@@ -194,18 +194,18 @@ def _drop(
     out: RawArray,
 ) -> None:
     """Compute ``out`` = dropout of ``source``; ``mask``, unless None, gets 1 for kept and 0 for dropped elements."""
-    draws, room = scratch
-    for first in range(0, source.size, tiling.block()):
-        here = slice(first, min(first + tiling.block(), source.size))
-        kept = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
-        numbers = draws[: kept.size]
+    draws, buffer = scratch
+    for start in range(0, source.size, tiling.block()):
+        part = slice(start, min(start + tiling.block(), source.size))
+        keep = buffer[: part.stop - start] if mask is None else mask.reshape(-1)[part]
+        numbers = draws[: keep.size]
         generator.random(numbers.shape, dtype=_DRAW, out=numbers)
-        xp.greater_equal(numbers, params["p"], out=kept)
-        _masked(xp, params, source.reshape(-1)[here], kept, out.reshape(-1)[here])
+        xp.greater_equal(numbers, params["p"], out=keep)
+        _masked(xp, params, source.reshape(-1)[part], keep, out.reshape(-1)[part])
 
 
-def _masked(xp: ArrayModule, params: Params, source: RawArray, kept: RawArray, out: RawArray) -> None:
-    xp.multiply(source, kept, out=out)
+def _masked(xp: ArrayModule, params: Params, source: RawArray, keep: RawArray, out: RawArray) -> None:
+    xp.multiply(source, keep, out=out)
     xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
 
 
@@ -220,35 +220,35 @@ def _forward(ctx: OpContext, params: Params, *arrays: RawArray) -> None:
     visible = _visible(params)
     out, reserve = outputs[0], outputs[visible]
     mask = outputs[visible + 1] if _drops(params) else None
-    kept = None if reserve is None else plan.kept(reserve)
+    saved = None if reserve is None else plan.saved(reserve)
     stored = None if reserve is None else plan.between(reserve)
     buffers = [ctx.take(*spec) for spec in _between_buffers(plan, x.dtype)]
     active = _active(ctx, plan, inputs[-1])
-    one = ForwardPass(ctx, plan, x.dtype)
+    sweep = ForwardPass(ctx, plan, x.dtype)
     scratch = [ctx.take(*spec) for spec in _drop_scratch(params, plan)]
     dropping = _dropping(ctx, params)
     generator: Any = ctx.generator() if dropping else None
     weights = plan.weights(vector)
     for layer in range(plan.layers):
-        last = layer == plan.layers - 1
-        target = out if last else buffers[layer % 2] if stored is None else stored[layer]
+        is_last = layer == plan.layers - 1
+        target = out if is_last else buffers[layer % 2] if stored is None else stored[layer]
         for direction in range(plan.directions):
             k = layer * plan.directions + direction
             side = None if target is None else _side(target, direction, plan.units)
-            one.run(
+            sweep.run(
                 x,
                 weights[k],
                 state[k],
                 None if cell is None else cell[k],
                 side,
-                None if kept is None else kept[k],
+                None if saved is None else saved[k],
                 direction == 1,
                 active,
             )
-            for output, last_state in zip(outputs[1:visible], (one.state, one.cell), strict=False):
+            for output, last_state in zip(outputs[1:visible], (sweep.state, sweep.cell), strict=False):
                 if output is not None:
                     xp.copyto(output[k], last_state)
-        if last:
+        if is_last:
             break
         x = target
         if dropping:
@@ -292,7 +292,7 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
     return [*gradients, *[None] * (builder.num_inputs - len(gradients))]
 
 
-def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+def _dropped_buffer(params: Params, plan: RnnLayout, dtype: DType) -> list[tuple[Shape, DType]]:
     return [(plan.wide, dtype)] if _drops(params) else []
 
 
@@ -307,10 +307,10 @@ def _backward(ctx: OpContext, params: Params, *arrays: RawArray) -> None:
     buffers = [ctx.take(*spec) for spec in _between_buffers(plan, dtype)]
     dropped = [ctx.take(*spec) for spec in _dropped_buffer(params, plan, dtype)]
     active = _active(ctx, plan, named.get("sequence_length"))
-    one = BackwardPass(ctx, plan, dtype)
+    sweep = BackwardPass(ctx, plan, dtype)
     dropping = _dropping(ctx, params)
     layers = [*plan.between(named["reserve"]), named["output"]]
-    kept = plan.kept(named["reserve"])
+    saved = plan.saved(named["reserve"])
     weights = plan.weights(named["parameters"])
     d_weights = None if outputs[1] is None else plan.weights(outputs[1])
     d_out = named["ograd"]
@@ -324,27 +324,27 @@ def _backward(ctx: OpContext, params: Params, *arrays: RawArray) -> None:
         d_x = buffers[layer % 2 if plan.layers > 2 else 0] if layer else outputs[0]
         for direction in range(plan.directions):
             k = layer * plan.directions + direction
-            states = kept[k].states if plan.lengths else _side(layers[layer], direction, plan.units)
+            states = saved[k].states if plan.lengths else _side(layers[layer], direction, plan.units)
             start = (state[k], None if cell is None else cell[k])
-            last = tuple(None if g is None else g[k] for g in (named.get("ograd_state"), named.get("ograd_cell")))
-            one.run(
+            d_last = tuple(None if g is None else g[k] for g in (named.get("ograd_state"), named.get("ograd_cell")))
+            sweep.run(
                 weights[k],
-                kept[k],
+                saved[k],
                 states,
                 start,
                 _side(d_out, direction, plan.units),
-                (last[0], last[1]),
+                (d_last[0], d_last[1]),
                 None if d_weights is None else d_weights[k],
                 direction == 1,
                 active,
             )
-            for target, gradient in zip(outputs[2:], (one.d_state, one.d_cell), strict=False):
+            for target, gradient in zip(outputs[2:], (sweep.d_state, sweep.d_cell), strict=False):
                 if target is not None:
                     xp.copyto(target[k], gradient)
             if d_x is not None:
-                one.input_gradient(weights[k], d_x, direction == 1)
+                sweep.input_gradient(weights[k], d_x, direction == 1)
             if d_weights is not None:
-                one.weight_gradients(d_weights[k], x, kept[k], states, state[k], direction == 1)
+                sweep.weight_gradients(d_weights[k], x, saved[k], states, state[k], direction == 1)
         if layer and dropping:
             _masked(xp, params, d_x, named["mask"][layer - 1], d_x)
         d_out = d_x

@@ -14,7 +14,7 @@ from typing import Any
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
 from weftplan.ops.core.products import matmul
 from weftplan.ops.nn.rnn_cuda_cells import fused, gru_back, gru_step, lstm_back, lstm_step
-from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.ops.nn.rnn_layout import RnnLayout, SavedValues, Weights
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
@@ -45,7 +45,7 @@ class Cell:
     Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
     """
 
-    def __init__(self, xp: ArrayModule, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
+    def __init__(self, xp: ArrayModule, plan: RnnLayout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
@@ -64,7 +64,7 @@ class Cell:
         """Compute ``next_state`` and, for an lstm, ``next_cell``; activate ``gates`` in place.
 
         ``next_state`` may be ``state``, and ``next_cell`` may be ``cell``. ``hidden``, unless None, gets the value that
-        :class:`Kept` describes.
+        :class:`SavedValues` describes.
         """
         xp, n = self.xp, self.plan.size
         matmul(xp, state, self.weights.of_state.T, self.product)
@@ -105,9 +105,9 @@ class Cell:
             gru_step(xp, gates, product, bias, state, next_state, hidden)
             return
         xp.add(product, bias, out=product)
-        both, new, share = gates[:, : 2 * n], gates[:, 2 * n :], product[:, 2 * n :]
-        xp.add(both, product[:, : 2 * n], out=both)
-        _sigmoid(xp, both)
+        r_and_z, new, share = gates[:, : 2 * n], gates[:, 2 * n :], product[:, 2 * n :]
+        xp.add(r_and_z, product[:, : 2 * n], out=r_and_z)
+        _sigmoid(xp, r_and_z)
         if hidden is not None:
             xp.copyto(hidden, share)
         xp.multiply(share, gates[:, :n], out=share)
@@ -124,7 +124,7 @@ class CellGradient:
     Scratch: ``product`` (batch, gates), which only gru uses, and ``spare`` (2, batch, state_size).
     """
 
-    def __init__(self, xp: ArrayModule, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
+    def __init__(self, xp: ArrayModule, plan: RnnLayout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
@@ -133,7 +133,7 @@ class CellGradient:
 
     def step(
         self,
-        kept: Kept,
+        saved: SavedValues,
         t: int,
         state: RawArray,
         cell: Any,
@@ -149,9 +149,9 @@ class CellGradient:
         ``next_d_state`` and ``next_d_cell``, the gradients before it, may be ``d_state`` and ``d_cell``.
         """
         xp, plan = self.xp, self.plan
-        gates = kept.gates[t]
+        gates = saved.gates[t]
         if plan.mode == "gru":
-            self._gru(gates, kept.hidden[t], state, d_state, d_gates, next_d_state)
+            self._gru(gates, saved.hidden[t], state, d_state, d_gates, next_d_state)
             return
         if plan.mode == "rnn_relu":
             xp.greater(gates, 0.0, out=d_gates)
@@ -160,13 +160,13 @@ class CellGradient:
             xp.copyto(d_gates, d_state)
             _slope_tanh(xp, gates, d_gates, self.spare[0])
         else:
-            self._lstm(gates, kept.cells[t], cell, d_state, d_cell, d_gates, next_d_cell)
+            self._lstm(gates, saved.cells[t], cell, d_state, d_cell, d_gates, next_d_cell)
         matmul(xp, d_gates, self.weights.of_state, next_d_state)
 
     def _lstm(
         self,
         gates: RawArray,
-        after: RawArray,
+        new_cell: RawArray,
         cell: RawArray,
         d_state: RawArray,
         d_cell: RawArray,
@@ -182,10 +182,10 @@ class CellGradient:
             matmul(xp, d_state, self.weights.of_projection, d_hidden)
         else:
             d_hidden = d_state
-            if fused(xp, gates, after, cell, d_state, d_cell, d_gates, next_d_cell):
-                lstm_back(xp, gates, after, cell, d_state, d_cell, d_gates, next_d_cell)
+            if fused(xp, gates, new_cell, cell, d_state, d_cell, d_gates, next_d_cell):
+                lstm_back(xp, gates, new_cell, cell, d_state, d_cell, d_gates, next_d_cell)
                 return
-        xp.tanh(after, out=curve)
+        xp.tanh(new_cell, out=curve)
         xp.multiply(d_hidden, curve, out=d_o)
         _slope_sigmoid(xp, o, d_o, spare)
         xp.multiply(curve, curve, out=curve)
@@ -211,31 +211,31 @@ class CellGradient:
         next_d_state: RawArray,
     ) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
-        spare, kept = self.spare
+        spare, d_old = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):
             if not state.flags.c_contiguous:  # its rows are part of longer rows if there are two directions
                 xp.copyto(spare, state)
                 state = spare
             # If cuBLAS is called directly, the product itself adds to next_d_state.
             direct = product.dtype.name in DTYPES
-            gru_back(xp, gates, share, state, d_state, d_gates, product, next_d_state if direct else kept)
+            gru_back(xp, gates, share, state, d_state, d_gates, product, next_d_state if direct else d_old)
             if direct:
                 gemm(xp, product, self.weights.of_state, next_d_state, add=True)
             else:
                 matmul(xp, product, self.weights.of_state, next_d_state)
-                xp.add(next_d_state, kept, out=next_d_state)
+                xp.add(next_d_state, d_old, out=next_d_state)
             return
         r, z, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
         d_r, d_z, d_new = (d_gates[:, k * n : (k + 1) * n] for k in range(3))
         xp.subtract(state, new, out=d_z)
         xp.multiply(d_z, d_state, out=d_z)
         _slope_sigmoid(xp, z, d_z, spare)
-        xp.multiply(d_state, z, out=kept)
-        xp.subtract(d_state, kept, out=d_new)
+        xp.multiply(d_state, z, out=d_old)
+        xp.subtract(d_state, d_old, out=d_new)
         _slope_tanh(xp, new, d_new, spare)
         xp.multiply(d_new, share, out=d_r)
         _slope_sigmoid(xp, r, d_r, spare)
         xp.copyto(product[:, : 2 * n], d_gates[:, : 2 * n])
         xp.multiply(d_new, r, out=product[:, 2 * n :])
         matmul(xp, product, self.weights.of_state, next_d_state)
-        xp.add(next_d_state, kept, out=next_d_state)
+        xp.add(next_d_state, d_old, out=next_d_state)

@@ -108,15 +108,15 @@ def lstm_step(
 def lstm_back(
     xp: ArrayModule,
     gates: RawArray,
-    after: RawArray,
+    new_cell: RawArray,
     cell: RawArray,
     d_state: RawArray,
     d_cell: RawArray,
     d_gates: RawArray,
     next_d_cell: RawArray,
 ) -> None:
-    """Compute ``d_gates``, and the gradient ``next_d_cell`` of ``cell``; ``after`` is the cell after the step."""
-    args = (gates, after, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
+    """Compute ``d_gates``, and the gradient ``next_d_cell`` of ``cell``; ``new_cell`` is the cell after the step."""
+    args = (gates, new_cell, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
     each(xp, _SOURCE, "lstm_back", cell.size, args, T=gates.dtype)
 
 
@@ -147,12 +147,12 @@ def gru_back(
     d_state: RawArray,
     d_gates: RawArray,
     product: RawArray,
-    kept: RawArray,
+    d_old: RawArray,
 ) -> None:
     """Compute ``d_gates``, and write the gradient of the state's products to ``product``.
 
-    ``kept``, which may be ``d_state``, gets z · d_state, a part of the gradient of ``state``. The caller adds the other
-    part, which follows from ``product``.
+    ``d_old``, which may be ``d_state``, gets z · d_state, a part of the gradient of ``state``. The caller adds the
+    other part, which follows from ``product``.
     """
-    args = (gates, share, state, d_state, d_gates, product, kept, state.shape[1])
+    args = (gates, share, state, d_state, d_gates, product, d_old, state.shape[1])
     each(xp, _SOURCE, "gru_back", state.size, args, T=gates.dtype)

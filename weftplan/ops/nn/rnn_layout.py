@@ -31,7 +31,7 @@ class Weights(NamedTuple):
     state_bias: Any
 
 
-class Kept(NamedTuple):
+class SavedValues(NamedTuple):
     """Views of ``reserve`` for one layer and direction; None for values that the mode does not have."""
 
     gates: Any
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
     """With sequence lengths: the state after each step, (steps, batch, units); constant after a sequence's end."""
 
 
-class Layout:
+class RnnLayout:
     """Sizes of one call, and the views of parameters and ``reserve`` that follow from them."""
 
     def __init__(self, params: Params, data: Shape) -> None:
@@ -88,51 +88,51 @@ class Layout:
                     at += math.prod(shape)
                 matrices.append((layers[0], layers[1], layers[2] if self.projected else None))
         parts = []
-        for each in matrices:
-            parts.append(Weights(*each, vector[at : at + self.gates], vector[at + self.gates : at + 2 * self.gates]))
+        for matrix in matrices:
+            parts.append(Weights(*matrix, vector[at : at + self.gates], vector[at + self.gates : at + 2 * self.gates]))
             at += 2 * self.gates
         return parts
 
-    def _kept_shapes(self) -> tuple[Shape | None, ...]:
-        here = (self.steps, self.batch)
+    def _saved_shapes(self) -> tuple[Shape | None, ...]:
+        leading = (self.steps, self.batch)
         return (
-            (*here, self.gates),
-            (*here, self.size) if self.mode == "lstm" else None,
-            (*here, self.size) if self.projected or self.mode == "gru" else None,
-            (*here, self.units) if self.lengths else None,
+            (*leading, self.gates),
+            (*leading, self.size) if self.mode == "lstm" else None,
+            (*leading, self.size) if self.projected or self.mode == "gru" else None,
+            (*leading, self.units) if self.lengths else None,
         )
 
     def reserve_size(self) -> int:
         """Return the number of elements of ``reserve``."""
-        each = sum(math.prod(shape) for shape in self._kept_shapes() if shape is not None)
-        return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
+        count = sum(math.prod(shape) for shape in self._saved_shapes() if shape is not None)
+        return self.layers * self.directions * count + (self.layers - 1) * math.prod(self.wide)
 
     def between(self, reserve: RawArray) -> list[RawArray]:
         """Return views of the outputs, before dropout, of all layers but the last; each has shape :attr:`wide`."""
         size = math.prod(self.wide)
         return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
 
-    def kept(self, reserve: RawArray) -> list[Kept]:
+    def saved(self, reserve: RawArray) -> list[SavedValues]:
         """Return the views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
         at = (self.layers - 1) * math.prod(self.wide)
-        kept_views = []
+        saved = []
         for _ in range(self.layers * self.directions):
             views: list[Any] = []
-            for shape in self._kept_shapes():
+            for shape in self._saved_shapes():
                 if shape is None:
                     views.append(None)
                     continue
                 views.append(reserve[at : at + math.prod(shape)].reshape(shape))
                 at += math.prod(shape)
-            kept_views.append(Kept(*views))
-        return kept_views
+            saved.append(SavedValues(*views))
+        return saved
 
 
 @lru_cache(maxsize=256)
-def _layout(key: tuple[tuple[str, object], ...], data: Shape) -> Layout:
-    return Layout(dict(key), data)
+def _layout(key: tuple[tuple[str, object], ...], data: Shape) -> RnnLayout:
+    return RnnLayout(dict(key), data)
 
 
-def layout(params: Params, data: Shape) -> Layout:
-    """Return the cached :class:`Layout` for these parameters and this shape of the data."""
+def layout(params: Params, data: Shape) -> RnnLayout:
+    """Return the cached :class:`RnnLayout` for these parameters and this shape of the data."""
     return _layout(tuple(sorted(params.items())), data)

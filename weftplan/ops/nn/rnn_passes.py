@@ -10,16 +10,16 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import matmul, product
 from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
-from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.ops.nn.rnn_layout import RnnLayout, SavedValues, Weights
 from weftplan.support.array_types import RawArray
 
 
-def span(plan: Layout) -> int:
+def span(plan: RnnLayout) -> int:
     """Return the number of steps whose inputs are multiplied by the input's weights in one product."""
     return max(1, min(plan.steps, 8 * tiling.block() // (plan.batch * plan.gates)))
 
 
-def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+def forward_scratch(plan: RnnLayout, dtype: DType) -> list[tuple[Shape, DType]]:
     """Return the (shape, dtype) of each scratch array of :class:`ForwardPass`."""
     n = plan.batch
     shapes: list[Shape] = [
@@ -37,21 +37,21 @@ def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 class ForwardPass:
     """A forward pass over a sequence; every layer and direction uses the same scratch."""
 
-    def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
+    def __init__(self, ctx: Workspace, plan: RnnLayout, dtype: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
-        self.room, self.product, self.spare, self.state, self.cell, *buffers = (
+        self.gates, self.product, self.spare, self.state, self.cell, *buffers = (
             ctx.take(*spec) for spec in forward_scratch(plan, dtype)
         )
-        self.next = tuple(buffers) if plan.lengths else (self.state, self.cell)
+        self.following = tuple(buffers) if plan.lengths else (self.state, self.cell)
 
     def _spans(self, reverse: bool) -> Iterator[range]:
         """Yield ranges of at most :func:`span` steps, in the order of the pass."""
         count = self.plan.steps
         width = span(self.plan)
-        for first in range(0, count, width):
-            last = min(first + width, count)
-            yield range(count - 1 - first, count - 1 - last, -1) if reverse else range(first, last)
+        for start in range(0, count, width):
+            stop = min(start + width, count)
+            yield range(count - 1 - start, count - 1 - stop, -1) if reverse else range(start, stop)
 
     def run(
         self,
@@ -60,7 +60,7 @@ class ForwardPass:
         state: RawArray,
         cell: RawArray | None,
         out: RawArray | None,
-        kept: Kept | None,
+        saved: SavedValues | None,
         reverse: bool,
         active: RawArray | None,
     ) -> None:
@@ -74,19 +74,19 @@ class ForwardPass:
         xp.copyto(self.state, state)
         if cell is not None:
             xp.copyto(self.cell, cell)
-        one = Cell(xp, plan, weights, self.product, self.spare)
-        next_state, next_cell = self.next
+        cell_step = Cell(xp, plan, weights, self.product, self.spare)
+        next_state, next_cell = self.following
         for steps in self._spans(reverse):
             low, high = min(steps), max(steps) + 1
-            gates = self.room[: high - low] if kept is None else kept.gates[low:high]
+            gates = self.gates[: high - low] if saved is None else saved.gates[low:high]
             rows = gates.reshape(-1, plan.gates)
             product(xp, x[low:high].reshape(rows.shape[0], -1), weights.of_input.T, rows)
             xp.add(rows, weights.input_bias, out=rows)
             if plan.mode != "gru":
                 xp.add(rows, weights.state_bias, out=rows)
             for t in steps:
-                hidden = None if kept is None or kept.hidden is None else kept.hidden[t]
-                one.step(gates[t - low], self.state, self.cell, next_state, next_cell, hidden)
+                hidden = None if saved is None or saved.hidden is None else saved.hidden[t]
+                cell_step.step(gates[t - low], self.state, self.cell, next_state, next_cell, hidden)
                 if active is not None:
                     xp.copyto(self.state, next_state, where=active[t])
                     xp.copyto(self.cell, next_cell, where=active[t])
@@ -95,14 +95,14 @@ class ForwardPass:
                         xp.copyto(out[t], self.state)
                     else:
                         xp.multiply(self.state, active[t], out=out[t])
-                if kept is not None:
-                    if kept.cells is not None:
-                        xp.copyto(kept.cells[t], self.cell)
-                    if kept.states is not None:
-                        xp.copyto(kept.states[t], self.state)
+                if saved is not None:
+                    if saved.cells is not None:
+                        xp.copyto(saved.cells[t], self.cell)
+                    if saved.states is not None:
+                        xp.copyto(saved.states[t], self.state)
 
 
-def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+def backward_scratch(plan: RnnLayout, dtype: DType) -> list[tuple[Shape, DType]]:
     """Return the (shape, dtype) of each scratch array of :class:`BackwardPass`."""
     n = plan.batch
     widest = max(plan.fan_in(layer) for layer in range(plan.layers))
@@ -125,18 +125,18 @@ def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 class BackwardPass:
     """A backward pass over a sequence: call :meth:`run`, :meth:`input_gradient`, then :meth:`weight_gradients`."""
 
-    def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
+    def __init__(self, ctx: Workspace, plan: RnnLayout, dtype: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
-        taken = [ctx.take(*spec) for spec in backward_scratch(plan, dtype)]
-        self.d_gates, self.product, self.spare, self.d_state, self.d_cell = taken[:5]
-        self.before, self.matrix, self.rows = taken[5:7], taken[7], taken[8]
-        self.projection: Any = taken[9] if plan.projected else None
+        buffers = [ctx.take(*spec) for spec in backward_scratch(plan, dtype)]
+        self.d_gates, self.product, self.spare, self.d_state, self.d_cell = buffers[:5]
+        self.gradients_before, self.matrix, self.rows = buffers[5:7], buffers[7], buffers[8]
+        self.projection: Any = buffers[9] if plan.projected else None
 
     def run(
         self,
         weights: Weights,
-        kept: Kept,
+        saved: SavedValues,
         states: RawArray,
         initial: tuple[RawArray, RawArray | None],
         d_out: RawArray,
@@ -159,25 +159,25 @@ class BackwardPass:
                 target.fill(0)
             else:
                 xp.copyto(target, gradient)
-        one = CellGradient(xp, plan, weights, self.product, self.spare)
-        d_before, c_before = self.before if active is not None else (self.d_state, self.d_cell)
+        cell_step = CellGradient(xp, plan, weights, self.product, self.spare)
+        d_before, c_before = self.gradients_before if active is not None else (self.d_state, self.d_cell)
         if d_weights is not None and plan.projected:
             d_weights.of_projection.fill(0)
         order = range(plan.steps) if reverse else range(plan.steps - 1, -1, -1)
         for t in order:
             earlier = t + 1 if reverse else t - 1
-            first = not 0 <= earlier < plan.steps
-            state = initial[0] if first else states[earlier]
-            cell = None if kept.cells is None else initial[1] if first else kept.cells[earlier]
+            is_first = not 0 <= earlier < plan.steps
+            state = initial[0] if is_first else states[earlier]
+            cell = None if saved.cells is None else initial[1] if is_first else saved.cells[earlier]
             if active is None:
                 xp.add(self.d_state, d_out[t], out=self.d_state)
             else:
                 xp.multiply(d_out[t], active[t], out=d_before)
                 xp.add(self.d_state, d_before, out=self.d_state)
             if d_weights is not None and plan.projected:
-                self._project(kept.hidden[t], d_weights, active, t)
+                self._project(saved.hidden[t], d_weights, active, t)
             d_gates = self.d_gates[t]
-            one.step(kept, t, state, cell, self.d_state, self.d_cell, d_gates, d_before, c_before)
+            cell_step.step(saved, t, state, cell, self.d_state, self.d_cell, d_gates, d_before, c_before)
             if active is not None:
                 xp.multiply(d_gates, active[t], out=d_gates)
                 xp.copyto(self.d_state, d_before, where=active[t])
@@ -187,7 +187,7 @@ class BackwardPass:
         xp = self.xp
         d_state = self.d_state
         if active is not None:
-            d_state = self.before[0]
+            d_state = self.gradients_before[0]
             xp.multiply(self.d_state, active[t], out=d_state)
         matmul(xp, d_state.T, hidden, self.projection)
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
@@ -201,14 +201,14 @@ class BackwardPass:
             rows = self.d_gates[start:stop].reshape(-1, plan.gates)
             target = out[start:stop].reshape(rows.shape[0], -1)
             if add:
-                some = self.rows.reshape(-1)[: target.size].reshape(target.shape)
-                product(xp, rows, weights.of_input, some)
-                xp.add(target, some, out=target)
+                term = self.rows.reshape(-1)[: target.size].reshape(target.shape)
+                product(xp, rows, weights.of_input, term)
+                xp.add(target, term, out=target)
             else:
                 product(xp, rows, weights.of_input, target)
 
     def weight_gradients(
-        self, d_weights: Weights, x: RawArray, kept: Kept, states: RawArray, initial: RawArray, reverse: bool
+        self, d_weights: Weights, x: RawArray, saved: SavedValues, states: RawArray, initial: RawArray, reverse: bool
     ) -> None:
         """Compute the gradients of biases and of all weights but the projection's; a gru overwrites ``d_gates``."""
         xp, plan = self.xp, self.plan
@@ -219,7 +219,7 @@ class BackwardPass:
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.input_bias)
         if plan.mode == "gru":  # in gate n, r multiplies the state's product
             new = d_gates[:, :, 2 * plan.size :]
-            xp.multiply(new, kept.gates[:, :, : plan.size], out=new)
+            xp.multiply(new, saved.gates[:, :, : plan.size], out=new)
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.state_bias)
         edge = d_gates[-1] if reverse else d_gates[0]
         matmul(xp, edge.T, initial, d_weights.of_state)

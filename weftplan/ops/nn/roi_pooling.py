@@ -56,7 +56,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [data, data], [data, merge_dtype(INDEX, outs[1], "ROIPooling: places of the maxima")]
 
 
-def away(value: Any) -> int:
+def round_half_away(value: Any) -> int:
     """Return ``value`` rounded to the nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
@@ -70,9 +70,9 @@ def _cells(start: int, end: int, cells: int, extent: int, kind: FloatType) -> li
     size = kind(max(end - start + 1, 1)) / kind(cells)
     ranges = []
     for cell in range(cells):
-        first = math.floor(kind(cell) * size) + start
-        last = math.ceil(kind(cell + 1) * size) + start
-        ranges.append((min(max(first, 0), extent), min(max(last, 0), extent)))
+        begin = math.floor(kind(cell) * size) + start
+        stop = math.ceil(kind(cell + 1) * size) + start
+        ranges.append((min(max(begin, 0), extent), min(max(stop, 0), extent)))
     return ranges
 
 
@@ -86,34 +86,34 @@ def _regions(
         scaled = [kind(corner) * scale for corner in corners]
         if not 0 <= image < data[0] or not all(map(math.isfinite, scaled)):
             continue
-        x1, y1, x2, y2 = map(away, scaled)
+        x1, y1, x2, y2 = map(round_half_away, scaled)
         rows = _cells(y1, y2, height, data[2], kind)
         columns = _cells(x1, x2, width, data[3], kind)
         for i, (top, bottom) in enumerate(rows):
-            for j, (left, right) in enumerate(columns):
-                if top < bottom and left < right:
-                    yield region, int(image), i, j, slice(top, bottom), slice(left, right)
+            for j, (begin, stop) in enumerate(columns):
+                if top < bottom and begin < stop:
+                    yield region, int(image), i, j, slice(top, bottom), slice(begin, stop)
 
 
 @kernel
 def _forward(
-    xp: ArrayModule, p: Params, data: RawArray, rois: RawArray, out: RawArray | None, places: RawArray | None
+    xp: ArrayModule, p: Params, data: RawArray, rois: RawArray, out: RawArray | None, positions: RawArray | None
 ) -> None:
     """Pool the regions; output 1 is the position (row · width + column) of each maximum, -1 for an empty cell."""
     if out is not None:
         out.fill(0)
-    if places is not None:
-        places.fill(-1)
+    if positions is not None:
+        positions.fill(-1)
     channels = xp.arange(data.shape[1])
     for region, image, i, j, rows, columns in _regions(p, rois, data.shape, data.dtype.type):
         window = data[image, :, rows, columns]
         if out is not None:
             xp.max(window, axis=(1, 2), out=out[region, :, i, j])
-        if places is not None:
+        if positions is not None:
             # Find the first row with the maximum, then its first column: temporaries have a row or column per channel.
             row = window.max(axis=2).argmax(axis=1)
             column = window[channels, row].argmax(axis=1)
-            places[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
+            positions[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
 
 
 @kernel
@@ -122,7 +122,7 @@ def _backward(
     p: Params,
     ograd: RawArray,
     rois: RawArray,
-    places: RawArray,
+    positions: RawArray,
     of_data: RawArray | None,
     of_rois: RawArray | None,
 ) -> None:
@@ -138,9 +138,9 @@ def _backward(
         if not 0 <= image < of_data.shape[0]:
             continue
         for channel in range(channels):
-            where, g = places[region, channel].reshape(-1), ograd[region, channel].reshape(-1)
-            kept = where >= 0
-            xp.add.at(flat[int(image), channel], where[kept], g[kept])
+            index, g = positions[region, channel].reshape(-1), ograd[region, channel].reshape(-1)
+            valid = index >= 0
+            xp.add.at(flat[int(image), channel], index[valid], g[valid])
 
 
 register(

@@ -16,14 +16,14 @@ from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.support.array_types import RawArray
 
 
-def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    row, acc = (places,), accumulator(dtype)
-    return [*[(row, acc)] * 8, (row, INDEX), (row, BOOL), (row, BOOL), ((channels, places), dtype)]
+def _scratch(channels: int, points: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    row, acc = (points,), accumulator(dtype)
+    return [*[(row, acc)] * 8, (row, INDEX), (row, BOOL), (row, BOOL), ((channels, points), dtype)]
 
 
-def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
+def sampler_bytes(channels: int, points: int, dtype: DType) -> int:
     """Return the workspace bytes of one :class:`Sampler`."""
-    return take_bytes(*_room(channels, places, dtype))
+    return take_bytes(*_scratch(channels, points, dtype))
 
 
 class Sampler:
@@ -33,19 +33,19 @@ class Sampler:
     ``planes`` of both passes has, for each point, the index of its plane's first element in the channel.
     """
 
-    def __init__(self, ctx: Workspace, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
+    def __init__(self, ctx: Workspace, channels: int, points: int, dtype: DType, *, pixels: bool = False) -> None:
         self._xp = ctx.xp
         self._pixels = pixels
-        self._arrays = [ctx.take(*spec) for spec in _room(channels, places, dtype)]
-        self.fit(places)
+        self._arrays = [ctx.take(*spec) for spec in _scratch(channels, points, dtype)]
+        self.fit(points)
 
-    def fit(self, places: int) -> None:
-        """Set the number of sampled points to ``places``, at most the number at construction."""
+    def fit(self, points: int) -> None:
+        """Set the number of sampled points to ``points``, at most the number at construction."""
         *rows, values = self._arrays
-        rows = [row[:places] for row in rows]
+        rows = [row[:points] for row in rows]
         self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows[:8]
         self._index, self._bad, self._other = rows[8:]
-        self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
+        self._values = values.reshape(-1)[: values.shape[0] * points].reshape(values.shape[0], points)
 
     def _corners(self, grid: RawArray, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
         """Yield (x side, y side), each -1 or 1, of the four pixels around the points.
@@ -53,29 +53,29 @@ class Sampler:
         Before each yield, fill the arrays for these pixels: index, weights, and ``_bad`` (outside of the image).
         """
         xp = self._xp
-        for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
+        for points, coordinate, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
             if self._pixels:
-                xp.copyto(place, points)
+                xp.copyto(coordinate, points)
                 continue
-            xp.add(points, 1.0, out=place, casting="same_kind")
-            xp.multiply(place, 0.5 * (extent - 1), out=place)
+            xp.add(points, 1.0, out=coordinate, casting="same_kind")
+            xp.multiply(coordinate, 0.5 * (extent - 1), out=coordinate)
         for row in (0, 1):
             for column in (0, 1):
                 self._bad.fill(False)
-                for place, whole, near, extent, step in (
+                for coordinate, pixel, near, extent, step in (
                     (self._x, self._fx, self._near_x, width, column),
                     (self._y, self._fy, self._near_y, height, row),
                 ):
-                    xp.floor(place, out=whole)
-                    xp.subtract(place, whole, out=near)  # the weight of the neighbour at floor + 1
+                    xp.floor(coordinate, out=pixel)
+                    xp.subtract(coordinate, pixel, out=near)  # the weight of the neighbour at floor + 1
                     if step:
-                        xp.add(whole, 1.0, out=whole)
+                        xp.add(pixel, 1.0, out=pixel)
                     else:
                         xp.subtract(1.0, near, out=near)
-                    xp.greater_equal(whole, 0, out=self._other)  # NaN is outside, too
+                    xp.greater_equal(pixel, 0, out=self._other)  # NaN is outside, too
                     xp.logical_not(self._other, out=self._other)
                     xp.logical_or(self._bad, self._other, out=self._bad)
-                    xp.greater(whole, extent - 1, out=self._other)
+                    xp.greater(pixel, extent - 1, out=self._other)
                     xp.logical_or(self._bad, self._other, out=self._bad)
                 for array in (self._fx, self._fy, self._near_x, self._near_y):
                     xp.copyto(array, 0, where=self._bad)

@@ -108,13 +108,13 @@ def _time_first(array: RawArray, axis: int) -> RawArray:
     return array if axis == 0 else array.swapaxes(0, 1)
 
 
-def _whole(ctx: Workspace, lengths: RawArray, low: int, steps: int) -> RawArray:
+def _int_lengths(ctx: Workspace, lengths: RawArray, low: int, steps: int) -> RawArray:
     """Return the lengths as integers, clipped to ``low`` … ``steps``, in scratch."""
     xp = ctx.xp
-    whole = ctx.take(lengths.shape, INDEX)
-    xp.copyto(whole, lengths, casting="unsafe")
-    xp.clip(whole, low, steps, out=whole)
-    return whole
+    clipped = ctx.take(lengths.shape, INDEX)
+    xp.copyto(clipped, lengths, casting="unsafe")
+    xp.clip(clipped, low, steps, out=clipped)
+    return clipped
 
 
 def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
@@ -125,20 +125,20 @@ def _masked(fill: Callable[[Params], float]) -> WorkspaceKernel:
     """Return a kernel that copies input 0 and sets the steps after each sequence's end to ``fill(params)``."""
 
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
-        out = others[-1]
+    def compute(ctx: Workspace, p: Params, data: RawArray, *arrays: RawArray) -> None:
+        out = arrays[-1]
         xp = ctx.xp
         xp.copyto(out, data)
         if not p["use_sequence_length"]:
             return
         target = _time_first(out, p["axis"])
         steps, batch = target.shape[:2]
-        whole = _whole(ctx, others[0], 0, steps)
+        ends = _int_lengths(ctx, arrays[0], 0, steps)
         beyond = ctx.take((batch,), _BOOL)
         shaped = beyond.reshape(batch, *[1] * (target.ndim - 2))
         value = converted(fill(p), out.dtype)
         for step in range(steps):
-            xp.less_equal(whole, step, out=beyond)
+            xp.less_equal(ends, step, out=beyond)
             xp.copyto(target[step], value, where=shaped)
 
     return compute
@@ -152,37 +152,37 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 
 @workspace_kernel
-def _last(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
-    out = others[-1]
+def _last_step(ctx: Workspace, p: Params, data: RawArray, *arrays: RawArray) -> None:
+    out = arrays[-1]
     data = _time_first(data, p["axis"])
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[-1])
         return
-    for sequence, length in enumerate(_whole(ctx, others[0], 1, data.shape[0]).tolist()):
+    for sequence, length in enumerate(_int_lengths(ctx, arrays[0], 1, data.shape[0]).tolist()):
         out[sequence] = data[length - 1, sequence]
 
 
 @workspace_kernel
-def _last_backward(ctx: Workspace, p: Params, ograd: RawArray, *others: RawArray) -> None:
-    out = others[-1]
+def _last_backward(ctx: Workspace, p: Params, ograd: RawArray, *arrays: RawArray) -> None:
+    out = arrays[-1]
     target = _time_first(out, p["axis"])
     out.fill(0)
     if not p["use_sequence_length"]:
         ctx.xp.copyto(target[-1], ograd)
         return
-    for sequence, length in enumerate(_whole(ctx, others[0], 1, target.shape[0]).tolist()):
+    for sequence, length in enumerate(_int_lengths(ctx, arrays[0], 1, target.shape[0]).tolist()):
         target[length - 1, sequence] = ograd[sequence]
 
 
 @workspace_kernel
-def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
+def _reverse(ctx: Workspace, p: Params, data: RawArray, *arrays: RawArray) -> None:
     """Reverse each sequence. The operation is its own inverse, so it is also its own gradient."""
-    out = others[-1]
+    out = arrays[-1]
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])
         return
     ctx.xp.copyto(out, data)
-    for sequence, length in enumerate(_whole(ctx, others[0], 0, data.shape[0]).tolist()):
+    for sequence, length in enumerate(_int_lengths(ctx, arrays[0], 0, data.shape[0]).tolist()):
         ctx.xp.copyto(out[:length, sequence], data[:length, sequence][::-1])
 
 
@@ -257,7 +257,7 @@ _sequence(
 )
 _sequence(
     "SequenceLast",
-    _last,
+    _last_step,
     _last_backward,
     sizes=(_batch_bytes(0), _batch_bytes(-1)),
     shape=_last_shape,

@@ -94,7 +94,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
         softmax(ctx, inputs[0].reshape(rows), out.reshape(rows), scale=_scale(p, sign), log=log, length=length)
 
-    def bare(
+    def bare_form(
         params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
         plain = len(inputs) == 1 and inputs[0].dtype == outputs[0].dtype and params.get("temperature") is None
@@ -129,7 +129,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=WorkspaceKernel(forward, bare),
+            forward=WorkspaceKernel(forward, bare_form),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,

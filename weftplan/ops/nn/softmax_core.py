@@ -47,14 +47,14 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     """Return the workspace bytes of :func:`softmax`."""
     acc = compute_dtype(source, target)
     parts, step = _parts(shape, plain=acc == target and not log and not masked)
-    taken: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
+    arrays: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
     if acc != target:
-        taken.append(((step, *shape[1:]), acc))
+        arrays.append(((step, *shape[1:]), acc))
     if log:
-        taken.append(((step, *shape[1:]), acc))
+        arrays.append(((step, *shape[1:]), acc))
     if masked:
-        taken.append(((step, *shape[1:]), np.dtype(bool)))
-    return take_bytes(*taken)
+        arrays.append(((step, *shape[1:]), np.dtype(bool)))
+    return take_bytes(*arrays)
 
 
 def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
@@ -96,46 +96,46 @@ def softmax(
     wide = ctx.take((step, *shape[1:]), acc) if acc != out.dtype else None
     powers = ctx.take((step, *shape[1:]), acc) if log else None
     hidden = ctx.take((step, *shape[1:]), np.dtype(bool)) if length is not None else None
-    places = xp.arange(shape[1]).reshape(1, -1, 1) if length is not None else None
+    positions = xp.arange(shape[1]).reshape(1, -1, 1) if length is not None else None
 
-    def block(here: slice, most: RawArray) -> None:
-        x, y = data[here], out[here]
-        most, z = most[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
+    def block(rows: slice, row_values: RawArray) -> None:
+        x, y = data[rows], out[rows]
+        row_values, z = row_values[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
         if scale != 1.0 or hidden is not None:
             xp.multiply(x, scale, out=z, dtype=acc)
             x = z
         if hidden is not None:
             mask = hidden[: x.shape[0]]
-            xp.greater_equal(places, length[here, None, :], out=mask)
+            xp.greater_equal(positions, length[rows, None, :], out=mask)
             xp.copyto(z, xp.finfo(acc).min, where=mask)
-        xp.max(x, axis=1, out=most, keepdims=True)
-        xp.subtract(x, most, out=z, dtype=acc)
+        xp.max(x, axis=1, out=row_values, keepdims=True)
+        xp.subtract(x, row_values, out=z, dtype=acc)
         if powers is not None:
             term = powers[: x.shape[0]]
             xp.exp(z, out=term)
-            xp.sum(term, axis=1, out=most, keepdims=True)
-            xp.log(most, out=most)
-            xp.subtract(z, most, out=z)
+            xp.sum(term, axis=1, out=row_values, keepdims=True)
+            xp.log(row_values, out=row_values)
+            xp.subtract(z, row_values, out=z)
         else:
             xp.exp(z, out=z)
-            xp.sum(z, axis=1, out=most, keepdims=True)
-            xp.divide(z, most, out=z)
+            xp.sum(z, axis=1, out=row_values, keepdims=True)
+            xp.divide(z, row_values, out=z)
         if hidden is not None:
             xp.copyto(z, 0, where=mask)
         if wide is not None:
             y[...] = z
 
-    blocks = [slice(first, first + step) for first in range(0, shape[0], step)]
+    blocks = [slice(start, start + step) for start in range(0, shape[0], step)]
 
-    def part(number: int, room: int) -> None:
-        for here in blocks[number::parts]:
-            block(here, reduced[room * step : (room + 1) * step])
+    def part(number: int, slot: int) -> None:
+        for rows in blocks[number::parts]:
+            block(rows, reduced[slot * step : (slot + 1) * step])
 
     if parts > 1 and xp is np:
         split_in_rooms(part, parts)
     else:
-        for here in blocks:
-            block(here, reduced)
+        for rows in blocks:
+            block(rows, reduced)
 
 
 def softmax_bare(shape: Shape, dtype: DType) -> Callable[..., object] | None:
@@ -154,12 +154,12 @@ def softmax_bare(shape: Shape, dtype: DType) -> Callable[..., object] | None:
     def call(data: RawArray, out: RawArray, workspace: RawArray) -> None:
         if data.shape != shape:
             data, out = data.reshape(shape), out.reshape(shape)
-        most: Any = np.ndarray(small, dtype, workspace)
-        largest(data, 1, None, most, True)
-        np.subtract(data, most, out)
+        reduced: Any = np.ndarray(small, dtype, workspace)
+        largest(data, 1, None, reduced, True)
+        np.subtract(data, reduced, out)
         np.exp(out, out)
-        total(out, 1, None, most, True)
-        np.divide(out, most, out)
+        total(out, 1, None, reduced, True)
+        np.divide(out, reduced, out)
 
     return call
 
@@ -181,8 +181,8 @@ def softmax_backward(
     acc = compute_dtype(output.dtype, out.dtype)
     reduced = ctx.take((step, 1, shape[2]), acc)
     scratch = ctx.take((step, *shape[1:]), acc)
-    for here in row_blocks(shape):
-        g, y, target = ograd[here], output[here], out[here]
+    for rows in row_blocks(shape):
+        g, y, target = ograd[rows], output[rows], out[rows]
         total, z = reduced[: g.shape[0]], scratch[: g.shape[0]]
         if log:
             xp.sum(g, axis=1, dtype=acc, out=total, keepdims=True)

@@ -34,15 +34,15 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(label[0], data[1]), label], [out]
 
 
-def _powers(xp: ArrayModule, x: RawArray, most: RawArray, z: RawArray) -> None:
-    """Compute ``z`` = exp(x - the maximum of the row), and ``most`` (rows, 1) = the sums of the rows of ``z``."""
-    xp.max(x, axis=1, out=most, keepdims=True)
-    xp.subtract(x, most, out=z, dtype=z.dtype)
+def _powers(xp: ArrayModule, x: RawArray, row_sums: RawArray, z: RawArray) -> None:
+    """Compute ``z`` = exp(x - the maximum of the row), and ``row_sums`` (rows, 1) = the sums of the rows of ``z``."""
+    xp.max(x, axis=1, out=row_sums, keepdims=True)
+    xp.subtract(x, row_sums, out=z, dtype=z.dtype)
     xp.exp(z, out=z)
-    xp.sum(z, axis=1, out=most, keepdims=True)
+    xp.sum(z, axis=1, out=row_sums, keepdims=True)
 
 
-def _places(xp: ArrayModule, label: RawArray, classes: int, index: RawArray, rows: RawArray) -> RawArray:
+def _label_positions(xp: ArrayModule, label: RawArray, classes: int, index: RawArray, rows: RawArray) -> RawArray:
     """Return ``index``, filled with the flat index of each label's class in a block (rows, classes).
 
     ``rows`` is 0, 1, 2, …
@@ -52,7 +52,7 @@ def _places(xp: ArrayModule, label: RawArray, classes: int, index: RawArray, row
     return index
 
 
-def _room(ctx: Workspace, shape: Shape, acc: DType) -> tuple[RawArray, RawArray, RawArray, RawArray]:
+def _buffers(ctx: Workspace, shape: Shape, acc: DType) -> tuple[RawArray, RawArray, RawArray, RawArray]:
     step = rows_per_block(shape)
     rows = ctx.take((step,), INDEX)
     rows.fill(1)
@@ -61,7 +61,7 @@ def _room(ctx: Workspace, shape: Shape, acc: DType) -> tuple[RawArray, RawArray,
     return ctx.take((step, shape[1]), acc), ctx.take((step, 1), acc), ctx.take((step,), INDEX), rows
 
 
-def _room_bytes(shape: Shape, acc: DType) -> int:
+def _buffer_bytes(shape: Shape, acc: DType) -> int:
     step = rows_per_block(shape)
     return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
 
@@ -69,18 +69,18 @@ def _room_bytes(shape: Shape, acc: DType) -> int:
 @workspace_kernel
 def _forward(ctx: Workspace, p: Params, data: RawArray, label: RawArray, out: RawArray) -> None:
     xp = ctx.xp
-    wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
-    picked = ctx.take((places.size,), wide.dtype)
+    wide, sums, positions, rows = _buffers(ctx, data.shape, accumulator(data.dtype))
+    picked = ctx.take((positions.size,), wide.dtype)
     total = ctx.take((1,), _DOUBLE)
     part = ctx.take((1,), _DOUBLE)
     total.fill(0)
-    for here in row_blocks(data.shape):
-        x = data[here]
+    for block in row_blocks(data.shape):
+        x = data[block]
         count = x.shape[0]
-        z, most, chosen = wide[:count], sums[:count], picked[:count]
-        _powers(xp, x, most, z)
-        gather(xp, z.reshape(-1), _places(xp, label[here], x.shape[1], places[:count], rows), 0, chosen)
-        xp.divide(chosen, most[:, 0], out=chosen)
+        z, row_sums, chosen = wide[:count], sums[:count], picked[:count]
+        _powers(xp, x, row_sums, z)
+        gather(xp, z.reshape(-1), _label_positions(xp, label[block], x.shape[1], positions[:count], rows), 0, chosen)
+        xp.divide(chosen, row_sums[:, 0], out=chosen)
         xp.maximum(chosen, _LEAST, out=chosen)
         xp.log(chosen, out=chosen)
         xp.sum(chosen, dtype=_DOUBLE, out=part, keepdims=True)
@@ -90,27 +90,27 @@ def _forward(ctx: Workspace, p: Params, data: RawArray, label: RawArray, out: Ra
 
 def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, acc = inputs[0].shape, accumulator(inputs[0].dtype)
-    one = ((1,), _DOUBLE)
-    return _room_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), one, one)
+    number = ((1,), _DOUBLE)
+    return _buffer_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), number, number)
 
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, label: RawArray, out: RawArray) -> None:
     """Compute the gradient of data: (softmax, minus 1 at the label) · ``ograd``, which is one number."""
     xp = ctx.xp
-    wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
-    for here in row_blocks(data.shape):
-        x = data[here]
+    wide, sums, positions, rows = _buffers(ctx, data.shape, accumulator(data.dtype))
+    for block in row_blocks(data.shape):
+        x = data[block]
         count = x.shape[0]
-        z, most = wide[:count], sums[:count]
-        _powers(xp, x, most, z)
-        xp.divide(z, most, out=z)
-        z.reshape(-1)[_places(xp, label[here], x.shape[1], places[:count], rows)] -= 1
-        xp.multiply(z, ograd, out=out[here], casting="same_kind")
+        z, row_sums = wide[:count], sums[:count]
+        _powers(xp, x, row_sums, z)
+        xp.divide(z, row_sums, out=z)
+        z.reshape(-1)[_label_positions(xp, label[block], x.shape[1], positions[:count], rows)] -= 1
+        xp.multiply(z, ograd, out=out[block], casting="same_kind")
 
 
 def _backward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _room_bytes(inputs[1].shape, accumulator(inputs[1].dtype))
+    return _buffer_bytes(inputs[1].shape, accumulator(inputs[1].dtype))
 
 
 register(

@@ -127,11 +127,11 @@ def _label_blocks(labels: RawArray, size: int, index: RawArray) -> Iterator[tupl
     The integers are written to the start of ``index``.
     """
     flat = labels.reshape(-1)
-    for first in range(0, size, _LABELS):
-        last = min(first + _LABELS, size)
-        part = index[: last - first]
-        part[...] = flat[first:last]
-        yield first, part
+    for start in range(0, size, _LABELS):
+        stop = min(start + _LABELS, size)
+        part = index[: stop - start]
+        part[...] = flat[start:stop]
+        yield start, part
 
 
 @workspace_kernel
@@ -160,8 +160,8 @@ def _scaled(xp: ArrayModule, out: RawArray, scale: float) -> None:
     step = -(-flat.size // parts)
 
     def part(number: int) -> None:
-        some = flat[number * step : (number + 1) * step]
-        np.multiply(some, scale, out=some)
+        block = flat[number * step : (number + 1) * step]
+        np.multiply(block, scale, out=block)
 
     split(part, parts)
 
@@ -172,7 +172,7 @@ def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: Ra
     outer, classes, inner = as_rows_of(params, output.shape)
     size = outer * inner
     index = ctx.take((min(label.size, _LABELS),), INDEX)
-    place = ctx.take((min(label.size, _LABELS),), INDEX)
+    class_index = ctx.take((min(label.size, _LABELS),), INDEX)
     alpha = 0.0 if params["multi_output"] else params["smooth_alpha"]
     smoothed = alpha / (classes - 1) if alpha and classes > 1 else 0.0
     ignore = int(params["ignore_label"])
@@ -182,20 +182,20 @@ def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: Ra
         xp.copyto(out, output)  # no copy if they share memory
     flat = out.reshape(-1)
     columns = out.reshape(outer, classes, inner)
-    for first, part in _label_blocks(label, size, index):
-        where = place[: part.size]
+    for start, part in _label_blocks(label, size, index):
+        chosen = class_index[: part.size]
         hit = part.view(np.uint64) < classes  # a negative label becomes a large number
-        xp.multiply(part, hit, out=where)  # class 0 if the label is outside the classes: 0 is subtracted there
+        xp.multiply(part, hit, out=chosen)  # class 0 if the label is outside the classes: 0 is subtracted there
         # place = (outer index · classes + class) · inner + inner index
         if inner == 1:
-            xp.add(where, xp.arange(first * classes, (first + part.size) * classes, classes), out=where)
+            xp.add(chosen, xp.arange(start * classes, (start + part.size) * classes, classes), out=chosen)
         else:
-            position = xp.arange(first, first + part.size)
-            xp.multiply(where, inner, out=where)
-            xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
-        flat[where] -= hit * out.dtype.type(1.0 - alpha - smoothed)
+            position = xp.arange(start, start + part.size)
+            xp.multiply(chosen, inner, out=chosen)
+            xp.add(chosen, position // inner * (classes * inner) + position % inner, out=chosen)
+        flat[chosen] -= hit * out.dtype.type(1.0 - alpha - smoothed)
         if params["use_ignore"]:
-            ignored = first + xp.flatnonzero(part == ignore)
+            ignored = start + xp.flatnonzero(part == ignore)
             columns[ignored // inner, :, ignored % inner] = 0
     scale: float = params["grad_scale"]
     if params["normalization"] == "valid":

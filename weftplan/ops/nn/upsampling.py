@@ -79,14 +79,14 @@ def _bilinear_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
 
 
 def _nearest_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    scale, first = _check(params), ins[0]
-    known = [shape for shape in (*ins, *outs) if shape is not None]
-    if any(len(shape) != 4 for shape in known):
-        raise ShapeError(f"UpSampling: shapes {known}: expected (batch, channels, height, width)")
+    scale, shape0 = _check(params), ins[0]
+    shapes = [shape for shape in (*ins, *outs) if shape is not None]
+    if any(len(shape) != 4 for shape in shapes):
+        raise ShapeError(f"UpSampling: shapes {shapes}: expected (batch, channels, height, width)")
     out = outs[0]
-    if first is None:
+    if shape0 is None:
         return ins, outs
-    out = merge_shape((first[0], 0, first[2] * scale, first[3] * scale), out, "UpSampling: output, and given")
+    out = merge_shape((shape0[0], 0, shape0[2] * scale, shape0[3] * scale), out, "UpSampling: output, and given")
     assert out is not None
     batch, height, width = out[0], out[2], out[3]
     new: Shapes = []
@@ -119,15 +119,15 @@ def _parts(params: Params, out: RawArray, inputs: Sequence[RawArray]) -> list[tu
     The views are (batch, channels, height, row repeats, width, column repeats); the input has 1 repeat of each.
     """
     parts = []
-    first = 0
+    start = 0
     for array in inputs:
         if params["multi_input_mode"] == "sum":
-            first = 0
+            start = 0
         batch, channels, height, width = array.shape
         factors = out.shape[2] // height, out.shape[3] // width
-        part = out[:, first : first + channels].reshape(batch, channels, height, factors[0], width, factors[1])
+        part = out[:, start : start + channels].reshape(batch, channels, height, factors[0], width, factors[1])
         parts.append((part, array.reshape(batch, channels, height, 1, width, 1)))
-        first += channels
+        start += channels
     return parts
 
 
@@ -162,13 +162,13 @@ def _backward(ctx: OpContext, p: Params, ograd: RawArray, *arrays: Any) -> None:
         registry.get("_backward_Deconvolution").forward(ctx, inner, (ograd, *arrays[:2]), arrays[2:])
         return
     shapes = ctx.output_shapes or [out.shape for out in arrays]
-    first = 0
+    start = 0
     for out, shape in zip(arrays, shapes, strict=True):
         if out is not None:
-            (part, target) = _parts({"multi_input_mode": "sum"}, ograd[:, first:], [out])[0]
+            (part, target) = _parts({"multi_input_mode": "sum"}, ograd[:, start:], [out])[0]
             ctx.xp.sum(part, axis=(3, 5), dtype=accumulator(out.dtype), out=target, keepdims=True)
         if p["multi_input_mode"] == "concat":
-            first += shape[1]
+            start += shape[1]
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -179,8 +179,8 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    kept = [builder.input(0), builder.input(1)] if _bilinear(builder.params) else []
-    return builder.node("_backward_UpSampling", [builder.ograd(), *kept])
+    reads = [builder.input(0), builder.input(1)] if _bilinear(builder.params) else []
+    return builder.node("_backward_UpSampling", [builder.ograd(), *reads])
 
 
 register(

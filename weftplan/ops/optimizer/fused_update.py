@@ -82,27 +82,27 @@ def work(
         pieces = _pieces(ends, -(-ends[-1] // (parts * BORDER)) * BORDER)
         block = tiling.block() if xp is np else max(sizes)
     ranges: dict[Numbers, tuple[_Range, int]] = {}
-    for one in params:
-        if one not in ranges:
-            ranges[one] = _range(rule, dict(one), arrays, dtype, block, xp, compiled=compiled)
+    for numbers in params:
+        if numbers not in ranges:
+            ranges[numbers] = _range(rule, dict(numbers), arrays, dtype, block, xp, compiled=compiled)
             if narrow:
-                ranges[one] = _widened(*ranges[one], dtype, block)
-    kernels = [ranges[one][0] for one in params]
+                ranges[numbers] = _widened(*ranges[numbers], dtype, block)
+    kernels = [ranges[numbers][0] for numbers in params]
     arrays += narrow
-    room = max(nbytes for _, nbytes in ranges.values())
+    part_nbytes = max(nbytes for _, nbytes in ranges.values())
 
     def run(raws: Sequence[RawArray], scratch: Any) -> None:
         flat = [raw.reshape(-1) for raw in raws]
 
-        def part(number: int, place: int) -> None:
-            own = scratch[place * room : (place + 1) * room] if room else None
-            for which, first, last in pieces[number]:
+        def part(number: int, slot: int) -> None:
+            buffer = scratch[slot * part_nbytes : (slot + 1) * part_nbytes] if part_nbytes else None
+            for which, start, stop in pieces[number]:
                 mine = flat[which * arrays : (which + 1) * arrays]
-                kernels[which](mine, first, last, own)
+                kernels[which](mine, start, stop, buffer)
 
         split_in_rooms(part, len(pieces))
 
-    return run, room * len(pieces)
+    return run, part_nbytes * len(pieces)
 
 
 def formula_of(rule: Rule, numbers: Params, arrays: int, dtype: DType) -> Computation | None:
@@ -145,19 +145,19 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
         ends: cumulative numbers of elements of the weights.
         step: elements of a part. A part may have up to ``BORDER`` - 1 more, because its last cut is rounded up.
     """
-    found: list[list[tuple[int, int, int]]] = [[]]
-    left = step
+    parts: list[list[tuple[int, int, int]]] = [[]]
+    free = step
     for which, (begin, end) in enumerate(pairwise((0, *ends))):
-        size, first = end - begin, 0
-        while first < size:
-            if left <= 0:
-                found.append([])
-                left = step
-            last = min(size, first + -(-left // BORDER) * BORDER)
-            found[-1].append((which, first, last))
-            left -= last - first
-            first = last
-    return found
+        size, start = end - begin, 0
+        while start < size:
+            if free <= 0:
+                parts.append([])
+                free = step
+            stop = min(size, start + -(-free // BORDER) * BORDER)
+            parts[-1].append((which, start, stop))
+            free -= stop - start
+            start = stop
+    return parts
 
 
 def _range(
@@ -169,38 +169,38 @@ def _range(
         if formula is not None:
             call = slots.COMPILED_FORMULA.get()(formula, dtype)
 
-            def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
-                call(mine, first, last)
+            def compute(mine: Sequence[object], start: int, stop: int, scratch: Any) -> None:
+                call(mine, start, stop)
 
             return compute, 0
     kernel, params = _kernel_of(rule, numbers, arrays)
     spec = TensorSpec((block,), dtype)
     workspace = get(rule).workspace_bytes if isinstance(rule, str) else kernel.workspace  # type: ignore[attr-defined]
 
-    def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
-        some = [array[first:last] for array in mine]
+    def compute_blocks(mine: Sequence[RawArray], start: int, stop: int, scratch: RawArray) -> None:
+        views = [array[start:stop] for array in mine]
         with np.errstate(all="ignore"):
-            kernel(OpContext(xp, workspace=scratch), params, some, some[:1])
+            kernel(OpContext(xp, workspace=scratch), params, views, views[:1])
 
     return compute_blocks, workspace(params, [spec] * arrays, [spec])
 
 
-def _widened(compute: _Range, room: int, dtype: DType, block: int) -> tuple[_Range, int]:
+def _widened(compute: _Range, nbytes: int, dtype: DType, block: int) -> tuple[_Range, int]:
     """Return a function that updates a range of one weight from a low-precision gradient, and its scratch bytes.
 
     For each block, the function casts the gradient to ``dtype``, calls ``compute``, and rounds the new weight into its
-    last array. ``room`` is the scratch bytes of ``compute``.
+    last array. ``nbytes`` is the scratch bytes of ``compute``.
     """
     wide = aligned(block * dtype.itemsize)
 
-    def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
+    def compute_blocks(mine: Sequence[RawArray], start: int, stop: int, scratch: RawArray) -> None:
         weight, gradient, *states, narrow = mine
-        for begin in range(first, last, block):
-            end = min(last, begin + block)
+        for begin in range(start, stop, block):
+            end = min(stop, begin + block)
             widened = scratch[: (end - begin) * dtype.itemsize].view(dtype)
             widened[...] = gradient[begin:end]
-            some = [weight[begin:end], widened, *(state[begin:end] for state in states)]
-            compute(some, 0, end - begin, scratch[wide:])
+            views = [weight[begin:end], widened, *(state[begin:end] for state in states)]
+            compute(views, 0, end - begin, scratch[wide:])
             narrow[begin:end] = weight[begin:end]
 
-    return compute_blocks, wide + room
+    return compute_blocks, wide + nbytes

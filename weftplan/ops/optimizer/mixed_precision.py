@@ -11,10 +11,9 @@ from weftplan.errors import DTypeError
 from weftplan.ops.core.expression import Expr, Parameters, cast
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.core.schema import InplacePair, Op, Params
-from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, MOMENTUM, Rule, rescaled, sgd, sgd_mom
+from weftplan.ops.core.rules import DTypes, merge_dtype
+from weftplan.ops.core.schema import Params
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, MOMENTUM, Rule, rescaled, sgd, sgd_mom, step
 
 _WIDE = np.dtype(np.float32)
 
@@ -39,13 +38,13 @@ def mixed_kernel(rule: Rule, states: int) -> FormulaKernel:
     Its inputs are the weight, which it does not read, gradient, states and copy; the output is the rounded new weight.
     """
 
-    def mixed(p: Parameters, weight: Expr, gradient: Expr, *others: Expr) -> tuple[Expr, ...]:
-        *old, copy = others
+    def mixed(p: Parameters, weight: Expr, gradient: Expr, *states_and_copy: Expr) -> tuple[Expr, ...]:
+        *old, copy = states_and_copy
         new, *news = rule(p, copy, cast(gradient, _WIDE), *old)
         return new, *news, new
 
-    last = 2 + states
-    return FormulaKernel(mixed, 3 + states, states=range(2, last + 1), overlaps=(), choices=CHOICES, base=last)
+    end = 2 + states
+    return FormulaKernel(mixed, 3 + states, states=range(2, end + 1), overlaps=(), choices=CHOICES, base=end)
 
 
 def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
@@ -62,22 +61,10 @@ def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     return new, mom - new * (p.lr * p.wd)
 
 
-for _name, _step, _states, _params, _doc in (
+for _name, _rule, _states, _params, _doc in (
     ("mp_sgd_update", sgd, (), (LR, *COMMON), "sgd_update on a float32 copy of the weight."),
     ("mp_sgd_mom_update", sgd_mom, ("mom",), (LR, MOMENTUM, *COMMON), "sgd_mom_update on a float32 copy."),
     ("mp_nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *COMMON[:3]), "nag_mom_update on a float32 copy."),
 ):
-    register(
-        Op(
-            name=_name,
-            forward=mixed_kernel(_step, len(_states)),
-            infer_shape=same_shape,
-            infer_dtype=mixed_dtype,
-            params=_params,
-            inputs=("weight", "grad", *_states, "weight32"),
-            aux=tuple(range(2, 3 + len(_states))),
-            inplace=(InplacePair(0, 0),),
-            ignored_inputs=(0,),
-            doc=_doc,
-        )
-    )
+    step(_name, mixed_kernel(_rule, len(_states)), (*_states, "weight32"), _params, _doc, infer_dtype=mixed_dtype,
+         ignored=(0,))  # fmt: skip

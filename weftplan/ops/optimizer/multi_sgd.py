@@ -36,7 +36,7 @@ _RATES = (
 _COUNT = Param("num_weights", p_inputs, 1, "number of weights")
 
 
-def _each(params: Params) -> range:
+def _weights(params: Params) -> range:
     return range(params["num_weights"])
 
 
@@ -65,8 +65,8 @@ class _Group:
             positions=(),
             outputs=lambda params: numbered("output", params["num_weights"]),
             aux=self.states if len(self.inputs) > 2 else (),
-            inplace=lambda params: tuple(InplacePair(self.first(k), k) for k in _each(params)),
-            ignored_inputs=(lambda params: tuple(self.first(k) for k in _each(params))) if self.mixed else (),
+            inplace=lambda params: tuple(InplacePair(self.begin(k), k) for k in _weights(params)),
+            ignored_inputs=(lambda params: tuple(self.begin(k) for k in _weights(params))) if self.mixed else (),
             workspace=self.workspace,
             doc=self.doc(),
         )
@@ -77,17 +77,17 @@ class _Group:
         rates = "; then the vectors of all learning rates and weight decays, in float32" if self.preloaded else ""
         return f"{single} of several weights; inputs are {', '.join(self.inputs)} of one after the other{rates}."
 
-    def first(self, k: int) -> int:
+    def begin(self, k: int) -> int:
         """Return the index of weight ``k`` in the inputs."""
         return k * len(self.inputs)
 
     def states(self, params: Params) -> tuple[int, ...]:
         """Return the indices of all states in the inputs, float32 copies included."""
-        return tuple(self.first(k) + i for k in _each(params) for i in range(2, len(self.inputs)))
+        return tuple(self.begin(k) + i for k in _weights(params) for i in range(2, len(self.inputs)))
 
     def input_names(self, params: Params) -> tuple[str, ...]:
         """Return MXNet's names of the inputs."""
-        names = [f"{what}_{k}" for k in _each(params) for what in self.inputs]
+        names = [f"{what}_{k}" for k in _weights(params) for what in self.inputs]
         return (*names, *(("lrs", "wds") if self.preloaded else ()))
 
     def shapes(self, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -96,7 +96,7 @@ class _Group:
         new_ins, new_outs = [], []
         for k, out in enumerate(outs):
             merged = out
-            for what, shape in zip(self.inputs, ins[self.first(k) :], strict=False):
+            for what, shape in zip(self.inputs, ins[self.begin(k) :], strict=False):
                 words = "output" if what == "weight" else "gradient" if what == "grad" else what
                 merged = merge_shape(merged, shape, f"{self.name}: weight and {words} {k}")
             new_ins.append(merged)
@@ -109,10 +109,10 @@ class _Group:
         """Infer dtypes: all arrays of a weight share its dtype; states and copies of ``mp`` variants are float32."""
         new_ins, new_outs = [], []
         for k, out in enumerate(outs):
-            mine = ins[self.first(k) : self.first(k + 1)]
+            mine = ins[self.begin(k) : self.begin(k + 1)]
             if self.mixed:
-                own, (merged,) = mixed_dtype(params, mine, [out])
-                new_outs += own
+                inferred, (merged,) = mixed_dtype(params, mine, [out])
+                new_outs += inferred
             else:
                 merged = out
                 for what, dtype in zip(self.inputs, mine, strict=True):
@@ -137,7 +137,7 @@ class _Group:
         """Return the scratch bytes of all weights."""
         decays = [None] * len(outputs) if self.preloaded else params["wds"]
         return sum(
-            self.kernel.workspace({**params, "wd": decay}, inputs[self.first(k) : self.first(k + 1)], [output])
+            self.kernel.workspace({**params, "wd": decay}, inputs[self.begin(k) : self.begin(k + 1)], [output])
             for k, (output, decay) in enumerate(zip(outputs, decays, strict=True))
         )
 
@@ -147,8 +147,8 @@ class _Group:
         if not self.preloaded:
             yield from zip(params["lrs"], params["wds"], strict=True)
             return
-        for k in _each(params):
-            dtype = _WIDE if self.mixed else inputs[self.first(k)].dtype
+        for k in _weights(params):
+            dtype = _WIDE if self.mixed else inputs[self.begin(k)].dtype
             lr, wd = (rates[k : k + 1].astype(dtype) for rates in inputs[-2:])
             yield lr, wd
 
@@ -157,8 +157,8 @@ class _Group:
         count = params["num_weights"]
         inputs, outputs = arrays[:-count], arrays[-count:]
         for k, (rate, decay) in enumerate(self.rates(params, inputs)):
-            own = inputs[self.first(k) : self.first(k + 1)]
-            self.kernel(ctx, {**params, "lr": rate, "wd": decay}, own, [outputs[k]])
+            weight_inputs = inputs[self.begin(k) : self.begin(k + 1)]
+            self.kernel(ctx, {**params, "lr": rate, "wd": decay}, weight_inputs, [outputs[k]])
 
 
 _KINDS: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (("sgd", sgd, ()), ("sgd_mom", sgd_mom, ("mom",)))

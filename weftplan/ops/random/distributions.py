@@ -168,9 +168,9 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _sample_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    first = next((dtype for dtype in ins if dtype is not None), None)
-    wanted = params["dtype"] if params["dtype"] is not None else first
-    return [dtype if dtype is not None else first for dtype in ins], [merge_dtype(outs[0], wanted, "output and dtype")]
+    common = next((dtype for dtype in ins if dtype is not None), None)
+    result = params["dtype"] if params["dtype"] is not None else common
+    return [dtype if dtype is not None else common for dtype in ins], [merge_dtype(outs[0], result, "output and dtype")]
 
 
 _SHAPE = Param("shape", p_optional(p_shape), None, "shape; None: as the users of the output need")

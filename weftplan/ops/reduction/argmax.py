@@ -9,13 +9,13 @@ import math
 
 from weftplan.errors import DTypeError
 from weftplan.ops.core.floats import holds_positions
-from weftplan.ops.core.forms import ChosenKernel, Room, kernel
+from weftplan.ops.core.forms import ChosenKernel, ScratchSpecs, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_int, p_optional
-from weftplan.ops.core.registry import get, register
+from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, merge_shape, normalize_axis, same_dtype, zero_gradient
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, SpecLike
-from weftplan.ops.reduction.reduce import kept_shape
+from weftplan.ops.reduction.reduce import keepdims_shape
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _ARG = (
@@ -30,12 +30,12 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
         return ins, outs
     axis = params["axis"]
     axes = tuple(range(len(source))) if axis is None else (normalize_axis(axis, len(source), "axis of argmax"),)
-    kept = kept_shape(source, axes)
-    out = kept if params["keepdims"] else tuple(dim for k, dim in enumerate(source) if k not in axes) or (1,)
+    reduced = keepdims_shape(source, axes)
+    out = reduced if params["keepdims"] else tuple(dim for k, dim in enumerate(source) if k not in axes) or (1,)
     return ins, [merge_shape(outs[0], out, "output of argmax or argmin")]
 
 
-def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
+def _scratch(params: Params, data: SpecLike, out: SpecLike) -> ScratchSpecs:
     """Return the scratch: positions and, unless the axis is the last, one outer slice with the axis last."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
     if not holds_positions(out.dtype, size):
@@ -49,10 +49,10 @@ def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
 
 def _arg(function: str) -> Kernel:
     @kernel(scratch=_scratch)
-    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray, places: RawArray, slab: RawArray) -> None:
+    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray, index: RawArray, slab: RawArray) -> None:
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
-        positions = places.reshape(outer, inner)
+        positions = index.reshape(outer, inner)
         if inner == 1:
             getattr(xp, function)(x.reshape(outer, size), axis=1, out=positions.reshape(outer))
         else:  # NumPy would copy all of x to move the axis last; copy one outer slice at a time instead
@@ -98,7 +98,6 @@ register(
         infer_shape=_channel_shape,
         infer_dtype=same_dtype,
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: get("argmax").workspace_bytes(_CHANNEL, inputs, outputs),
         doc="Position of the first maximum along axis 1, in the dtype of data.",
     )
 )

@@ -51,8 +51,8 @@ def _sums(ctx: Workspace, params: Params, source: RawArray, target: RawArray, st
     if accumulator(target.dtype) != target.dtype:
         _wide_sums(ctx, _around(source, axis), _around(target, axis), step)
         return
-    way = (*(slice(None),) * (axis % source.ndim), slice(None, None, step))
-    ctx.xp.cumsum(source[way], axis=axis, dtype=target.dtype, out=target[way])
+    index = (*(slice(None),) * (axis % source.ndim), slice(None, None, step))
+    ctx.xp.cumsum(source[index], axis=axis, dtype=target.dtype, out=target[index])
 
 
 def _around(array: RawArray, axis: int) -> RawArray:
@@ -77,17 +77,17 @@ def _wide_sums(ctx: Workspace, source: RawArray, target: RawArray, step: int) ->
     terms, sums, carry = (ctx.take((rows, count, width), dtype) for count in (length, length, 1))
     for row in range(0, outer, rows):
         for column in range(0, inner, width):
-            here = slice(row, min(row + rows, outer)), slice(column, min(column + width, inner))
-            x, y = source[here[0], ::step, here[1]], target[here[0], ::step, here[1]]
-            for first in range(0, size, length):
-                part = slice(first, min(first + length, size))
-                block = (slice(0, x.shape[0]), slice(0, part.stop - first), slice(0, x.shape[2]))
-                term, total, last = terms[block], sums[block], carry[block[0], :, block[2]]
+            tile = slice(row, min(row + rows, outer)), slice(column, min(column + width, inner))
+            x, y = source[tile[0], ::step, tile[1]], target[tile[0], ::step, tile[1]]
+            for start in range(0, size, length):
+                part = slice(start, min(start + length, size))
+                block = (slice(0, x.shape[0]), slice(0, part.stop - start), slice(0, x.shape[2]))
+                term, total, previous = terms[block], sums[block], carry[block[0], :, block[2]]
                 xp.copyto(term, x[:, part])
-                if first:
-                    xp.add(term[:, :1], last, out=term[:, :1])
+                if start:
+                    xp.add(term[:, :1], previous, out=term[:, :1])
                 xp.cumsum(term, axis=1, out=total)
-                xp.copyto(last, total[:, -1:])
+                xp.copyto(previous, total[:, -1:])
                 xp.copyto(y[:, part], total, casting="unsafe")
 
 

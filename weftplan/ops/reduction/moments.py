@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 from weftplan.errors import ParameterError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator, collapse, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_bool, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, SpecLike
-from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
+from weftplan.ops.reduction.reduce import keepdims_shape, reduced_axes
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
@@ -34,10 +34,10 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     if source is None:
         return ins, outs
     axes = _axes(params, len(source))
-    kept = kept_shape(source, axes)
+    reduced = keepdims_shape(source, axes)
     if not params["keepdims"]:
-        kept = tuple(dim for axis, dim in enumerate(source) if axis not in axes) or (1,)
-    return ins, [merge_shape(out, kept, f"output of moments of {source} over {axes}") for out in outs]
+        reduced = tuple(dim for axis, dim in enumerate(source) if axis not in axes) or (1,)
+    return ins, [merge_shape(out, reduced, f"output of moments of {source} over {axes}") for out in outs]
 
 
 def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
@@ -45,11 +45,11 @@ def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
     if not source:
         return (1,), (1,), 1  # a tensor without dimensions, of var or std
     axes = _axes(params, len(source))
-    shape, small = collapse(source, kept_shape(source, axes))
+    shape, small = collapse(source, keepdims_shape(source, axes))
     return shape, small, math.prod(source[axis] for axis in axes)
 
 
-def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
+def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> ScratchSpecs:
     """Return the scratch: a block of the data, the means, the variances, and the sums of one block."""
     shape, small, _ = _view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
@@ -57,17 +57,17 @@ def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
     return [((step, *shape[1:]), acc), (small, acc), (small, acc), (part, acc)]
 
 
-def _sums(xp: ArrayModule, block: RawArray, total: RawArray, here: slice, part: RawArray) -> None:
-    """Add the sums of ``block``, rows ``here`` of the data, to ``total``; ``part`` is scratch.
+def _sums(xp: ArrayModule, block: RawArray, total: RawArray, rows: slice, part: RawArray) -> None:
+    """Add the sums of ``block``, rows ``rows`` of the data, to ``total``; ``part`` is scratch.
 
-    If the first axis is not reduced, write them to the rows ``here`` of ``total``.
+    If the first axis is not reduced, write them to the rows ``rows`` of ``total``.
     """
     axes = tuple(axis for axis in range(total.ndim) if total.shape[axis] == 1)
     if total.shape[0] == 1:
         xp.sum(block, axis=axes, dtype=total.dtype, out=part, keepdims=True)
         xp.add(total, part, out=total)
     else:
-        xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
+        xp.sum(block, axis=axes, dtype=total.dtype, out=total[rows], keepdims=True)
 
 
 @kernel(scratch=_scratch)
@@ -86,14 +86,14 @@ def moments_forward(
     data = data.reshape(shape)
     mean.fill(0)
     var.fill(0)
-    for here in row_blocks(shape):
-        _sums(xp, data[here], mean, here, part)
+    for rows in row_blocks(shape):
+        _sums(xp, data[rows], mean, rows, part)
     xp.multiply(mean, 1.0 / count, out=mean)
-    for here in row_blocks(shape):
-        centred = block[: here.stop - here.start]
-        xp.subtract(data[here], mean if small[0] == 1 else mean[here], out=centred)
+    for rows in row_blocks(shape):
+        centred = block[: rows.stop - rows.start]
+        xp.subtract(data[rows], mean if small[0] == 1 else mean[rows], out=centred)
         xp.multiply(centred, centred, out=centred)
-        _sums(xp, centred, var, here, part)
+        _sums(xp, centred, var, rows, part)
     xp.multiply(var, 1.0 / count, out=var)
     for out, value in zip((of_mean, of_var), (mean, var), strict=True):
         if out is not None:
@@ -102,7 +102,7 @@ def moments_forward(
 
 def _backward_scratch(
     params: Params, d_mean: SpecLike, d_var: SpecLike, data: SpecLike, mean: SpecLike, out: SpecLike
-) -> Room:
+) -> ScratchSpecs:
     """Return the scratch: a block of the data."""
     return _scratch(params, data)[:1]
 
@@ -116,20 +116,20 @@ def moments_backward(
     data: RawArray,
     mean: RawArray,
     out: RawArray,
-    room: RawArray,
+    buffer: RawArray,
 ) -> None:
     """Compute (gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     shape, small, count = _view(p, out.shape)
     data, out = data.reshape(shape), out.reshape(shape)
     of_mean, of_var, mean = (array.reshape(small) for array in (d_mean, d_var, mean))
-    for here in row_blocks(shape):
-        rows = slice(None) if small[0] == 1 else here
-        block = room[: here.stop - here.start]
-        xp.subtract(data[here], mean[rows], out=block)
+    for chunk in row_blocks(shape):
+        rows = slice(None) if small[0] == 1 else chunk
+        block = buffer[: chunk.stop - chunk.start]
+        xp.subtract(data[chunk], mean[rows], out=block)
         xp.multiply(block, of_var[rows], out=block)
         xp.multiply(block, 2.0, out=block)
         xp.add(block, of_mean[rows], out=block)
-        xp.multiply(block, 1.0 / count, out=out[here], casting="same_kind")
+        xp.multiply(block, 1.0 / count, out=out[chunk], casting="same_kind")
 
 
 register(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from weftplan.ops.core.floats import is_float
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, accumulator
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import backward, grad, same_dtype
 from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params, SpecLike
-from weftplan.ops.reduction.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise
+from weftplan.ops.reduction.reduce import AXES, keepdims_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _scratch(params: Params, x: SpecLike, out: SpecLike) -> Room:
+def _scratch(params: Params, x: SpecLike, out: SpecLike) -> ScratchSpecs:
     """Return the scratch of float data: a mask of its NaN, and a copy without them. Other dtypes need none."""
     return [(x.shape, BOOL), (x.shape, x.dtype)] if is_float(x.dtype) else []
 
@@ -25,15 +25,15 @@ def _forward(function: str, neutral: int) -> Kernel:
         x: RawArray,
         out: RawArray,
         mask: RawArray | None = None,
-        kept: RawArray | None = None,
+        cleaned: RawArray | None = None,
     ) -> None:
         axes = reduced_axes(p, x.ndim, "a reduction")
-        view = out.reshape(kept_shape(x.shape, axes))
-        if kept is not None:
+        view = out.reshape(keepdims_shape(x.shape, axes))
+        if cleaned is not None:
             xp.isnan(x, out=mask)
-            xp.copyto(kept, x)
-            xp.copyto(kept, neutral, where=mask)
-            x = kept
+            xp.copyto(cleaned, x)
+            xp.copyto(cleaned, neutral, where=mask)
+            x = cleaned
         if axes:
             getattr(xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
         else:

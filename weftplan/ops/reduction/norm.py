@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan.ops.core.floats import is_half
-from weftplan.ops.core.forms import ChosenKernel, Room, kernel
+from weftplan.ops.core.forms import ChosenKernel, ScratchSpecs, kernel
 from weftplan.ops.core.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, backward, grad, merge_dtype, same_dtype
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, Shape, SpecLike
-from weftplan.ops.reduction.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
+from weftplan.ops.reduction.reduce import keepdims_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
@@ -39,7 +39,7 @@ def _norm_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
     """Return (collapsed data shape, collapsed output shape, rows per block)."""
     axes = reduced_axes(params, len(source), "norm")
-    shape, small = collapse(source, kept_shape(source, axes))
+    shape, small = collapse(source, keepdims_shape(source, axes))
     return shape, small, rows_per_block(shape)
 
 
@@ -53,11 +53,11 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
+def _scratch(params: Params, data: SpecLike, out: SpecLike) -> ScratchSpecs:
     """Return the scratch: a block of powers, the sums, and one block's sums if several blocks are added up."""
     shape, small, rows = _norm_plan(data.shape, params)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
-    return [(one, _working(params, data.dtype, out.dtype)) for one in ((rows, *shape[1:]), small, part)]
+    return [(dims, _working(params, data.dtype, out.dtype)) for dims in ((rows, *shape[1:]), small, part)]
 
 
 @kernel(scratch=_scratch)

@@ -69,14 +69,14 @@ def _orders(
     count = _rows_at_once(*rows.shape[1:])
     block = ctx.take((count, rows.shape[2]), data.dtype)
     for group in range(rows.shape[0]):
-        for first in range(0, rows.shape[1], count):
-            where = group, slice(first, min(first + count, rows.shape[1]))
-            part = block[: where[1].stop - first]
-            xp.copyto(part, rows[where])
+        for start in range(0, rows.shape[1], count):
+            slab = group, slice(start, min(start + count, rows.shape[1]))
+            part = block[: slab[1].stop - start]
+            xp.copyto(part, rows[slab])
             if ascending:
-                yield where, xp.argsort(part, axis=1, kind="stable")
+                yield slab, xp.argsort(part, axis=1, kind="stable")
             else:  # reversed, so that equal elements keep their order
-                yield where, part.shape[1] - 1 - xp.argsort(part[:, ::-1], axis=1, kind="stable")[:, ::-1]
+                yield slab, part.shape[1] - 1 - xp.argsort(part[:, ::-1], axis=1, kind="stable")[:, ::-1]
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -87,10 +87,10 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _scatter(
-    xp: ArrayModule, target: RawArray, where: tuple[int, slice], order: RawArray, values: RawArray | int
+    xp: ArrayModule, target: RawArray, slab: tuple[int, slice], order: RawArray, values: RawArray | int
 ) -> None:
-    """Set the elements of the rows ``target[where]`` at the positions ``order`` to ``values``."""
-    rows = target[where]
+    """Set the elements of the rows ``target[slab]`` at the positions ``order`` to ``values``."""
+    rows = target[slab]
     rows[xp.arange(len(order))[:, None], order] = values
 
 
@@ -159,17 +159,17 @@ def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray | None) 
     views = [None if out is None else _as_rows(out, extents) for out in outputs]
     if p["ret_typ"] == "mask" and outputs[0] is not None:
         outputs[0].fill(0)
-    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
+    for slab, order in _orders(ctx, data, extents, p["is_ascend"]):
         chosen = order[:, :k]
         if p["ret_typ"] == "mask":
             if views[0] is not None:
-                _scatter(xp, views[0], where, chosen, 1)
+                _scatter(xp, views[0], slab, chosen, 1)
             continue
         values, positions = views if _gives_values(p) else (None, views[0])
         if values is not None:
-            values[where] = xp.take_along_axis(source[where], chosen, axis=1)
+            values[slab] = xp.take_along_axis(source[slab], chosen, axis=1)
         if positions is not None:
-            positions[where] = chosen
+            positions[slab] = chosen
 
 
 @kernel
@@ -180,9 +180,9 @@ def _backward_order(xp: ArrayModule, p: Params, g: RawArray, positions: RawArray
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))
     count = _rows_at_once(*target.shape[1:])
     for group in range(target.shape[0]):
-        for first in range(0, target.shape[1], count):
-            where = group, slice(first, first + count)
-            _scatter(xp, target, where, positions[where].astype(INDEX), g[where])
+        for start in range(0, target.shape[1], count):
+            slab = group, slice(start, start + count)
+            _scatter(xp, target, slab, positions[slab].astype(INDEX), g[slab])
 
 
 def _topk_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -244,11 +244,11 @@ def _sort(ctx: Workspace, p: Params, data: RawArray, output0: RawArray | None, o
     extents = _extents(data.shape, p["axis"])
     source = _as_rows(data, extents)
     values, positions = (None if out is None else _as_rows(out, extents) for out in (output0, output1))
-    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
+    for slab, order in _orders(ctx, data, extents, p["is_ascend"]):
         if values is not None:
-            values[where] = ctx.xp.take_along_axis(source[where], order, axis=1)
+            values[slab] = ctx.xp.take_along_axis(source[slab], order, axis=1)
         if positions is not None:
-            positions[where] = order
+            positions[slab] = order
 
 
 _UPWARDS = Param("is_ascend", p_bool, True, "False: from the greatest to the smallest")
@@ -285,8 +285,8 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 def _argsort(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     extents = _extents(data.shape, p["axis"])
     target = _as_rows(out, extents)
-    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
-        target[where] = order
+    for slab, order in _orders(ctx, data, extents, p["is_ascend"]):
+        target[slab] = order
 
 
 register(

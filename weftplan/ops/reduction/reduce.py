@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import ArrayKernel, Room, kernel, workspace_kernel
+from weftplan.ops.core.forms import ArrayKernel, ScratchSpecs, kernel, workspace_kernel
 from weftplan.ops.core.kernels import (
     BOOL,
     accumulator,
@@ -57,7 +57,7 @@ def reduced_axes(params: Params, rank: int, what: str) -> tuple[int, ...]:
     return tuple(sorted(axes))
 
 
-def kept_shape(source: Shape, axes: tuple[int, ...]) -> Shape:
+def keepdims_shape(source: Shape, axes: tuple[int, ...]) -> Shape:
     """Return ``source`` with 1 in place of the reduced axes."""
     return tuple(1 if axis in axes else dim for axis, dim in enumerate(source))
 
@@ -68,7 +68,7 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
         return ins, outs
     axes = reduced_axes(params, len(source), "a reduction")
     if params["keepdims"]:
-        out: Shape = kept_shape(source, axes)
+        out: Shape = keepdims_shape(source, axes)
     else:
         out = tuple(dim for axis, dim in enumerate(source) if axis not in axes) or (1,)
     return ins, [merge_shape(outs[0], out, f"output of reducing axes {axes} of {source}")]
@@ -77,21 +77,21 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int, ...], RawArray]:
     """Return the reduced axes, and ``small`` (an output or its gradient) reshaped with size 1 in these axes."""
     axes = reduced_axes(params, source.ndim, "a reduction")
-    return axes, small.reshape(kept_shape(source.shape, axes))
+    return axes, small.reshape(keepdims_shape(source.shape, axes))
 
 
 def _reduction(function: str) -> ArrayKernel:
-    def bare(
+    def bare_form(
         params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
         source, (_, dtype) = inputs[0].shape, outputs[0]
         axes = reduced_axes(params, len(source), "a reduction")
-        kept = kept_shape(source, axes)
+        reduced = keepdims_shape(source, axes)
         wide = accumulator(dtype) if function in ("sum", "prod") else None
         reduce = getattr(np, _UFUNCS[function]).reduce
-        return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
+        return (lambda x, out: reduce(x, axes, wide, out.reshape(reduced), True)) if axes else None
 
-    @kernel(bare=bare)
+    @kernel(bare_form=bare_form)
     def compute(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         axes, view = _views(p, x, out)
         if not axes:
@@ -151,9 +151,9 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 """``formula(xp, ograd, x, y, out, mask)`` computes a gradient; ograd and y broadcast to x and out."""
 
 
-def _mask(params: Params, g: SpecLike, x: SpecLike, y: SpecLike, out: SpecLike) -> Room:
+def _mask(params: Params, g: SpecLike, x: SpecLike, y: SpecLike, out: SpecLike) -> ScratchSpecs:
     """Return the scratch of :func:`rowwise`: a mask for one block of rows."""
-    shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
+    shape, _ = collapse(x.shape, keepdims_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
     return [((rows_per_block(shape), *shape[1:]), BOOL)]
 
 

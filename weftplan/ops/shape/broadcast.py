@@ -41,21 +41,21 @@ def _backward_broadcast(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArr
     reduce_to(xp, ograd, out)
 
 
-def _stretched(source: Shape, wanted: Shape, what: str) -> Shape:
-    """Return ``source`` broadcast to the shape ``wanted`` of equal rank; 0 in ``wanted`` keeps the size."""
-    if len(source) != len(wanted):
-        raise ShapeError(f"{what}: {source} and {wanted} differ in rank")
-    for dim, target in zip(source, wanted, strict=True):
-        if dim not in (0, 1) and target not in (0, dim):
-            raise ShapeError(f"{what}: {source} cannot be broadcast to {wanted}")
-    return tuple(target or dim for dim, target in zip(source, wanted, strict=True))
+def _stretched(source: Shape, target: Shape, what: str) -> Shape:
+    """Return ``source`` broadcast to the shape ``target`` of equal rank; 0 in ``target`` keeps the size."""
+    if len(source) != len(target):
+        raise ShapeError(f"{what}: {source} and {target} differ in rank")
+    for dim, size in zip(source, target, strict=True):
+        if dim not in (0, 1) and size not in (0, dim):
+            raise ShapeError(f"{what}: {source} cannot be broadcast to {target}")
+    return tuple(size or dim for dim, size in zip(source, target, strict=True))
 
 
 def _to_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    source, wanted = ins[0], params["shape"]
+    source, target = ins[0], params["shape"]
     if source is None:
         return ins, outs
-    return ins, [merge_shape(outs[0], _stretched(source, wanted, "broadcast_to"), "output of broadcast_to")]
+    return ins, [merge_shape(outs[0], _stretched(source, target, "broadcast_to"), "output of broadcast_to")]
 
 
 def _axis_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -80,7 +80,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
         return ins, outs
     left, right = params["lhs_axes"], params["rhs_axes"]
     if left is None and right is None:
-        wanted = like
+        target = like
     elif not left or not right or len(left) != len(right):
         raise ShapeError(
             f"broadcast_like: lhs_axes {left} and rhs_axes {right} must come together, equally long and not empty; "
@@ -91,8 +91,8 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
         for a, b in zip(left, right, strict=True):
             axis = normalize_axis(a, len(source), "lhs_axes of broadcast_like")
             dims[axis] = like[normalize_axis(b, len(like), "rhs_axes of broadcast_like")]
-        wanted = tuple(dims)
-    return ins, [merge_shape(outs[0], _stretched(source, wanted, "broadcast_like"), "output of broadcast_like")]
+        target = tuple(dims)
+    return ins, [merge_shape(outs[0], _stretched(source, target, "broadcast_like"), "output of broadcast_like")]
 
 
 def like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -294,18 +294,18 @@ def _pad_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
         for dim, pair in zip(source, pairs, strict=True):
             if max(pair) >= dim > 0 and max(pair) > 0:
                 raise ShapeError(f"Pad: cannot reflect {max(pair)} elements of a dimension of {dim} in {source}")
-    out = tuple(dim and dim + before + after for dim, (before, after) in zip(source, pairs, strict=True))
+    out = tuple(dim and dim + low + high for dim, (low, high) in zip(source, pairs, strict=True))
     return ins, [merge_shape(outs[0], out, f"output of Pad of {source}")]
 
 
 def _centre(params: Params, padded: RawArray) -> RawArray:
     pairs = _pairs(params, padded.ndim)
-    return padded[tuple(slice(before, dim - after) for dim, (before, after) in zip(padded.shape, pairs, strict=True))]
+    return padded[tuple(slice(low, dim - high) for dim, (low, high) in zip(padded.shape, pairs, strict=True))]
 
 
 def _layer(padded: RawArray, axis: int, index: int) -> RawArray:
-    place: tuple[slice | int, ...] = (*(slice(None),) * axis, index)
-    return padded[place]
+    position: tuple[slice | int, ...] = (*(slice(None),) * axis, index)
+    return padded[position]
 
 
 def _mirrors(params: Params, padded: RawArray) -> Iterator[tuple[RawArray, RawArray]]:
@@ -315,12 +315,12 @@ def _mirrors(params: Params, padded: RawArray) -> Iterator[tuple[RawArray, RawAr
     source in reverse order.
     """
     edge = params["mode"] == "edge"
-    for axis, (before, after) in enumerate(_pairs(params, padded.ndim)):
-        first, last = before, padded.shape[axis] - after - 1
-        for k in range(1, before + 1):
-            yield _layer(padded, axis, first - k), _layer(padded, axis, first if edge else first + k)
-        for k in range(1, after + 1):
-            yield _layer(padded, axis, last + k), _layer(padded, axis, last if edge else last - k)
+    for axis, (low, high) in enumerate(_pairs(params, padded.ndim)):
+        inner_first, inner_last = low, padded.shape[axis] - high - 1
+        for k in range(1, low + 1):
+            yield _layer(padded, axis, inner_first - k), _layer(padded, axis, inner_first if edge else inner_first + k)
+        for k in range(1, high + 1):
+            yield _layer(padded, axis, inner_last + k), _layer(padded, axis, inner_last if edge else inner_last - k)
 
 
 @kernel

@@ -19,13 +19,13 @@ from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered, numbered_inputs
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _pieces(whole: RawArray, axis: int, sizes: Sequence[int]) -> list[RawArray]:
-    """Return consecutive views of ``whole`` that have ``sizes`` along ``axis``."""
+def _pieces(tensor: RawArray, axis: int, sizes: Sequence[int]) -> list[RawArray]:
+    """Return consecutive views of ``tensor`` that have ``sizes`` along ``axis``."""
     views = []
     start = 0
-    before = (slice(None),) * axis
+    leading = (slice(None),) * axis
     for size in sizes:
-        views.append(whole[(*before, slice(start, start + size))])
+        views.append(tensor[(*leading, slice(start, start + size))])
         start += size
     return views
 
@@ -39,20 +39,20 @@ def _every_input(params: Params) -> tuple[int, ...]:
 
 def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     out = outs[0]
-    known = [shape for shape in (*ins, out) if shape is not None]
-    if not known:
+    shapes = [shape for shape in (*ins, out) if shape is not None]
+    if not shapes:
         return ins, outs
-    rank = len(known[0])
+    rank = len(shapes[0])
     axis = normalize_axis(params["dim"], rank, "dim of Concat")
-    others: Shape | None = None
+    merged: Shape | None = None
     for position, shape in enumerate((*ins, out)):
         if shape is None:
             continue
         if len(shape) != rank:
-            raise ShapeError(f"Concat: shapes {known[0]} and {shape} differ in rank")
+            raise ShapeError(f"Concat: shapes {shapes[0]} and {shape} differ in rank")
         which = f"Concat along {axis}, input {position}" if position < len(ins) else "output of Concat"
-        others = merge_shape(others, (*shape[:axis], 0, *shape[axis + 1 :]), which)
-    assert others is not None
+        merged = merge_shape(merged, (*shape[:axis], 0, *shape[axis + 1 :]), which)
+    assert merged is not None
     sizes = [0 if shape is None else shape[axis] for shape in ins]
     total = 0 if out is None else out[axis]
     if 0 not in sizes:
@@ -66,7 +66,7 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
         sizes[sizes.index(0)] = missing
 
     def filled(size: int) -> Shape:
-        return (*others[:axis], size, *others[axis + 1 :])
+        return (*merged[:axis], size, *merged[axis + 1 :])
 
     return [filled(size) for size in sizes], [filled(total)]
 
@@ -90,7 +90,7 @@ def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence
     return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
 
 
-@kernel(bare=_concat_bare)
+@kernel(bare_form=_concat_bare)
 def _concat(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     axis = p["dim"] % out.ndim
@@ -98,7 +98,7 @@ def _concat(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
         xp.copyto(piece, x)
 
 
-def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
+def _sizes(ctx: OpContext, total: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
     """Return (start, stop) along ``axis`` of each output.
 
     Without ``ctx.output_shapes`` the sizes of outputs that are None are unknown. Their ranges are then (0, 0), and an
@@ -117,7 +117,7 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple
             break
         spans[k] = (start, start + out.shape[axis])
         start += out.shape[axis]
-    stop = whole
+    stop = total
     for k in range(len(outputs) - 1, -1, -1):
         if outputs[k] is None:
             break
@@ -135,10 +135,10 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple
 @context_kernel
 def _backward_concat(ctx: OpContext, p: Params, g: RawArray, *outputs: RawArray | None) -> None:
     axis = p["dim"] % g.ndim
-    before = (slice(None),) * axis
+    leading = (slice(None),) * axis
     for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
         if out is not None:
-            ctx.xp.copyto(out, g[(*before, slice(*span))])
+            ctx.xp.copyto(out, g[(*leading, slice(*span))])
 
 
 _CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joined"))
@@ -201,17 +201,17 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 @kernel
 def _stack(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
-    before = (slice(None),) * (p["axis"] % out.ndim)
+    leading = (slice(None),) * (p["axis"] % out.ndim)
     for k, x in enumerate(inputs):
-        xp.copyto(out[(*before, k, ...)], x)
+        xp.copyto(out[(*leading, k, ...)], x)
 
 
 @kernel
 def _backward_stack(xp: ArrayModule, p: Params, g: RawArray, *outputs: RawArray | None) -> None:
-    before = (slice(None),) * (p["axis"] % g.ndim)
+    leading = (slice(None),) * (p["axis"] % g.ndim)
     for k, out in enumerate(outputs):
         if out is not None:
-            xp.copyto(out, g[(*before, k)])
+            xp.copyto(out, g[(*leading, k)])
 
 
 _STACK = (NUM_ARGS, Param("axis", p_int, 0, "where the new axis stands in the output"))
@@ -253,17 +253,17 @@ def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         return ins, outs
     rank = len(part) + squeeze
     axis = normalize_axis(params["axis"], rank, "axis of SliceChannel")
-    whole = (*part[:axis], count, *part[axis:]) if squeeze else (*part[:axis], part[axis] * count, *part[axis + 1 :])
-    return [whole], [part] * count
+    joined = (*part[:axis], count, *part[axis:]) if squeeze else (*part[:axis], part[axis] * count, *part[axis + 1 :])
+    return [joined], [part] * count
 
 
-def _slots(params: Params, whole: RawArray) -> list[RawArray]:
-    """Return a view of ``whole``, the input or its gradient, for each output."""
-    axis = params["axis"] % whole.ndim
+def _slots(params: Params, tensor: RawArray) -> list[RawArray]:
+    """Return a view of ``tensor``, the input or its gradient, for each output."""
+    axis = params["axis"] % tensor.ndim
     count = params["num_outputs"]
     if params["squeeze_axis"]:
-        return [whole[(*(slice(None),) * axis, k, ...)] for k in range(count)]  # with ..., a scalar is a view, too
-    return _pieces(whole, axis, [whole.shape[axis] // count] * count)
+        return [tensor[(*(slice(None),) * axis, k, ...)] for k in range(count)]  # with ..., a scalar is a view, too
+    return _pieces(tensor, axis, [tensor.shape[axis] // count] * count)
 
 
 @kernel

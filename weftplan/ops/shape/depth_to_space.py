@@ -44,7 +44,7 @@ def _wide(shape: Shape, block: int, name: str) -> Shape:
     return batch, channels // (block * block), height * block, width * block
 
 
-def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -> ShapeRule:
+def _infer(name: str, forth: Callable[..., Shape], inverse: Callable[..., Shape]) -> ShapeRule:
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         source, out, block = ins[0], outs[0], params["block_size"]
         for shape in (source, out):
@@ -53,7 +53,7 @@ def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -
         if source is not None:
             out = merge_shape(out, forth(source, block, name), f"output of {name} of {source}")
         if out is not None:
-            source = merge_shape(source, back(out, block, name), f"input of {name} to {out}")
+            source = merge_shape(source, inverse(out, block, name), f"input of {name} to {out}")
         return [source], [out]
 
     return infer
@@ -77,7 +77,7 @@ def _kernel(*, to_space: bool) -> Kernel:
     return compute
 
 
-for _name, _other, _forth, _back, _doc in (
+for _name, _other, _forth, _inverse, _doc in (
     ("depth_to_space", "space_to_depth", _wide, _deep, "Groups of channels become blocks of a larger image."),
     ("space_to_depth", "depth_to_space", _deep, _wide, "Blocks of the image become channels of a smaller one."),
 ):
@@ -85,7 +85,7 @@ for _name, _other, _forth, _back, _doc in (
         Op(
             name=_name,
             forward=_kernel(to_space=_forth is _wide),
-            infer_shape=_infer(_name, _forth, _back),
+            infer_shape=_infer(_name, _forth, _inverse),
             infer_dtype=same_dtype,
             params=_BLOCK,
             gradient=grad(_other, "g0"),

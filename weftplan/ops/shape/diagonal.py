@@ -57,10 +57,10 @@ def _line(
 ) -> tuple[RawArray, tuple[EllipsisType, RawArray, RawArray]]:
     """Return a view of ``matrices`` with axes ``rows`` and ``columns`` last, and the index of its diagonal k."""
     k = params["k"]
-    last = xp.moveaxis(matrices, (rows, columns), (-2, -1))
-    size = min(last.shape[-2] + min(k, 0), last.shape[-1] - max(k, 0))
+    trailing = xp.moveaxis(matrices, (rows, columns), (-2, -1))
+    size = min(trailing.shape[-2] + min(k, 0), trailing.shape[-1] - max(k, 0))
     steps = xp.arange(size)
-    return last, (..., steps - min(k, 0), steps + max(k, 0))
+    return trailing, (..., steps - min(k, 0), steps + max(k, 0))
 
 
 def _build(ctx: Workspace, params: Params, vector: RawArray, matrix: RawArray) -> None:

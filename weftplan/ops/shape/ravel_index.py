@@ -76,8 +76,8 @@ def _unravel(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
 
 def _bytes(count: int) -> WorkspaceRule:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        places = inputs[0].shape[-1]
-        return block_bytes(places, [INDEX] * count)
+        size = inputs[0].shape[-1]
+        return block_bytes(size, [INDEX] * count)
 
     return workspace
 

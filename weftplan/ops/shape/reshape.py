@@ -48,17 +48,17 @@ from weftplan.ops.shape.reshape_codes import reshaped
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _solve_one(partial: Shape, size: int, what: str) -> Shape:
+def _solve_dimension(partial: Shape, size: int, what: str) -> Shape:
     """Return ``partial`` with its unknown dimension (0) set so that the shape has ``size`` elements.
 
     Return it unchanged unless exactly one dimension is unknown.
     """
     if partial.count(0) != 1:
         return partial
-    known = math.prod(dim for dim in partial if dim)
-    if size % known:
+    product = math.prod(dim for dim in partial if dim)
+    if size % product:
         raise ShapeError(f"{what}: {size} elements do not fit a tensor of shape {partial}")
-    return tuple(dim or size // known for dim in partial)
+    return tuple(dim or size // product for dim in partial)
 
 
 def _reshape_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -71,16 +71,16 @@ def _reshape_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
             out = merge_shape(out, codes, "output of Reshape")
         return [None], [out]
     if codes:
-        wanted = reshaped(source, codes, reverse=params["reverse"])
+        shape = reshaped(source, codes, reverse=params["reverse"])
     else:  # the older form, without special codes: 0 is inferred, keep_highest keeps dimension 0
-        wanted = (source[0], *target[1:]) if params["keep_highest"] else target
+        shape = (source[0], *target[1:]) if params["keep_highest"] else target
         if is_known(source):
-            wanted = _solve_one(wanted, math.prod(source), f"Reshape of {source} to {target}")
-            if math.prod(wanted) != math.prod(source):
+            shape = _solve_dimension(shape, math.prod(source), f"Reshape of {source} to {target}")
+            if math.prod(shape) != math.prod(source):
                 raise ShapeError(f"Reshape of {source} to {target}: {math.prod(source)} elements do not fit")
-    out = merge_shape(out, wanted, f"output of Reshape of {source}")
+    out = merge_shape(out, shape, f"output of Reshape of {source}")
     if out is not None and is_known(out):
-        source = _solve_one(source, math.prod(out), f"input of Reshape to {out}")
+        source = _solve_dimension(source, math.prod(out), f"input of Reshape to {out}")
     return [source], [out]
 
 
@@ -92,10 +92,10 @@ def _flatten_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
         return [None], [out]
     if not source:
         raise ShapeError("Flatten expects at least 1 dimension, got shape ()")
-    first, *rest = source
-    out = merge_shape(out, (first, math.prod(rest)), f"output of Flatten of {source}")
+    batch, *features = source
+    out = merge_shape(out, (batch, math.prod(features)), f"output of Flatten of {source}")
     assert out is not None
-    tail = _solve_one(tuple(rest), out[1], f"input of Flatten to {out}") if out[1] else tuple(rest)
+    tail = _solve_dimension(tuple(features), out[1], f"input of Flatten to {out}") if out[1] else tuple(features)
     return [(out[0], *tail)], [out]
 
 
@@ -125,8 +125,8 @@ def _squeeze_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
         for axis in dropped:
             if source[axis] > 1:
                 raise ShapeError(f"squeeze: dimension {axis} of {source} is not 1")
-    kept = tuple(dim for axis, dim in enumerate(source) if axis not in dropped)
-    return [source], [merge_shape(out, kept or (1,), f"output of squeeze of {source}")]
+    dims = tuple(dim for axis, dim in enumerate(source) if axis not in dropped)
+    return [source], [merge_shape(out, dims or (1,), f"output of squeeze of {source}")]
 
 
 def _reshape_like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -135,18 +135,18 @@ def _reshape_like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shap
         return ins, outs
     begin, end = _span(params["lhs_begin"], params["lhs_end"], len(lhs), "lhs")
     rhs_begin, rhs_end = _span(params["rhs_begin"], params["rhs_end"], len(rhs), "rhs")
-    wanted = lhs[:begin] + rhs[rhs_begin:rhs_end] + lhs[end:]
-    if is_known(lhs) and is_known(wanted) and math.prod(lhs) != math.prod(wanted):
-        raise ShapeError(f"reshape_like: {lhs} cannot take the shape {wanted}")
-    return ins, [merge_shape(outs[0], wanted, "output of reshape_like")]
+    shape = lhs[:begin] + rhs[rhs_begin:rhs_end] + lhs[end:]
+    if is_known(lhs) and is_known(shape) and math.prod(lhs) != math.prod(shape):
+        raise ShapeError(f"reshape_like: {lhs} cannot take the shape {shape}")
+    return ins, [merge_shape(outs[0], shape, "output of reshape_like")]
 
 
 def _span(begin: int | None, end: int | None, rank: int, which: str) -> tuple[int, int]:
-    first = 0 if begin is None else begin + rank * (begin < 0)
-    last = rank if end is None else end + rank * (end < 0)
-    if not 0 <= first <= last <= rank:
+    start = 0 if begin is None else begin + rank * (begin < 0)
+    stop = rank if end is None else end + rank * (end < 0)
+    if not 0 <= start <= stop <= rank:
         raise ShapeError(f"reshape_like: {which}_begin={begin}, {which}_end={end} do not fit {rank} dimensions")
-    return first, last
+    return start, stop
 
 
 def _first_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -266,7 +266,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(outs[0], params["dtype"], "output of Cast and its dtype")]
 
 
-def _by_way_of(source: DType, target: DType) -> list[DType]:
+def _cast_steps(source: DType, target: DType) -> list[DType]:
     """Return a cast's intermediate dtypes: int64 from floats to smaller integers (300.0 wraps to 44 in uint8)."""
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
@@ -285,7 +285,7 @@ class CastKernel(BoundKernel):
 
     def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call that converts each block, because NumPy copies an array that it converts in place."""
-        scratch = _by_way_of(inputs[0].dtype, outputs[0].dtype)
+        scratch = _cast_steps(inputs[0].dtype, outputs[0].dtype)
         return bound_blocks(ctx, partial(_convert, ctx.xp), partial(blocks, ctx, (inputs[0], outputs[0]), scratch))
 
 
@@ -293,7 +293,7 @@ _cast = CastKernel()
 
 
 def _cast_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return block_bytes(math.prod(inputs[0].shape), _by_way_of(inputs[0].dtype, outputs[0].dtype))
+    return block_bytes(math.prod(inputs[0].shape), _cast_steps(inputs[0].dtype, outputs[0].dtype))
 
 
 register(

@@ -74,43 +74,43 @@ class _Walk:
         self.what = f"Reshape of {source} to {tuple(codes)}" + (" from the right" if reverse else "")
         self.reverse = reverse
         self.size = math.prod(source)
-        self.left = dims[::-1]
+        self.unread = dims[::-1]
         self.out: list[int] = []
         self.inferred: int | None = None
 
-    def next(self) -> int:
-        if not self.left:
+    def pop_dim(self) -> int:
+        if not self.unread:
             raise ShapeError(f"{self.what}: the input has no dimension left for the next code")
-        return self.left.pop()
+        return self.unread.pop()
 
     def take(self, group: tuple[int, ...]) -> None:
         code = group[0]
         if code == 0:
-            self.out.append(self.next())
+            self.out.append(self.pop_dim())
         elif code == -2:
-            self.out.extend(reversed(self.left))
-            self.left.clear()
+            self.out.extend(reversed(self.unread))
+            self.unread.clear()
         elif code == -3:
-            self.out.append(self.next() * self.next())
+            self.out.append(self.pop_dim() * self.pop_dim())
         elif code == -4:
-            self.split(self.next(), *group[1:])
+            self.split(self.pop_dim(), *group[1:])
         else:
-            if self.left:
-                self.left.pop()
+            if self.unread:
+                self.unread.pop()
             if code == -1:
                 if self.inferred is not None:
                     raise ShapeError(f"{self.what}: only one dimension may be -1")
                 self.inferred = len(self.out)
             self.out.append(1 if code == -1 else code)
 
-    def split(self, dim: int, first: int, second: int) -> None:
-        if first == -1:
-            first = dim // second
-        elif second == -1:
-            second = dim // first
-        if dim and first * second != dim:
-            raise ShapeError(f"{self.what}: {dim} cannot be split into {first} x {second}")
-        self.out.extend((second, first) if self.reverse else (first, second))
+    def split(self, dim: int, outer: int, inner: int) -> None:
+        if outer == -1:
+            outer = dim // inner
+        elif inner == -1:
+            inner = dim // outer
+        if dim and outer * inner != dim:
+            raise ShapeError(f"{self.what}: {dim} cannot be split into {outer} x {inner}")
+        self.out.extend((inner, outer) if self.reverse else (outer, inner))
 
     def finish(self) -> Shape:
         size = math.prod(self.out)

@@ -33,8 +33,8 @@ def _register(
     aliases: tuple[str, ...] = (),
 ) -> None:
     @kernel
-    def forward(xp: ArrayModule, p: Params, data: RawArray, *others: Any) -> None:
-        out = others[-1]
+    def forward(xp: ArrayModule, p: Params, data: RawArray, *arrays: Any) -> None:
+        out = arrays[-1]
         xp.copyto(out, data[region(p, data.shape, out.shape)])
 
     @kernel
@@ -102,8 +102,8 @@ def _axis_region(params: Params, shape: Shape, part: Shape) -> tuple[slice, ...]
     for bound in (begin, end):
         if dim and bound is not None and not -dim <= bound <= dim:
             raise ShapeError(f"slice_axis: begin {begin}, end {end} exceed dimension {axis} of {shape}")
-    whole = slice(None)
-    return tuple(slice(begin, end) if k == axis else whole for k in range(len(shape)))
+    every = slice(None)
+    return tuple(slice(begin, end) if k == axis else every for k in range(len(shape)))
 
 
 def _like_region(params: Params, shape: Shape, part: Shape) -> tuple[slice, ...]:
@@ -120,10 +120,10 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     dims = list(source)
     for position in axes or range(len(source)):
         axis = normalize_axis(position, len(source), "axes of slice_like")
-        wanted = like[normalize_axis(position, len(like), "axes of slice_like")]
-        if dims[axis] and wanted > dims[axis]:
+        size = like[normalize_axis(position, len(like), "axes of slice_like")]
+        if dims[axis] and size > dims[axis]:
             raise ShapeError(f"slice_like: dimension {axis} of {source} is smaller than that of {like}")
-        dims[axis] = wanted
+        dims[axis] = size
     return ins, [merge_shape(outs[0], tuple(dims), "output of slice_like")]
 
 
@@ -168,9 +168,9 @@ _register(
 
 def _assign_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     """Infer that the output has the first input's shape, and a second input the region's shape."""
-    whole = merge_shape(ins[0], outs[0], "input and output of _slice_assign")
-    _, region = _slice_shape(params, [whole], ins[1:] or [None])
-    return [whole, *region[: len(ins) - 1]], [whole]
+    shape = merge_shape(ins[0], outs[0], "input and output of _slice_assign")
+    _, region = _slice_shape(params, [shape], ins[1:] or [None])
+    return [shape, *region[: len(ins) - 1]], [shape]
 
 
 @kernel

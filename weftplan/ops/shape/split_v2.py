@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import kernel
-from weftplan.ops.core.params import MOST_OUTPUTS, p_bool, p_int, p_range, p_shape
+from weftplan.ops.core.params import MAX_OUTPUTS, p_bool, p_int, p_range, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params
@@ -21,7 +21,7 @@ _SPLIT = (
     Param("indices", p_shape, doc="where each piece begins, the first at 0; unused when sections is given"),
     Param("axis", p_int, 1, "axis to cut"),
     Param("squeeze_axis", p_bool, False, "drop the axis, of which every piece must have size 1"),
-    Param("sections", p_range(0, MOST_OUTPUTS), 0, "number of equal pieces; 0: as indices says"),
+    Param("sections", p_range(0, MAX_OUTPUTS), 0, "number of equal pieces; 0: as indices says"),
 )
 
 
@@ -68,11 +68,11 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _pieces(
-    params: Params, whole: RawArray, parts: Sequence[RawArray | None]
+    params: Params, tensor: RawArray, parts: Sequence[RawArray | None]
 ) -> list[tuple[RawArray, RawArray | None]]:
-    """Return (view of ``whole``, part reshaped to the view's shape) of each piece; None remains None."""
-    axis = params["axis"] % whole.ndim
-    views = [whole[(*(slice(None),) * axis, part)] for part in _bounds(params, whole.shape[axis])]
+    """Return (view of ``tensor``, part reshaped to the view's shape) of each piece; None remains None."""
+    axis = params["axis"] % tensor.ndim
+    views = [tensor[(*(slice(None),) * axis, part)] for part in _bounds(params, tensor.shape[axis])]
     return [(view, None if part is None else part.reshape(view.shape)) for view, part in zip(views, parts, strict=True)]
 
 

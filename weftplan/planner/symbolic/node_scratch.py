@@ -16,7 +16,7 @@ from weftplan.errors import PlanError
 from weftplan.ops import autotune
 from weftplan.ops.core import cost, implementations, tiling
 from weftplan.ops.core.cuda_tuning import planned_for
-from weftplan.ops.core.implementations import Choice
+from weftplan.ops.core.implementations import KernelChoice
 from weftplan.ops.core.rule_cache import Settled
 from weftplan.ops.core.schema import DType, Shape, TensorSpec, aligned
 from weftplan.ops.fusion.relu import layer_of
@@ -27,12 +27,12 @@ from weftplan.symbol.node import Node
 
 Facts = tuple[list[Shape], list[DType], list[Shape], list[DType]]
 """Input shapes, input dtypes, output shapes, output dtypes."""
-_settled = Settled[tuple[Choice, int]]()
+_settled = Settled[tuple[KernelChoice, int]]()
 
 
 def operator_choices(
     graph: IndexedGraph, *, shapes: list[Shape], dtypes: list[DType], devices: Sequence[Context], options: PlanOptions
-) -> tuple[dict[int, Choice], dict[int, int]]:
+) -> tuple[dict[int, KernelChoice], dict[int, int]]:
     """Return the implementation of each node that has several or declares scratch, and the scratch bytes of each node.
 
     Both are by node id; nodes without scratch are absent from the second.
@@ -40,10 +40,10 @@ def operator_choices(
     Raises:
         PlanError: an operator declares a number of bytes that is negative or no integer.
     """
-    choices: dict[int, Choice] = {}
+    choices: dict[int, KernelChoice] = {}
     needs: dict[int, int] = {}
     # The parser gives equal parameters one dictionary, so repeated layers are looked up by identity.
-    known: dict[tuple[object, ...], tuple[Choice, int]] = {}
+    known: dict[tuple[object, ...], tuple[KernelChoice, int]] = {}
     row, inputs = graph.row, graph.inputs
     where, offered = "", implementations.provided("")
     last: Context | None = None
@@ -80,14 +80,14 @@ def operator_choices(
     return choices, needs
 
 
-def _choice(node: Node, facts: Facts, device_type: str, where: str, options: PlanOptions) -> tuple[Choice, int]:
+def _choice(node: Node, facts: Facts, device_type: str, where: str, options: PlanOptions) -> tuple[KernelChoice, int]:
     """Choose the implementation of a node; return it with its scratch bytes."""
     op, params = node.op, node.params
     assert op is not None
     ins, outs = list(map(TensorSpec, *facts[:2])), list(map(TensorSpec, *facts[2:]))
     choice = implementations.choose(op, params, ins, outs, options.kernels, on=where)
     if options.kernels == "auto" and where == "host" and choice.several:
-        choice = autotune.tuned(op, params, ins, outs, tune=options.autotune, given=choice)
+        choice = autotune.tuned(op, params, ins, outs, tune=options.autotune, heuristic=choice)
     with tiling.using(tiling.of(device_type)):
         nbytes = choice.implementation.workspace(params, ins, outs)
     if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
@@ -100,7 +100,7 @@ CUBLAS = "cublas_workspaces"
 _PREFIXES = ("_linalg_", "_contrib_interleaved_matmul", "_contrib_DeformableConvolution", "khatri_rao")
 
 
-def library_bytes(network: Network, choices: Mapping[int, Choice]) -> dict[str, int]:
+def library_bytes(network: Network, choices: Mapping[int, KernelChoice]) -> dict[str, int]:
     """Return the bytes of cuBLAS's workspaces by purpose: one per worker thread of each GPU that computes products.
 
     A worker has one cuBLAS handle and uses one stream at a time; the workspaces have a fixed size. Graphs on one GPU

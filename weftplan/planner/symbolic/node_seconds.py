@@ -150,7 +150,7 @@ def _modelled(
                 [shapes[e] for e in inputs],
                 [shapes[e] for e in outs],
                 is_backward=node.op.backward_of is not None,
-                wanted=wanted,
+                needed=wanted,
             )
         elif machine.functions:
             seconds = cost.formula_seconds(node.op.forward, node.params, len(inputs), nbytes[outs[0]])

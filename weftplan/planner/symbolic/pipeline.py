@@ -18,7 +18,7 @@ from weftplan import config
 from weftplan.device.amounts import amount, counted
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, ShapeError
-from weftplan.ops.core.implementations import Choice
+from weftplan.ops.core.implementations import KernelChoice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.memory_plan import MemoryPlan, Pass
@@ -63,7 +63,7 @@ class PlannedGraph(PlannedSteps):
     """Argument name -> node id of the variable, in ``list_arguments`` order; -1 if the graph does not use it."""
     aux: dict[str, int]
     """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
-    kernels: Mapping[int, Choice] = field(default_factory=dict)
+    kernels: Mapping[int, KernelChoice] = field(default_factory=dict)
     """Node id -> its implementation; nodes with only one implementation and no scratch may be absent."""
 
     def variables(self) -> dict[str, tuple[Shape, DType]]:
@@ -170,7 +170,7 @@ class SizedGraph:
     """The graph with sizes, in the order of the symbol."""
     settings: Settings
     """The caller's arguments."""
-    choices: dict[int, Choice]
+    choices: dict[int, KernelChoice]
     """The implementation of each node."""
     seconds: dict[str, float]
     """Processor time of each pass, by name."""
@@ -291,7 +291,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
     return forms[place], draft
 
 
-def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
+def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, KernelChoice]]:
     """Return the core's program with the operators' declarations, and the implementation of each node.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.ops.core import implementations, registry
-from weftplan.ops.core.implementations import Choice, Implementation
+from weftplan.ops.core.implementations import Implementation, KernelChoice
 from weftplan.ops.core.schema import Op, Req
 from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
@@ -110,15 +110,15 @@ def loaded(data: bytes, nodes: Sequence[Node]) -> PlannedGraph:
     """Deserialize a graph of :func:`dumped` for a symbol with these nodes in depth-first order."""
     planned: PlannedGraph
     planned, stored = _Reader(data, nodes).load()
-    choices: dict[tuple[Any, ...], Choice] = {}
-    kernels: dict[int, Choice] = {}
+    choices: dict[tuple[Any, ...], KernelChoice] = {}
+    kernels: dict[int, KernelChoice] = {}
     for nid, kind in stored.items():
         op, device = planned.graph.nodes[nid].op, planned.devices[nid]
         assert op is not None
         key = (op.name, device, *kind)
         if key not in choices:
             name, reason, several = kind
-            choices[key] = Choice(_way(op, device, name), reason=reason, several=several)
+            choices[key] = KernelChoice(_way(op, device, name), reason=reason, several=several)
         kernels[nid] = choices[key]
     labels = Labels(
         planned.graph,

@@ -77,11 +77,14 @@ def read_shape(shape: Any, what: str) -> Any:
     """Convert a caller's shape to the internal form, with 0 for unknown dimensions.
 
     Raises:
-        ShapeError: a dimension of size 0 inside ``with np_shape():``.
+        ShapeError: ``shape`` is no sequence, or has a dimension of size 0 inside ``with np_shape():``.
     """
     if shape is None or isinstance(shape, str):
         return shape
-    dims: Sequence[Any] = tuple(shape)
+    try:
+        dims: Sequence[Any] = tuple(shape)
+    except TypeError:
+        raise ShapeError(f"{what} must be a tuple of integers such as (32, 10), got {shape!r}") from None
     if not dims and not is_np_shape():
         return None  # MXNet's form of an unknown shape
     if is_np_shape() and 0 in dims:

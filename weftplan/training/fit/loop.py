@@ -195,6 +195,9 @@ class Fitting(ResumableRun):
                 self._monitor.tic()
             since = self._update(batch, since)
             self._ended = StepEnd(self.module)
+            # Read before the next batch, whose arrays may be the same memory. A custom batch may lack data.
+            labels, data = batch.label, getattr(batch, "data", None)
+            samples = data[0].shape[0] if data else 0
             following = None
             if reads_ahead:
                 following = next(batches, None)
@@ -206,9 +209,7 @@ class Fitting(ResumableRun):
             pairs = self.metric.get_name_value() if self._reads_metric else []
             since = self._window.spent("compute", since)
             number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
-            self._watch.batch(self.epoch, number, batch.label, pairs)
-            data = getattr(batch, "data", None)  # a custom batch may lack it
-            samples = data[0].shape[0] if data else 0
+            self._watch.batch(self.epoch, number, labels, pairs)
             self._display.batch(self.epoch, number, samples, pairs)
             # Read before the callbacks, as in MXNet: Speedometer may reset the metric after the last batch.
             if following is None:

@@ -205,7 +205,7 @@ class LSTMBias(Initializer):
         self.forget_bias = forget_bias
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
-        if len(shape) != 1 or shape[0] % 4:
+        if not shape or shape[0] % 4:
             raise ParameterError(f"LSTMBias needs the biases of four gates of one size, got shape {shape}")
         hidden = shape[0] // 4
         biases = np.zeros(shape)

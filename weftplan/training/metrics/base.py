@@ -64,7 +64,8 @@ class EvalMetric(Constructed):
         output_names: network outputs that :meth:`update_dict` uses, in this order; None: all.
         label_names: labels that it uses; None: all.
         has_global_stats: whether the metric also maintains ``global_sum_metric`` and ``global_num_inst``. Default: only
-            if the class does not override ``update``. Without them :meth:`get_global` equals :meth:`get`.
+            if the class overrides :meth:`measure`. Without them, or before they count, :meth:`get_global` equals
+            :meth:`get`.
         settings: ignored; accepted from subclasses that forward their settings.
     """
 
@@ -82,9 +83,8 @@ class EvalMetric(Constructed):
         self.name = str(name)
         self.output_names = output_names
         self.label_names = label_names
-        self._has_global_stats = (
-            type(self).update is EvalMetric.update if has_global_stats is None else bool(has_global_stats)
-        )
+        measures = type(self).measure is not EvalMetric.measure
+        self._has_global_stats = measures if has_global_stats is None else bool(has_global_stats)
         self.reset()
 
     def reset(self) -> None:
@@ -147,7 +147,7 @@ class EvalMetric(Constructed):
 
     def get_global(self) -> MetricValue:
         """Return (name, value) since the last :meth:`reset`."""
-        if not self._has_global_stats:
+        if not self._has_global_stats or not self.global_num_inst:  # an ``update`` of the user's need not know of them
             return self.get()
         return self.name, self._global_mean()
 
@@ -161,11 +161,11 @@ class EvalMetric(Constructed):
         """[(name, value), …] since the last :meth:`reset`; without global sums those of :meth:`get_name_value`."""
         if not self._has_global_stats:
             return self.get_name_value()
-        return _as_pairs(*self.get_global())
+        return as_pairs(*self.get_global())
 
     def get_name_value(self) -> list[tuple[str, float]]:
         """[(name, value), …]."""
-        return _as_pairs(*self.get())
+        return as_pairs(*self.get())
 
     def get_config(self) -> dict[str, object]:
         """Return the arguments of :func:`weftplan.training.metrics.metric.create` that make this metric."""
@@ -181,7 +181,8 @@ class EvalMetric(Constructed):
         return f"{type(self).__name__}({dict(self.get_name_value())})"
 
 
-def _as_pairs(name: str | list[str], value: float | list[float]) -> list[tuple[str, float]]:
+def as_pairs(name: str | list[str], value: float | list[float]) -> list[tuple[str, float]]:
+    """Return [(name, value), …] from the result of a metric's ``get``."""
     names = name if isinstance(name, list) else [name]
     return list(zip(names, value if isinstance(value, list) else [value], strict=True))
 

@@ -146,4 +146,5 @@ class Perplexity(EvalMetric):
         return self.name, math.exp(self._mean())
 
     def get_global(self) -> MetricValue:
-        return (self.name, math.exp(self._global_mean())) if self._has_global_stats else self.get()
+        counted = self._has_global_stats and self.global_num_inst
+        return (self.name, math.exp(self._global_mean())) if counted else self.get()

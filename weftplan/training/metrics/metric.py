@@ -19,6 +19,7 @@ from weftplan.training.metrics.base import (
     MetricValue,
     alias,
     as_list,
+    as_pairs,
     check_label_shapes,
     host,
     register,
@@ -111,8 +112,9 @@ class CompositeEvalMetric(EvalMetric):
         output_names: Names = None,
         label_names: Names = None,
     ) -> None:
-        self.metrics = [create(**metric) if isinstance(metric, Mapping) else create(metric) for metric in metrics or ()]
+        self.metrics: list[EvalMetric] = []  # first: the base resets, and members reset themselves
         super().__init__(name, output_names, label_names, has_global_stats=True)
+        self.metrics += [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
 
     def add(self, metric: MetricLike) -> None:
         """Append a metric, in any form that :func:`create` accepts."""
@@ -153,11 +155,11 @@ class CompositeEvalMetric(EvalMetric):
             metric.update_dict(labels, preds)
 
     def get(self) -> MetricValue:
-        pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
+        pairs = [pair for metric in self.metrics for pair in as_pairs(*metric.get())]
         return [name for name, _ in pairs], [value for _, value in pairs]
 
     def get_global(self) -> MetricValue:
-        pairs = [pair for metric in self.metrics for pair in metric.get_global_name_value()]
+        pairs = [pair for metric in self.metrics for pair in as_pairs(*metric.get_global())]
         return [name for name, _ in pairs], [value for _, value in pairs]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,7 +23,7 @@ from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.kvstore.distributed.transport.elastic_job import is_joining
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
-from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
@@ -33,15 +33,15 @@ from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopp
 from weftplan.training.fit.checkpoint_writer import make_checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
-from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike, TrainedModule
+from weftplan.training.fit.fit_module import Logs, OptimizerLike, OptimizerSettings, StoreLike, TrainedModule
 from weftplan.training.fit.loop import Fitting, Validation
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import read_params, write_params
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics import metric as metrics
 from weftplan.training.metrics.metric import MetricLike
+from weftplan.training.module.module_steps import ModuleSteps, Params
 
-Params = Mapping[str, NDArray]
 PADDING: ContextVar[int] = ContextVar("padding", default=0)
 """Samples at the end of the batch that ``update_metric`` leaves out, set by ``score`` around its call.
 
@@ -64,7 +64,7 @@ _ELSEWHERE = {
 """Hints for arguments that users pass to ``fit`` by mistake."""
 
 
-class BaseModule(Constructed):
+class BaseModule(ModuleSteps):
     """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
 
     def __init__(self, logger: Logs | None = None) -> None:
@@ -86,31 +86,6 @@ class BaseModule(Constructed):
         return [self]
 
     # -- steps, given by the subclass -------------------------------------------------------------------------------
-
-    def bind(self, data_shapes: Descs, label_shapes: Descs | None = None, *args: Any, **kwargs: Any) -> None:
-        """Plan and allocate executors for these shapes.
-
-        Args:
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
-            label_shapes: the same of each label; None: no labels.
-            *args: further arguments of the subclass, such as ``for_training``.
-            **kwargs: the same by name.
-        """
-        raise NotImplementedError
-
-    def init_params(self, initializer: Initializer | None = None, *args: Any, **kwargs: Any) -> None:
-        """Give every parameter a value.
-
-        Args:
-            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
-            *args: further arguments of the subclass, such as ``arg_params``.
-            **kwargs: the same by name.
-        """
-        raise NotImplementedError
-
-    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        """Make the optimizer and the kvstore."""
-        raise NotImplementedError
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         """Run forward, asynchronously."""
@@ -206,25 +181,6 @@ class BaseModule(Constructed):
         """Announce the number of micro-batches per step, before the optimizer is created."""
         if micro_batches > 1:
             raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
-
-    def set_params(
-        self,
-        arg_params: Params,
-        aux_params: Params | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Assign parameters; with ``allow_missing`` missing parameters keep their values.
-
-        Args:
-            arg_params: values by name.
-            aux_params: values of auxiliary states by name; None: none.
-            allow_missing: whether parameters without a value are allowed.
-            force_init: whether parameters that have a value are changed.
-            allow_extra: whether names that the network does not have are ignored.
-        """
-        raise NotImplementedError
 
     # -- files ----------------------------------------------------------------------------------------------------
 

@@ -19,19 +19,18 @@ from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
-from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
 from weftplan.training.executor_group import GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
-from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.parameter_files import load_params, params_path, write_params
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
-from weftplan.training.module.base_module import BaseModule, Params
+from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.module import Module
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 
 SymbolGenerator = Callable[[Any], tuple[Symbol, Sequence[str] | None, Sequence[str] | None]]
 
@@ -47,6 +46,8 @@ class BucketingModule(BaseModule):
         logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params, memory_budget:
             settings of :class:`~weftplan.training.module.module.Module` that all buckets have.
     """
+
+    _init_options = ("allow_missing", "force_init")
 
     def __init__(
         self, sym_gen: SymbolGenerator, default_bucket_key: Hashable | None = None, logger: Logs | None = None,
@@ -224,43 +225,18 @@ class BucketingModule(BaseModule):
         """Outputs of the current bucket."""
         return self._current.output_shapes
 
-    @known_keywords()
-    @all_or_nothing
-    def bind(
-        self,
-        data_shapes: Descs,
-        label_shapes: Descs | None = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: None = None,
-        grad_req: GradReq = "write",
-    ) -> None:
-        """Bind the default bucket for its shapes; other buckets are bound when their first batch arrives.
-
-        Args:
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
-            label_shapes: the same of each label; None: no labels.
-            for_training: whether gradients are planned and computed.
-            inputs_need_grad: whether gradients of the inputs are computed.
-            force_rebind: bind again, if the module is bound.
-            shared_module: must be None.
-            grad_req: ``write``, ``add`` or ``null``, for all or by name.
-
-        Raises:
-            BindError: a ``shared_module``, which is not supported.
-        """
-        if shared_module is not None:
+    def _bind(self, data_shapes: Descs, label_shapes: Descs | None, options: BindOptions) -> None:
+        if options.shared_module is not None:
             raise BindError("BucketingModule.bind: shared_module is not supported")
-        if self.binded and not force_rebind:
-            return
+        self.for_training, self.inputs_need_grad = options.for_training, options.inputs_need_grad
         self._bind_options = {
-            "for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req,
+            "for_training": options.for_training, "inputs_need_grad": options.inputs_need_grad,
+            "grad_req": options.grad_req,
         }  # fmt: skip
         self._buckets = {}
         self._default.bind(data_shapes, label_shapes, force_rebind=True, **self._bind_options)
         self._use(self.default_bucket_key, self._default)
-        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+        self.binded = True
         self.params_initialized = self._default.params_initialized
 
     @all_or_nothing
@@ -306,53 +282,19 @@ class BucketingModule(BaseModule):
 
     # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
 
-    @known_keywords()
-    @all_or_nothing
-    def init_params(
-        self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """As :meth:`Module.init_params <weftplan.training.module.module.Module.init_params>`.
-
-        Args:
-            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
-            arg_params: values by name, which win over the initializer; None: none.
-            *args: ``aux_params``, ``allow_missing``, ``force_init`` and ``allow_extra``, in this order.
-            **kwargs: the same by name.
-        """
-        self._default.init_params(initializer, arg_params, *args, **kwargs)
-        self.params_initialized = True
-        self._current.params_initialized = True
-
-    @all_or_nothing
-    def set_params(
+    def _init_params(
         self,
-        arg_params: Params,
+        initializer: Initializer | None,
+        arg_params: Params | None,
         aux_params: Params | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
+        options: InitOptions,
     ) -> None:
-        """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`.
+        self._default.init_params(initializer, arg_params, aux_params, *options)
+        self.params_initialized = self._current.params_initialized = True
 
-        Args:
-            arg_params: values by name.
-            aux_params: values of auxiliary states by name; None: none.
-            allow_missing: whether parameters without a value are allowed.
-            force_init: whether parameters that have a value are changed.
-            allow_extra: whether names that the network does not have are ignored.
-        """
-        if not allow_missing and not allow_extra and aux_params is not None and overrides(self, "init_params"):
-            self.init_params(
-                initializer=None,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-            )
-            return
-        self._default.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
-        self.params_initialized = True
-        self._current.params_initialized = True
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
+        self._default.set_params(arg_params, aux_params, *options)
+        self.params_initialized = self._current.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Return (arg_params, aux_params) as copies on the host."""
@@ -361,24 +303,10 @@ class BucketingModule(BaseModule):
     def synchronize(self) -> None:
         self._default.synchronize()
 
-    @known_keywords()
-    @all_or_nothing
-    def init_optimizer(
-        self,
-        kvstore: StoreLike = "local",
-        optimizer: OptimizerLike = "sgd",
-        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: StoreLike, optimizer: OptimizerLike, settings: OptimizerSettings, *, force_init: bool
     ) -> None:
-        """As :meth:`Module.init_optimizer <weftplan.training.module.module.Module.init_optimizer>`.
-
-        Args:
-            kvstore: name of a kvstore, a store, or None.
-            optimizer: name of an optimizer, or an optimizer.
-            optimizer_params: its settings, as pairs or a mapping.
-            force_init: make a new optimizer if there is one.
-        """
-        self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self._default.init_optimizer(kvstore, optimizer, settings, force_init)
         self.optimizer_initialized = True
         for module in self._buckets.values():
             if module is not self._default:

@@ -27,7 +27,6 @@ from weftplan.symbol import Symbol
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
-from weftplan.training.fit.overrides import overrides
 from weftplan.training.fit.parameter_files import load_checkpoint, params_path
 from weftplan.training.fit.precision import lowered
 from weftplan.training.initializers import initializer as initializers
@@ -45,6 +44,7 @@ from weftplan.training.module.module_checks import (
     named_as,
     resized,
 )
+from weftplan.training.module.module_steps import InitOptions, Params
 from weftplan.training.module.optimizer_states import adopt, all_states, read_states, states_holder
 from weftplan.training.module.parameters import assign, complete, unknown_names
 from weftplan.training.module.update_step import UpdateStep
@@ -276,36 +276,15 @@ class Module(BoundModule):
 
     # -- parameters -----------------------------------------------------------------------------------------------
 
-    @known_keywords()
-    @all_or_nothing
-    def init_params(
+    def _init_params(
         self,
-        initializer: Initializer | None = None,
-        arg_params: Mapping[str, NDArray] | None = None,
-        aux_params: Mapping[str, NDArray] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
     ) -> None:
-        """Set every parameter to its given value, else to the initializer's (default ``Uniform(0.01)``).
-
-        Args:
-            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
-            arg_params: values by name, which win over the initializer; None: none.
-            aux_params: values of auxiliary states by name; None: none.
-            allow_missing: whether parameters without a value are allowed.
-            force_init: whether parameters that have a value are changed.
-            allow_extra: whether names that the network does not have are ignored.
-
-        Raises:
-            MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False; or an
-                unknown name is given and both ``allow_missing`` and ``allow_extra`` are False. With ``allow_missing``
-                a mix of known and unknown names is only logged: a checkpoint may have another head than the network.
-            ShapeError: a given value has another shape.
-        """
-        if self.params_initialized and not force_init:
-            return
         self._need("init_params", binded=True)
+        allow_missing, _, allow_extra = options
         rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
         if allow_missing and not allow_extra:
             extra = unknown_names(self, arg_params, aux_params)
@@ -314,35 +293,9 @@ class Module(BoundModule):
                 self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
         assign(self, "init_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
-    @known_keywords()
-    @all_or_nothing
-    def set_params(
-        self,
-        arg_params: Mapping[str, NDArray],
-        aux_params: Mapping[str, NDArray] | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Assign parameters. With ``allow_missing``, missing parameters keep their values, or are initialized if they
-        have none yet. ``aux_params=None`` assigns no auxiliary state.
-
-        Raises:
-            MXNetError, ShapeError: as :meth:`init_params`.
-        """
-        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
-            self.init_params(
-                initializer=None,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-                allow_extra=allow_extra,
-            )
-            return
-        if self.params_initialized and not force_init:
-            return
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self._need("set_params", binded=True)
+        allow_missing, _, allow_extra = options
         rule = None if self.params_initialized else Uniform(0.01)
         assign(self, "set_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
@@ -364,23 +317,9 @@ class Module(BoundModule):
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
-    @known_keywords()
-    @all_or_nothing
-    def init_optimizer(
-        self,
-        kvstore: StoreLike = "local",
-        optimizer: OptimizerLike = "sgd",
-        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: StoreLike, optimizer: OptimizerLike, settings: OptimizerSettings, *, force_init: bool
     ) -> None:
-        """Create the optimizer (``rescale_grad`` defaults to 1 / batch size) and the kvstore.
-
-        Args:
-            kvstore: a name, a store, or None. With one context and a local name there is no store.
-            optimizer: a name or an :class:`~weftplan.training.optimizers.sgd_adam.Optimizer`.
-            optimizer_params: its keyword arguments, a dictionary or pairs.
-            force_init: replace an optimizer that exists.
-        """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
             self.logger.warning(
@@ -397,7 +336,7 @@ class Module(BoundModule):
             workers = store.num_workers if store is not None and "dist" in store.type else 1
             chosen = choose_optimizer(
                 optimizer,
-                optimizer_params,
+                settings,
                 symbol=self.symbol,
                 names=self._index_names(on_store),
                 batch_size=self.group.batch_size * workers * self._micro_batches,

@@ -5,7 +5,7 @@ In a :class:`~weftplan.training.module.sequential_module.SequentialModule` they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan import ndarray as nd
@@ -17,6 +17,7 @@ from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 
 
 class PythonModule(BaseModule):
@@ -57,34 +58,9 @@ class PythonModule(BaseModule):
         """Outputs: [(name, shape), …]."""
         return self._output_shapes
 
-    def bind(
-        self,
-        data_shapes: Descs,
-        label_shapes: Descs | None = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: object = None,
-        grad_req: object = "write",
-    ) -> None:
-        """Store the input shapes, whose names must match the constructor's, and compute the output shapes.
-
-        Args:
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
-            label_shapes: the same of each label; None: no labels.
-            for_training: whether gradients are planned and computed.
-            inputs_need_grad: whether gradients of the inputs are computed.
-            force_rebind: bind again, if the module is bound.
-            shared_module: accepted, no effect.
-            grad_req: ``write``, ``add`` or ``null``, for all or by name.
-
-        Raises:
-            ParameterError: other names, or a ``grad_req`` other than ``write``.
-        """
-        if self.binded and not force_rebind:
-            return
-        if grad_req != "write":
-            raise ParameterError(f"{type(self).__name__}.bind: grad_req must be 'write', got {grad_req!r}")
+    def _bind(self, data_shapes: Descs, label_shapes: Descs | None, options: BindOptions) -> None:
+        if options.grad_req != "write":
+            raise ParameterError(f"{type(self).__name__}.bind: grad_req must be 'write', got {options.grad_req!r}")
         data, labels = as_descs(data_shapes), as_descs(label_shapes)
         for what, descs, names in (("data", data, self.data_names), ("label", labels, self.label_names)):
             if [desc.name for desc in descs] != names and (descs or what == "data"):
@@ -92,7 +68,7 @@ class PythonModule(BaseModule):
                     f"{type(self).__name__}.bind: the {what} names are {names}, got {[desc.name for desc in descs]}"
                 )
         self._data_shapes, self._label_shapes = data, labels
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training, self.inputs_need_grad = options.for_training, options.inputs_need_grad
         self._output_shapes = self._compute_output_shapes()
         self.binded = True
 
@@ -103,23 +79,19 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def init_params(self, initializer: Initializer | None = None, *args: object, **kwargs: object) -> None:
-        """There are no parameters."""
-        self.params_initialized = True
-
-    def set_params(
+    def _init_params(
         self,
-        arg_params: Mapping[str, NDArray],
-        aux_params: Mapping[str, NDArray] | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
     ) -> None:
-        """There are no parameters."""
         self.params_initialized = True
 
-    def init_optimizer(self, *args: object, **kwargs: object) -> None:
-        """There is nothing to update."""
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
+        self.params_initialized = True
+
+    def _init_optimizer(self, *settings: object, force_init: bool) -> None:
         self.optimizer_initialized = True
 
     def update(self) -> None:

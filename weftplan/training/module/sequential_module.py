@@ -14,15 +14,15 @@ from typing import Any
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
-from weftplan.training.fit.overrides import overrides
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
 from weftplan.training.module.module import Module
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
+from weftplan.training.module.python_module import PythonModule
 
 
 class SequentialModule(BaseModule):
@@ -37,21 +37,17 @@ class SequentialModule(BaseModule):
         self._metas: list[dict[str, Any]] = []
         self._label_shapes: list[DataDesc] = []
 
-    def add(self, module: BaseModule, **kwargs: bool) -> SequentialModule:
+    @known_keywords()
+    def add(self, module: BaseModule, *, take_labels: bool = False, auto_wiring: bool = False) -> SequentialModule:
         """Append a module; returns the chain.
 
         Args:
-            take_labels: whether the module receives the labels of the batch. auto_wiring: whether its inputs keep the
-                module's own data names instead of the previous module's output names.
-
-        Raises:
-            ParameterError: another setting.
+            take_labels: whether the module receives the labels of the batch.
+            auto_wiring: whether its inputs keep the module's own data names instead of the previous module's output
+                names.
         """
-        unknown = sorted({*kwargs} - {self.META_TAKE_LABELS, self.META_AUTO_WIRING})
-        if unknown:
-            raise ParameterError(f"SequentialModule.add takes take_labels and auto_wiring, got {unknown}")
         self._modules.append(module)
-        self._metas.append(kwargs)
+        self._metas.append({self.META_TAKE_LABELS: take_labels, self.META_AUTO_WIRING: auto_wiring})
         self.binded = self.params_initialized = self.optimizer_initialized = False  # the new one is not
         return self
 
@@ -63,7 +59,8 @@ class SequentialModule(BaseModule):
     def _old_values(self) -> Iterator[None]:
         """Give the modules back the values of their parameters if the body raises."""
         # A user's get_params is not called for this.
-        kinds = [Module if isinstance(module, Module) else type(module) for module in self._modules]
+        own = (Module, PythonModule)
+        kinds = [next((kind for kind in own if isinstance(m, kind)), type(m)) for m in self._modules]
         pairs = [pair for pair in zip(self._modules, kinds, strict=True) if pair[0].params_initialized]
         old = [(module, kind.get_params(module)) for module, kind in pairs]
         try:
@@ -113,39 +110,11 @@ class SequentialModule(BaseModule):
         shapes: list[tuple[str, tuple[int, ...]]] = self._ends()[1].output_shapes
         return shapes
 
-    @known_keywords()
-    @all_or_nothing
-    def bind(
-        self,
-        data_shapes: Descs,
-        label_shapes: Descs | None = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: object = None,
-        grad_req: object = "write",
-    ) -> None:
-        """Bind each module for the outputs of the one before.
-
-        Args:
-            data_shapes: (name, shape) or ``DataDesc`` of each input.
-            label_shapes: the same of each label; None: no labels.
-            for_training: whether gradients are planned and computed.
-            inputs_need_grad: whether gradients of the inputs are computed.
-            force_rebind: bind again, if the module is bound.
-            shared_module: must be None.
-            grad_req: ``write``, ``add`` or ``null``, for all or by name.
-
-        Raises:
-            MXNetError: the chain is empty.
-            ParameterError: ``shared_module`` is given, or gradients of inputs without training.
-        """
-        if self.binded and not force_rebind:
-            return
+    def _bind(self, data_shapes: Descs, label_shapes: Descs | None, options: BindOptions) -> None:
         self._ends()
-        if shared_module is not None:
+        if options.shared_module is not None:
             raise ParameterError("SequentialModule.bind: a chain shares no memory with another module")
-        if inputs_need_grad and not for_training:
+        if options.inputs_need_grad and not options.for_training:
             raise ParameterError("SequentialModule.bind: inputs_need_grad needs for_training=True")
         takers = self._takes_labels()
         shapes: Any = data_shapes
@@ -159,15 +128,13 @@ class SequentialModule(BaseModule):
             module.bind(
                 data_shapes=shapes,
                 label_shapes=label_shapes if module in takers else None,
-                for_training=for_training,
-                inputs_need_grad=inputs_need_grad or (for_training and k > 0),
-                force_rebind=force_rebind,
-                shared_module=None,
-                grad_req=grad_req,
+                **options._replace(
+                    inputs_need_grad=options.inputs_need_grad or (options.for_training and k > 0)
+                )._asdict(),
             )
             shapes = module.output_shapes
         self._label_shapes = as_descs(label_shapes) if takers else []
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training, self.inputs_need_grad = options.for_training, options.inputs_need_grad
         self.binded = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -180,67 +147,32 @@ class SequentialModule(BaseModule):
             aux.update(states)
         return args, aux
 
-    @known_keywords()
-    @all_or_nothing
-    def init_params(
+    def _init_params(
         self,
-        initializer: Initializer | None = None,
-        arg_params: Mapping[str, NDArray] | None = None,
-        aux_params: Mapping[str, NDArray] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
     ) -> None:
-        """Initialize the parameters of every module; given values may cover the whole chain.
-
-        Raises:
-            ParameterError: two modules share a parameter name; or no module has a given name and ``allow_extra`` is
-                False.
-        """
-        if self.params_initialized and not force_init:
-            return
         self._need("init_params", binded=True)
-        self._hand_out(arg_params, aux_params, allow_extra)
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
                 module.init_params(
                     initializer=initializer,
                     arg_params=arg_params,
                     aux_params=aux_params,
-                    allow_missing=allow_missing,
-                    force_init=force_init,
-                    allow_extra=True,
+                    **options._replace(allow_extra=True)._asdict(),
                 )
             self._refuse_twins()
         self.params_initialized = True
 
-    @known_keywords()
-    @all_or_nothing
-    def set_params(
-        self,
-        arg_params: Mapping[str, NDArray],
-        aux_params: Mapping[str, NDArray] | None,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
-            self.init_params(
-                initializer=None,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-                allow_extra=allow_extra,
-            )
-            return
-        if self.params_initialized and not force_init:
-            return
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self._need("set_params", binded=True)
-        self._hand_out(arg_params, aux_params, allow_extra)
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
-                module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+                module.set_params(arg_params, aux_params, **options._replace(allow_extra=True)._asdict())
             self._refuse_twins()
         self.params_initialized = True
 
@@ -252,7 +184,7 @@ class SequentialModule(BaseModule):
             for name in (*getattr(module, "param_names", ()), *getattr(module, "aux_names", ()))
         ]
 
-    def _hand_out(
+    def _check_names(
         self, arg_params: Mapping[str, NDArray] | None, aux_params: Mapping[str, NDArray] | None, allow_extra: bool
     ) -> None:
         """Refuse given values whose names no module has."""
@@ -271,29 +203,15 @@ class SequentialModule(BaseModule):
             if seen.setdefault(name, k) != k:
                 raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
 
-    @known_keywords()
-    @all_or_nothing
-    def init_optimizer(
-        self,
-        kvstore: StoreLike = "local",
-        optimizer: OptimizerLike = "sgd",
-        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: StoreLike, optimizer: OptimizerLike, settings: OptimizerSettings, *, force_init: bool
     ) -> None:
-        """Make an optimizer for each module; all use the same store.
-
-        Args:
-            kvstore: name of a kvstore, a store, or None.
-            optimizer: name of an optimizer, or an optimizer.
-            optimizer_params: its settings, as pairs or a mapping.
-            force_init: make a new optimizer if there is one.
-        """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
             return
         for module in self._modules:
             module.init_optimizer(
-                kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params, force_init=force_init
+                kvstore=kvstore, optimizer=optimizer, optimizer_params=settings, force_init=force_init
             )
         self.optimizer_initialized = True
 

@@ -1,7 +1,7 @@
 """Compiled implementation of BatchNorm, forward and backward.
 
-Channels are independent, so idle cores may take ranges of them. Fused operators prepare a :class:`Pass` and run its
-kernel together with other kernels.
+Channels are independent, so idle cores may take ranges of them. Fused operators prepare a :class:`ChannelPass` and run
+its kernel together with other kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from weftplan.kernels.compiled.batch_norm.kernels import (
     BACKWARD,
     EARLY,
     FORWARD,
-    KNOWN,
     LATE,
     LINE,
+    SAVED_STATISTICS,
     SCALES,
     STRETCH,
     backward,
@@ -30,7 +30,7 @@ from weftplan.kernels.compiled.batch_norm.kernels import (
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.offset_tables import KernelArguments
 from weftplan.kernels.compiled.parts import count, in_parts
-from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, holding, nothing, one_after_other
+from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, holding, in_sequence, nothing
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
@@ -62,13 +62,13 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _on_channels(name: str, names: Sequence[str], data: RawArray, settled: Pass) -> Call:
+def _on_channels(name: str, names: Sequence[str], data: RawArray, settled: ChannelPass) -> Call:
     channels = settled.words["channels"]
     values = {**settled.words, "last": channels}
     words = np.array([values.get(name, 0) for name in names], dtype=np.int64)
     arguments = KernelArguments(names, words, [settled.constants])
     run = in_parts(entries(data.dtype)[name], arguments, channels, count(data.size, FEW, channels))
-    return one_after_other(settled.before, run, settled.behind)
+    return in_sequence(settled.prepare, run, settled.finish)
 
 
 def _address(array: RawArray | None) -> int:
@@ -107,15 +107,15 @@ def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ChannelPass:
     """A prepared pass over the channels of a BatchNorm: argument words, and calls to make before and after it."""
 
     words: dict[str, int]
     """Argument words by name; the caller adds ``last``."""
     constants: Any
     """The array to which the word ``constants`` points."""
-    before: Call
-    behind: Call
+    prepare: Call
+    finish: Call
     """The call to make after the pass."""
 
 
@@ -124,7 +124,7 @@ def moves_statistics(ctx: OpContext, params: Params) -> bool:
     return ctx.is_train and not params["use_global_stats"] and not ctx.recompute
 
 
-def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
+def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> ChannelPass:
     """Return the pass of a BatchNorm, with a relu if ``relu``; ``outputs[0]`` may share the memory of the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
@@ -142,12 +142,12 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
         **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
-    def before() -> None:
+    def prepare() -> None:
         if fixed_statistics:
             mean[...] = moving_mean
             var[...] = moving_var
 
-    def behind() -> None:
+    def finish() -> None:
         for target, value in zip(outputs[1:], (mean, inverse), strict=True):
             if target is not None:
                 target[...] = value
@@ -157,7 +157,7 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
                 np.multiply(batch, 1.0 - params["momentum"], out=inverse)
                 np.add(moving, inverse, out=moving)
 
-    return Pass(words, constants, before, holding(behind, data, outputs, gamma, beta))
+    return ChannelPass(words, constants, prepare, holding(finish, data, outputs, gamma, beta))
 
 
 def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
@@ -169,11 +169,11 @@ def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
     words = {
         "x": address(data), "y": address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "inverse": address(inverse), "images": images,
-        "channels": channels, "plane": plane, "given": KNOWN, "relu": int(params["relu"]),
+        "channels": channels, "plane": plane, "given": SAVED_STATISTICS, "relu": int(params["relu"]),
         "constants": address(constants),
         **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
-    call = _on_channels("forward", FORWARD, data, Pass(words, constants, nothing, nothing))
+    call = _on_channels("forward", FORWARD, data, ChannelPass(words, constants, nothing, nothing))
     return holding(call, data, gamma, beta, mean, inverse, outputs)
 
 
@@ -193,7 +193,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 def backward_pass(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: RawArray | None = None
-) -> Pass:
+) -> ChannelPass:
     """Return the pass of a BatchNorm's gradients; unless ``beta`` is None, a relu follows the batch norm."""
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
@@ -210,13 +210,13 @@ def backward_pass(
         **fetching(LATE, address(ograd), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
-    def behind() -> None:
+    def finish() -> None:
         if outputs[1] is not None:
             np.copyto(outputs[1], 0 if params["fix_gamma"] else ggrad)
         if outputs[2] is not None:
             np.copyto(outputs[2], bgrad)
 
-    return Pass(words, constants, nothing, holding(behind, ograd, data, outputs[0], gamma, mean, inverse, beta))
+    return ChannelPass(words, constants, nothing, holding(finish, ograd, data, outputs[0], gamma, mean, inverse, beta))
 
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:

@@ -31,7 +31,7 @@ between images of ``dx``, and between its channels."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
 """Argument words of :func:`scales`."""
 
-KNOWN = 2
+SAVED_STATISTICS = 2
 """Value of the word ``given`` in a forward pass that reads mean and ``inverse`` of an earlier run of the batch norm."""
 LANES = {"float": 16, "double": 8}
 """Number of elements of a 64-byte vector, by scalar type."""
@@ -52,14 +52,14 @@ class _Channel:
         self.plane = f.mul(words["plane"], f.size)
         self.wide = f.lanes * f.size
         self.four = f.mul(f.value(f"sdiv i64 {self.plane}, {CHAINS * self.wide}"), CHAINS * self.wide)
-        self.whole = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
-        remainder = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
+        self.full_bytes = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
+        remainder = f.value(f"sdiv exact i64 {f.sub(self.plane, self.full_bytes)}, {f.size}")
         self.mask = f.mask_below(remainder)
-        self.rest = remainder
-        self.has_rest = f.compare("ne", remainder, 0)
+        self.remainder = remainder
+        self.has_remainder = f.compare("ne", remainder, 0)
         self.result = ""
 
-    def each(
+    def each_vector(
         self,
         channel: str,
         body: Callable[[Value, int, str | None], None],
@@ -78,18 +78,18 @@ class _Channel:
         with f.loop(0, self.images) as image:
             begin = f.mul(f.add(f.mul(image, self.channels), channel), self.plane)
             if result is not None:
-                there = f.add(f.mul(image, result[1]), f.mul(channel, result[2]))
-                self.result = f.at(result[0], f.sub(there, begin))
+                result_at = f.add(f.mul(image, result[1]), f.mul(channel, result[2]))
+                self.result = f.at(result[0], f.sub(result_at, begin))
             fetch = self._fetching(fetches, image, channel) if fetches else None
             with f.loop(0, self.four, CHAINS * self.wide) as i:
                 if fetch is not None:
                     fetch(i)
                 for chain in range(CHAINS):
                     body(f.add(f.add(begin, i), chain * self.wide), chain, None)
-            with f.loop(self.four, self.whole, self.wide) as i:
+            with f.loop(self.four, self.full_bytes, self.wide) as i:
                 body(f.add(begin, i), 0, None)
-            with f.when(self.has_rest):
-                body(f.add(begin, self.whole), 1, self.mask)
+            with f.when(self.has_remainder):
+                body(f.add(begin, self.full_bytes), 1, self.mask)
 
     def _fetching(self, when: str, image: str, channel: str) -> Callable[[str], None]:
         """Return a function that emits the prefetches of phase ``when`` for a position in a plane."""
@@ -97,9 +97,9 @@ class _Channel:
         at, image_step, channel_step, lines = (self.words[f"{when}_{what}"] for what in _FETCH)
         begin = f.add(at, f.add(f.mul(image, image_step), f.mul(channel, channel_step)))
 
-        def fetch(place: str) -> None:
-            here = f.add(begin, f.mul(f.value(f"udiv exact i64 {place}, {STRETCH // LINE}"), lines))
-            with f.loop(here, f.add(here, f.mul(lines, LINE)), LINE) as line:
+        def fetch(position: str) -> None:
+            line_begin = f.add(begin, f.mul(f.value(f"udiv exact i64 {position}, {STRETCH // LINE}"), lines))
+            with f.loop(line_begin, f.add(line_begin, f.mul(lines, LINE)), LINE) as line:
                 f.prefetch(f.value(f"inttoptr i64 {line} to ptr"))
 
         return fetch
@@ -107,19 +107,19 @@ class _Channel:
     def load(self, pointer: str, offset: Value, mask: str | None) -> str:
         """Emit a load of a vector of the channel; lanes whose mask is off, after a plane's end, are zero."""
         f = self.f
-        place = f.at(pointer, offset)
-        return f.load(place) if mask is None else f.load_masked(place, mask)
+        vector_at = f.at(pointer, offset)
+        return f.load(vector_at) if mask is None else f.load_masked(vector_at, mask)
 
     def store(self, value: str, pointer: str, offset: Value, mask: str | None) -> None:
         """Emit a store of a vector's lanes whose mask is on; None: of all lanes."""
         f = self.f
-        place = f.at(pointer, offset)
+        vector_at = f.at(pointer, offset)
         if mask is None:
-            f.store(value, place)
+            f.store(value, vector_at)
         else:
-            f.store_masked(value, place, mask)
+            f.store_masked(value, vector_at, mask)
 
-    def kept(self, value: str, mask: str | None) -> str:
+    def zero_masked(self, value: str, mask: str | None) -> str:
         """Emit ``value`` with zeros in lanes whose mask is off, after a plane's end."""
         return value if mask is None else self.f.chosen(mask, value, "zeroinitializer")
 
@@ -151,7 +151,7 @@ def _scalars(f: Function) -> Callable[[str, str, str], str]:
     return lambda how, a, b: f.value(f"{how} {f.scalar} {a}, {b}")
 
 
-def _or_one(f: Function, pointer: str, offset: Value) -> str:
+def _factor_or_unit(f: Function, pointer: str, offset: Value) -> str:
     """Emit a load of an element, or the constant 1 if ``pointer`` is null."""
     value = f.local(f.scalar)
     f.put_scalar("1.0", value)
@@ -160,16 +160,16 @@ def _or_one(f: Function, pointer: str, offset: Value) -> str:
     return f.scalar_at(value)
 
 
-def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:
+def scale_and_shift(f: Function, of: Mapping[str, str], offset: Value, mean: str, inverse: str) -> tuple[str, str]:
     """Emit a channel's (scale, shift).
 
     Args:
         of: pointers by name, among them gamma and beta.
-        place: the channel's offset in gamma and beta, in bytes.
+        offset: the channel's offset in gamma and beta, in bytes.
     """
     op = _scalars(f)
-    scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
-    return scale, op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
+    scale = op("fmul", inverse, _factor_or_unit(f, of["gamma"], offset))
+    return scale, op("fsub", f.scalar_at(f.at(of["beta"], offset)), op("fmul", mean, scale))
 
 
 def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
@@ -194,7 +194,7 @@ def forward(scalar: str) -> Function:
     computes = f.compare("eq", of["given"], 0)
     writes = f.value(f"icmp ne ptr {of['y']}, null")
     with f.loop(of["first"], of["last"]) as channel:
-        place = f.mul(channel, f.size)
+        channel_at = f.mul(channel, f.size)
         with f.when(computes):
             total.clear()
 
@@ -202,24 +202,24 @@ def forward(scalar: str) -> Function:
                 x = walk.load(of["x"], offset, mask)
                 total.put(chain, lambda old: f.binary("fadd", old, x))
 
-            walk.each(channel, add)
+            walk.each_vector(channel, add)
             mean = op("fmul", total.total(), share)
-            f.put_scalar(mean, f.at(of["mean"], place))
+            f.put_scalar(mean, f.at(of["mean"], channel_at))
             every = f.splat(mean)
             total.clear()
 
             def square(offset: Value, chain: int, mask: str | None) -> None:
-                d = walk.kept(f.binary("fsub", walk.load(of["x"], offset, mask), every), mask)
+                d = walk.zero_masked(f.binary("fsub", walk.load(of["x"], offset, mask), every), mask)
                 total.put(chain, lambda old: f.fma(d, d, old))
 
-            walk.each(channel, square, fetches=EARLY)
-            f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], place))
-        mean = f.scalar_at(f.at(of["mean"], place))
-        with f.when(f.compare("ne", of["given"], KNOWN)):
-            root = f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps))
-            f.put_scalar(op("fdiv", "1.0", root), f.at(of["inverse"], place))
-        inverse = f.scalar_at(f.at(of["inverse"], place))
-        scales, shifts = map(f.splat, scale_and_shift(f, of, place, mean, inverse))
+            walk.each_vector(channel, square, fetches=EARLY)
+            f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], channel_at))
+        mean = f.scalar_at(f.at(of["mean"], channel_at))
+        with f.when(f.compare("ne", of["given"], SAVED_STATISTICS)):
+            root = f.root(op("fadd", f.scalar_at(f.at(of["var"], channel_at)), eps))
+            f.put_scalar(op("fdiv", "1.0", root), f.at(of["inverse"], channel_at))
+        inverse = f.scalar_at(f.at(of["inverse"], channel_at))
+        scales, shifts = map(f.splat, scale_and_shift(f, of, channel_at, mean, inverse))
 
         def write(offset: Value, chain: int, mask: str | None) -> None:
             x = walk.load(of["x"], offset, mask)
@@ -231,9 +231,9 @@ def forward(scalar: str) -> Function:
 
         behind = f.compare("ne", of["relu"], 0)
         with f.when(f.value(f"and i1 {writes}, {behind}")):
-            walk.each(channel, write_positive, fetches=LATE)
+            walk.each_vector(channel, write_positive, fetches=LATE)
         with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {behind}, true')}")):
-            walk.each(channel, write, fetches=LATE)
+            walk.each_vector(channel, write, fetches=LATE)
     return f
 
 
@@ -241,20 +241,20 @@ def scales(scalar: str) -> Function:
     """Return the function ``scales(words)``, which computes each channel's scale and shift from given statistics."""
     f = Function("scales", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, SCALES, 7)
-    eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
+    eps, units = f.broadcast(of["constants"]), f.constant("1.0")
     learnt = f.value(f"icmp ne ptr {of['gamma']}, null")
     with f.loop(0, of["channels"], f.lanes) as channel:
         mask = f.mask_below(f.sub(of["channels"], channel))
-        place = f.mul(channel, f.size)
-        beta, mean, var = (f.load_masked(f.at(of[name], place), mask) for name in ("beta", "mean", "var"))
-        inverse = f.binary("fdiv", ones, f.function("sqrt", f.binary("fadd", var, eps)))
-        kept = f.local(f.vector)
-        f.store(ones, kept)
+        channel_at = f.mul(channel, f.size)
+        beta, mean, var = (f.load_masked(f.at(of[name], channel_at), mask) for name in ("beta", "mean", "var"))
+        inverse = f.binary("fdiv", units, f.function("sqrt", f.binary("fadd", var, eps)))
+        gamma = f.local(f.vector)
+        f.store(units, gamma)
         with f.when(learnt):
-            f.store(f.load_masked(f.at(of["gamma"], place), mask), kept)
-        scale = f.binary("fmul", inverse, f.load(kept))
-        f.store_masked(scale, f.at(of["scale"], place), mask)
-        f.store_masked(f.binary("fsub", beta, f.binary("fmul", mean, scale)), f.at(of["shift"], place), mask)
+            f.store(f.load_masked(f.at(of["gamma"], channel_at), mask), gamma)
+        scale = f.binary("fmul", inverse, f.load(gamma))
+        f.store_masked(scale, f.at(of["scale"], channel_at), mask)
+        f.store_masked(f.binary("fsub", beta, f.binary("fmul", mean, scale)), f.at(of["shift"], channel_at), mask)
     return f
 
 
@@ -264,22 +264,22 @@ def backward(scalar: str) -> Function:
     of = _block(f, BACKWARD, 10)
     op = _scalars(f)
     behind = f.value(f"icmp ne ptr {of['beta']}, null")
-    alone = f.value(f"xor i1 {behind}, true")
+    keeps_sign = f.value(f"xor i1 {behind}, true")
 
     share = f.scalar_at(f.at(of["constants"], f.size))
     walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
     dx = of["dx"], of["dx_image"], of["dx_channel"]
     through = f.compare("eq", of["given"], 0)
     writes = f.value(f"icmp ne ptr {of['dx']}, null")
-    kept = f.local(f.scalar)
-    f.put_scalar("0.0", kept)
+    shift_slot = f.local(f.scalar)
+    f.put_scalar("0.0", shift_slot)
     with f.loop(of["first"], of["last"]) as channel:
-        place = f.mul(channel, f.size)
-        mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
-        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
+        channel_at = f.mul(channel, f.size)
+        mean, inverse = (f.scalar_at(f.at(of[name], channel_at)) for name in ("mean", "inverse"))
+        scale = op("fmul", inverse, _factor_or_unit(f, of["gamma"], channel_at))
         with f.when(behind):
-            f.put_scalar(op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale)), kept)
-        means, scales, shifts = f.splat(mean), f.splat(scale), f.splat(f.scalar_at(kept))
+            f.put_scalar(op("fsub", f.scalar_at(f.at(of["beta"], channel_at)), op("fmul", mean, scale)), shift_slot)
+        means, scales, shifts = f.splat(mean), f.splat(scale), f.splat(f.scalar_at(shift_slot))
 
         def incoming(
             offset: Value, x: str, mask: str | None, *, masked: bool, scales: str = scales, shifts: str = shifts
@@ -296,20 +296,20 @@ def backward(scalar: str) -> Function:
                 dy = incoming(offset, x, mask, masked=masked)
                 d = f.binary("fsub", x, means)
                 if mask is not None:
-                    d = walk.kept(d, mask)
+                    d = walk.zero_masked(d, mask)
                 sums.put(chain, lambda old: f.binary("fadd", old, dy))
                 products.put(chain, lambda old: f.fma(dy, d, old))
 
             return add
 
-        with f.when(alone):
-            walk.each(channel, adding(False), fetches=EARLY)
+        with f.when(keeps_sign):
+            walk.each_vector(channel, adding(False), fetches=EARLY)
         with f.when(behind):
-            walk.each(channel, adding(True), fetches=EARLY)
+            walk.each_vector(channel, adding(True), fetches=EARLY)
         total = sums.total()
         dgamma = op("fmul", products.total(), inverse)
-        f.put_scalar(dgamma, f.at(of["dgamma"], place))
-        f.put_scalar(total, f.at(of["dbeta"], place))
+        f.put_scalar(dgamma, f.at(of["dgamma"], channel_at))
+        f.put_scalar(total, f.at(of["dbeta"], channel_at))
         # dx = slope x + scale dy + offset
         slope = op("fmul", op("fmul", op("fmul", dgamma, inverse), scale), share)
         slope = op("fsub", "0.0", slope)
@@ -334,7 +334,7 @@ def backward(scalar: str) -> Function:
 
         stops = f.value(f"xor i1 {through}, true")
         for flows, body in ((through, writing), (stops, simply)):
-            for condition, masked in ((alone, False), (behind, True)):
+            for condition, masked in ((keeps_sign, False), (behind, True)):
                 with f.when(f.value(f"and i1 {writes}, {f.value(f'and i1 {flows}, {condition}')}")):
-                    walk.each(channel, body(masked), dx, fetches=LATE)
+                    walk.each_vector(channel, body(masked), dx, fetches=LATE)
     return f

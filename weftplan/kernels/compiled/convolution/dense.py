@@ -18,7 +18,7 @@ import numpy as np
 from weftplan.kernels.compiled import offset_tables, product
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.parts import count, in_parts
-from weftplan.kernels.compiled.replay import Call, holding, nothing, one_after_other
+from weftplan.kernels.compiled.replay import Call, holding, in_sequence, nothing
 from weftplan.kernels.compiled.scratch import (
     Cut,
     Scratch,
@@ -33,7 +33,7 @@ from weftplan.kernels.compiled.scratch import (
     weight_rows,
     weight_scratch,
 )
-from weftplan.kernels.compiled.size_table import Bands, Sizes, data_bands, forward_bands
+from weftplan.kernels.compiled.size_table import Bands, ConvSizes, data_bands, forward_bands
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.ops.core.schema import DType
 from weftplan.support.addresses import address
@@ -49,7 +49,7 @@ def entries(dtype: DType, target: Target) -> dict[str, Entry]:
     scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
     return library(
         f"convolution-{'half' if halves else scalar}",
-        lambda one: product.functions(scalar, one, halves=halves),
+        lambda machine: product.functions(scalar, machine, halves=halves),
         ("gather", "weights", *(("narrow",) if halves else ())),
         target,
     )
@@ -61,129 +61,141 @@ def _target(target: Target | None) -> Target:
     return machine
 
 
-_Slice = tuple[Sizes, int]
+_Slice = tuple[ConvSizes, int]
 """A slice of a result's channels: (its sizes, its first channel)."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
-    """Cut a result's channels into slices of ``some`` channels; the last slice may be smaller.
+def _slices(s: ConvSizes, slice_channels: int, *, forward: bool) -> list[_Slice]:
+    """Cut a result's channels into slices of ``slice_channels`` channels; the last slice may be smaller.
 
     The result is the output if ``forward``, else the gradient of the data.
     """
     every = s.filters if forward else s.channels
-    if some == every:
+    if slice_channels == every:
         return [(s, 0)]
 
-    def part(count: int) -> Sizes:
-        return replace(s, filters=count, whole=every) if forward else replace(s, channels=count, whole=every)
+    def part(count: int) -> ConvSizes:
+        return (
+            replace(s, filters=count, all_channels=every) if forward else replace(s, channels=count, all_channels=every)
+        )
 
-    return [(part(min(some, every - first)), first) for first in range(0, every, some)]
+    return [
+        (part(min(slice_channels, every - first_channel)), first_channel)
+        for first_channel in range(0, every, slice_channels)
+    ]
 
 
 def _gather(
-    make: Callable[[Sizes, int], offset_tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands,
-    together: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False,
-    **arrays: Any,
+    make: Callable[[ConvSizes, int], offset_tables.KernelArguments], s: ConvSizes, slices: Sequence[_Slice],
+    bands: Bands, images_per_product: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int],
+    target: Target | None, *, relu: bool = False, **arrays: Any,
 ) -> Call:  # fmt: skip
     """Return a call that runs ``gather`` for every slice, in parts.
 
     Args:
         make: returns the arguments of a slice, from its sizes and the number of lanes.
-        together: number of images per product.
+        images_per_product: number of images per product.
         scratch: the buffers of all parts.
         steps: by array, the bytes from one channel of the result to the next.
         arrays: the arrays by the names of their argument words; None: null.
     """
     target = _target(target)
     entry = entries(arrays["x"].dtype, target)["gather"]
-    places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
+    addresses = {name: 0 if array is None else address(array) for name, array in arrays.items()}
     packed, padded = scratch.packed // cut.channels, scratch.padded // (cut.channels * cut.images)
     # A part's first slice copies all images; its later slices read the same copy.
-    kept = bands.copies and bands.count == 1 and s.batch <= together
+    reads_copy = bands.copies and bands.count == 1 and s.batch <= images_per_product
 
-    def arguments(piece: _Slice, room: int) -> offset_tables.KernelArguments:
-        part, first = piece
-        begin = {name: place + first * steps.get(name, 0) if place else 0 for name, place in places.items()}
-        begin["packed"] += room * packed
-        begin["padded"] += room * padded
-        if part.whole:
+    def arguments(piece: _Slice, part_number: int) -> offset_tables.KernelArguments:
+        part, first_channel = piece
+        begin = {
+            name: begin_at + first_channel * steps.get(name, 0) if begin_at else 0
+            for name, begin_at in addresses.items()
+        }
+        begin["packed"] += part_number * packed
+        begin["padded"] += part_number * padded
+        if part.all_channels:
             begin["clears"] = 0  # clearing would erase the results of other slices
         return make(part, target.lanes(s.itemsize)).filled(**begin, relu=int(relu))
 
     if cut.images > 1:
         calls = []
         for piece in slices:
-            here = arguments(piece, 0)
-            calls.append(_packing(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize)))
-            computes = here.filled(packs=0)
-            calls.append(in_parts(entry, computes, s.batch, cut.images, unit=together, moves={"padded": padded}))
-        return holding(one_after_other(*calls), *arrays.values())
-    each = -(-len(slices) // cut.channels)
+            words = arguments(piece, 0)
+            calls.append(_packing(entry, words, piece[0], packed, steps["w"], target.lanes(s.itemsize)))
+            computes = words.filled(packs=0)
+            calls.append(
+                in_parts(entry, computes, s.batch, cut.images, unit=images_per_product, moves={"padded": padded})
+            )
+        return holding(in_sequence(*calls), *arrays.values())
+    slices_each = -(-len(slices) // cut.channels)
     by_slice: dict[tuple[int, int], Call] = {}
 
-    def prepared(number: int, room: int) -> Call:
+    def prepared(number: int, part_number: int) -> Call:
         calls = []
-        for later, piece in enumerate(slices[number * each : (number + 1) * each]):
-            here = arguments(piece, room)
-            if kept and later:
-                here = here.filled(x=here["padded"], copies=0)
-            calls.append(here.ready(entry))
-        return one_after_other(*calls)
+        for later, piece in enumerate(slices[number * slices_each : (number + 1) * slices_each]):
+            words = arguments(piece, part_number)
+            if reads_copy and later:
+                words = words.filled(x=words["padded"], copies=0)
+            calls.append(words.ready(entry))
+        return in_sequence(*calls)
 
-    def work(number: int, room: int) -> None:
-        call = by_slice.get((number, room))
+    def work(number: int, part_number: int) -> None:
+        call = by_slice.get((number, part_number))
         if call is None:
-            call = by_slice[number, room] = prepared(number, room)
+            call = by_slice[number, part_number] = prepared(number, part_number)
         call()
 
-    return holding(partial(split_in_rooms, work, -(-len(slices) // each)), *arrays.values())
+    return holding(partial(split_in_rooms, work, -(-len(slices) // slices_each)), *arrays.values())
 
 
 def _packing(
-    entry: Entry, here: offset_tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int
+    entry: Entry, words: offset_tables.KernelArguments, s: ConvSizes, nbytes: int, row_bytes: int, lanes: int
 ) -> Call:
     """Return a call that packs a slice's weights into ``nbytes`` bytes, in parts of at least :data:`FEW_PACKED` bytes.
 
     Args:
-        here: the arguments of the slice's ``gather``.
+        words: the arguments of the slice's ``gather``.
         row_bytes: bytes between adjacent rows of the weight.
     """
-    rows = here.rows_packed
+    rows = words.rows_packed
     parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
     if parts == 1:
-        return here.filled(last=0).ready(entry)  # packs, and computes nothing
+        return words.filled(last=0).ready(entry)  # packs, and computes nothing
     step = -(-rows // (parts * tile(s))) * tile(s)
     calls = [
-        offset_tables.packing(here, first, min(step, rows - first), row_bytes=row_bytes, lanes=lanes).ready(entry)
-        for first in range(0, rows, step)
+        offset_tables.packing(words, first_row, min(step, rows - first_row), row_bytes=row_bytes, lanes=lanes).ready(
+            entry
+        )
+        for first_row in range(0, rows, step)
     ]
     return partial(split, lambda number: calls[number](), len(calls))
 
 
 def forward(
-    s: Sizes, x: RawArray, weight: RawArray, bias: Any, y: RawArray, packed: RawArray,
+    s: ConvSizes, x: RawArray, weight: RawArray, bias: Any, y: RawArray, packed: RawArray,
     padded: RawArray | None, target: Target | None = None, *,
-    widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
+    widened: Any = None, scaling: offset_tables.Scaling | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that convolves ``x`` with ``weight`` into ``y``, in the buffers of ``forward_scratch``.
 
-    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    The call then adds ``bias`` and applies the scale and shift ``scaling``, each unless None, and a relu if ``relu``.
     """
     of_filter = dict.fromkeys(("bias", "scale", "shift"), s.itemsize)
     steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, **of_filter}
-    scale, shift = (None, None) if after is None else after
+    scale, shift = (None, None) if scaling is None else scaling
     slices = _slices(s, filters_at_once(s), forward=True)
     widens = s.halves and bias is not None
     wide_bias = widened.view(np.float32) if widens else bias
     call = _gather(offset_tables.forward, s, slices, forward_bands(s), s.side_by_side, forward_cut(s),
                    forward_scratch(s), steps, target, relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed,
                    padded=padded, scale=scale, shift=shift)  # fmt: skip
-    return one_after_other(partial(np.copyto, wide_bias, bias), call) if widens else call
+    return in_sequence(partial(np.copyto, wide_bias, bias), call) if widens else call
 
 
 def data_gradient(
-    s: Sizes,
+    s: ConvSizes,
     ograd: RawArray,
     weight: RawArray,
     dgrad: RawArray,
@@ -197,11 +209,11 @@ def data_gradient(
     call = _gather(offset_tables.data, s, slices, data_bands(s), s.data_side_by_side, data_cut(s), data_scratch(s),
                    steps, target, x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
     # The gradient is 0 at positions that no window reads, and slices do not clear them.
-    return call if len(slices) == 1 else one_after_other(partial(dgrad.fill, 0), call)
+    return call if len(slices) == 1 else in_sequence(partial(dgrad.fill, 0), call)
 
 
 def weight_gradient(
-    s: Sizes, data: RawArray, ograd: RawArray, wgrad: RawArray, packed: RawArray, padded: Any,
+    s: ConvSizes, data: RawArray, ograd: RawArray, wgrad: RawArray, packed: RawArray, padded: Any,
     target: Target | None = None, *,
     widened: Any = None,
 ) -> Call:  # fmt: skip
@@ -224,23 +236,23 @@ def weight_gradient(
         x, copies, once = image, 0, {"copies": 0}
     calls: dict[tuple[int, int], Call] = {}
 
-    def work(number: int, room: int) -> None:
-        call = calls.get((number, room))
+    def work(number: int, part_number: int) -> None:
+        call = calls.get((number, part_number))
         if call is None:
-            part, first = slices[number]
+            part, first_filter = slices[number]
             plan = offset_tables.weight(part, target.lanes(s.itemsize))
-            here = dw + first * row * s.itemsize
+            dw_at = dw + first_filter * row * s.itemsize
             call = plan.filled(
-                **once, x=x, dy=dy + first * s.pixels * s.stored, dw=here,
-                packed=panels + room * packs, padded=image + room * copies,
+                **once, x=x, dy=dy + first_filter * s.pixels * s.stored, dw=dw_at,
+                packed=panels + part_number * packs, padded=image + part_number * copies,
             ).ready(entry)  # fmt: skip
             if s.halves:
                 rounds = offset_tables.narrow(
-                    here, address(wgrad) + first * row * s.stored, part.groups * part.filters * row
+                    dw_at, address(wgrad) + first_filter * row * s.stored, part.groups * part.filters * row
                 )
-                call = one_after_other(call, rounds.ready(kernels["narrow"]))
-            calls[number, room] = call
+                call = in_sequence(call, rounds.ready(kernels["narrow"]))
+            calls[number, part_number] = call
         call()
 
     compute = partial(split_in_rooms, work, len(slices))
-    return holding(one_after_other(copy, compute), data, ograd, wgrad, packed, padded, widened)
+    return holding(in_sequence(copy, compute), data, ograd, wgrad, packed, padded, widened)

@@ -16,12 +16,12 @@ import numpy as np
 from weftplan.kernels.compiled.batch_norm import implementation as batch_norm
 from weftplan.kernels.compiled.convolution import dense
 from weftplan.kernels.compiled.depthwise import tables as depthwise_tables
-from weftplan.kernels.compiled.offset_tables import After
+from weftplan.kernels.compiled.offset_tables import Scaling
 from weftplan.kernels.compiled.pointwise import implementation as pointwise
 from weftplan.kernels.compiled.pointwise import weights as pointwise_weights
-from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
+from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, in_sequence, nothing
 from weftplan.kernels.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
-from weftplan.kernels.compiled.size_table import Sizes, sizes
+from weftplan.kernels.compiled.size_table import ConvSizes, sizes
 from weftplan.kernels.compiled.target import host
 from weftplan.kernels.compiled.winograd import implementation as winograd
 from weftplan.kernels.compiled.winograd import weights as winograd_weights
@@ -63,7 +63,7 @@ def _slower(geo: Geometry, *, forward: bool) -> str:
     return ""
 
 
-def _nbytes(s: Sizes, *scratches: Scratch) -> int:
+def _nbytes(s: ConvSizes, *scratches: Scratch) -> int:
     """Return the scratch bytes of passes that run one after another: the maximum of ``scratches``.
 
     A convolution that the depthwise kernels take needs their scratch instead.
@@ -73,33 +73,33 @@ def _nbytes(s: Sizes, *scratches: Scratch) -> int:
     return max(need.nbytes for need in scratches)
 
 
-def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> RawArray:
+def _take_scratch(ctx: OpContext, s: ConvSizes, *scratches: Scratch) -> RawArray:
     return ctx.take((_nbytes(s, *scratches),), np.uint8)
 
 
-def _buffers(room: RawArray, need: Scratch) -> tuple[RawArray, RawArray | None, RawArray | None]:
-    """Cut ``room`` into the buffers of a dense pass: (packed, padded or None, widened or None); None: not needed."""
+def _buffers(scratch: RawArray, need: Scratch) -> tuple[RawArray, RawArray | None, RawArray | None]:
+    """Cut ``scratch`` into the buffers of a dense pass: (packed, padded or None, widened or None); None: not needed."""
     begin = aligned(need.packed)
     end = begin + aligned(need.padded)
     return (
-        room[: need.packed],
-        room[begin : begin + need.padded] if need.padded else None,
-        room[end : end + need.widened] if need.widened else None,
+        scratch[: need.packed],
+        scratch[begin : begin + need.padded] if need.padded else None,
+        scratch[end : end + need.widened] if need.widened else None,
     )
 
 
-def _plain(s: Sizes) -> bool:
+def _plain(s: ConvSizes) -> bool:
     """Return whether the gradient of the data is a plain matrix product of a dtype that BLAS supports."""
     return s.pointwise and not s.halves
 
 
-def _forward_scratch(s: Sizes) -> Scratch:
+def _forward_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of :func:`_correlate`, unless the convolution is depthwise (:func:`_nbytes`)."""
     small = pointwise.forward_pass(s)
     return forward_scratch(s) if small is None else Scratch(small.nbytes, 0)
 
 
-def _data_scratch(s: Sizes) -> Scratch:
+def _data_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of the data gradient in :func:`_adjoint`; a plain matrix product needs none."""
     small = pointwise.data_pass(s)
     if small is not None:
@@ -107,7 +107,7 @@ def _data_scratch(s: Sizes) -> Scratch:
     return Scratch(0, 0) if _plain(s) else data_scratch(s)
 
 
-def _weight_scratch(s: Sizes) -> Scratch:
+def _weight_scratch(s: ConvSizes) -> Scratch:
     """Return the scratch of the weight's gradient in :func:`_adjoint`."""
     return weight_scratch(s) if pointwise_weights.weight_pass(s) is None else Scratch(0, 0)
 
@@ -137,61 +137,67 @@ def _spec(array: RawArray) -> TensorSpec:
 
 
 def _correlate(
-    s: Sizes,
+    s: ConvSizes,
     data: RawArray,
     weight: RawArray,
     bias: RawArray | None,
     out: RawArray,
-    room: RawArray,
+    scratch: RawArray,
     *,
-    after: After | None = None,
+    scaling: Scaling | None = None,
     relu: bool = False,
 ) -> Call:
     """Return a call that convolves ``data`` with ``weight`` into ``out``.
 
-    The call adds ``bias`` unless None, multiplies by the scale of ``after`` and adds its shift, and applies a relu if
+    The call adds ``bias`` unless None, multiplies by the scale of ``scaling`` and adds its shift, and applies a relu if
     ``relu``.
     """
     if depthwise_tables.takes(s):
-        return depthwise_tables.forward_call(s, data, weight, bias, out, room, after=after, relu=relu)
+        return depthwise_tables.forward_call(s, data, weight, bias, out, scratch, scaling=scaling, relu=relu)
     small = pointwise.forward_pass(s)
     if small is not None:
-        return pointwise.call(small, data, weight, bias, out, room, after=after, relu=relu)
-    packed, padded, widened = _buffers(room, forward_scratch(s))
-    return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, after=after, relu=relu)
+        return pointwise.call(small, data, weight, bias, out, scratch, scaling=scaling, relu=relu)
+    packed, padded, widened = _buffers(scratch, forward_scratch(s))
+    return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, scaling=scaling, relu=relu)
 
 
 def _adjoint(
-    s: Sizes, data: Any, ograd: RawArray, weight: Any, dgrad: RawArray | None, wgrad: RawArray | None, room: RawArray
+    s: ConvSizes,
+    data: Any,
+    ograd: RawArray,
+    weight: Any,
+    dgrad: RawArray | None,
+    wgrad: RawArray | None,
+    scratch: RawArray,
 ) -> list[Call]:
     """Return calls that compute the gradients of :func:`_correlate`: ``dgrad`` and ``wgrad``, each unless None."""
     single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
     calls: list[Call] = []
     if dgrad is not None and single:
-        calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, room))
+        calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, scratch))
     elif dgrad is not None and small is not None:
-        calls.append(pointwise.call(small, ograd, weight, None, dgrad, room))
+        calls.append(pointwise.call(small, ograd, weight, None, dgrad, scratch))
     elif dgrad is not None and _plain(s):
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
         target = dgrad.reshape(s.batch, s.groups, s.channels, s.pixels)
         calls.append(partial(stacked_product, np, kernel, shaped, target))
     elif dgrad is not None:
-        packed, padded, _ = _buffers(room, data_scratch(s))
+        packed, padded, _ = _buffers(scratch, data_scratch(s))
         calls.append(dense.data_gradient(s, ograd, weight, dgrad, packed, padded))
     if wgrad is not None and single:
-        calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, room))
+        calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, scratch))
     elif wgrad is not None and turned is not None:
         calls.append(pointwise_weights.call(turned, data, ograd, wgrad))
     elif wgrad is not None:
-        packed, padded, widened = _buffers(room, weight_scratch(s))
+        packed, padded, widened = _buffers(scratch, weight_scratch(s))
         calls.append(dense.weight_gradient(s, data, ograd, wgrad, packed, padded, widened=widened))
     return calls
 
 
 def _forward(
-    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, after: After | None = None, relu: bool = False,
-    fast: bool = False,
+    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, scaling: Scaling | None = None,
+    relu: bool = False, fast: bool = False,
 ) -> Call:  # fmt: skip
     out = outputs[0]
     if out is None:
@@ -200,10 +206,10 @@ def _forward(
     bias = None if params["no_bias"] else inputs[2]
     if fast:
         need = winograd.forward_pass(s)
-        room = ctx.take((winograd.layout(need).nbytes,), np.uint8)
-        return winograd.call(need, inputs[0], inputs[1], bias, out, room, after=after, relu=relu)
-    room = _room(ctx, s, _forward_scratch(s))
-    return _correlate(s, inputs[0], inputs[1], bias, out, room, after=after, relu=relu)
+        scratch = ctx.take((winograd.layout(need).nbytes,), np.uint8)
+        return winograd.call(need, inputs[0], inputs[1], bias, out, scratch, scaling=scaling, relu=relu)
+    scratch = _take_scratch(ctx, s, _forward_scratch(s))
+    return _correlate(s, inputs[0], inputs[1], bias, out, scratch, scaling=scaling, relu=relu)
 
 
 def _normalized(
@@ -213,20 +219,22 @@ def _normalized(
 
     ``fast``: convolve by Winograd's algorithm.
     """
-    norm, own, statistics = _apart(params, inputs)
+    norm, conv_inputs, statistics = _split_inputs(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
     outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
     out = outputs[0]
     fixed_statistics = not ctx.is_train or norm["use_global_stats"]
     if not fixed_statistics or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
-        return _and_norm(_forward(ctx, params, own, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
+        return _and_norm(_forward(ctx, params, conv_inputs, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
     scale, shift = (ctx.take((out.shape[1],), out.dtype) for _ in range(2))
     scaling = batch_norm.scaling(norm, statistics, scale, shift)
-    return one_after_other(scaling, _forward(ctx, params, own, outputs, after=(scale, shift), relu=relu, fast=fast))
+    return in_sequence(
+        scaling, _forward(ctx, params, conv_inputs, outputs, scaling=(scale, shift), relu=relu, fast=fast)
+    )
 
 
-def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
+def _split_inputs(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
     """Split a fused node into (batch norm's parameters, convolution's inputs, batch norm's inputs except the data)."""
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
@@ -237,9 +245,9 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
     norm_ctx = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
     norm_inputs, norm_outputs = [out, *statistics], [out, None, None]
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
-        return one_after_other(convolve, batch_norm.normalization(norm_ctx, norm, norm_inputs, norm_outputs, relu=relu))
+        return in_sequence(convolve, batch_norm.normalization(norm_ctx, norm, norm_inputs, norm_outputs, relu=relu))
     kernel = joined.norm_of(joined.RELU * relu).forward
-    return one_after_other(convolve, bind(kernel, norm_ctx, norm, norm_inputs, norm_outputs))
+    return in_sequence(convolve, bind(kernel, norm_ctx, norm, norm_inputs, norm_outputs))
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
@@ -247,7 +255,7 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 
     ``relu``: the suffix of a batch norm with a relu, else empty.
     """
-    norm, _, statistics = _apart(params, inputs)
+    norm, _, statistics = _split_inputs(params, inputs)
     out = outputs[0]
     if batch_norm.refusal(norm, out, statistics[1].dtype):
         specs = [out, statistics[1], statistics[1]]
@@ -258,12 +266,12 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
     """Return a call that runs NumPy's convolution, then the batch norm."""
-    norm, own, statistics = _apart(params, inputs)
+    norm, conv_inputs, statistics = _split_inputs(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
     outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
     out = outputs[0]
-    convolve = bind(registry.get("Convolution").forward, ctx, params, own, outputs)
+    convolve = bind(registry.get("Convolution").forward, ctx, params, conv_inputs, outputs)
     return _and_norm(convolve, ctx, norm, out, statistics, relu=relu)
 
 
@@ -271,21 +279,21 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
     if fast:
-        room = ctx.take((_fast_backward_nbytes(s),), np.uint8)
+        scratch = ctx.take((_fast_backward_nbytes(s),), np.uint8)
         calls: list[Call] = []
         if outputs[0] is not None:
-            calls.append(winograd.call(winograd.data_pass(s), ograd, weight, None, outputs[0], room))
+            calls.append(winograd.call(winograd.data_pass(s), ograd, weight, None, outputs[0], scratch))
         if outputs[1] is not None:
-            calls.append(winograd_weights.call(winograd.forward_pass(s), data, ograd, outputs[1], room))
+            calls.append(winograd_weights.call(winograd.forward_pass(s), data, ograd, outputs[1], scratch))
     else:
-        room = _room(ctx, s, _data_scratch(s), _weight_scratch(s))
-        calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
+        scratch = _take_scratch(ctx, s, _data_scratch(s), _weight_scratch(s))
+        calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], scratch)
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(_sum_to_bias(ograd, outputs[2]))
-    return one_after_other(*calls)
+    return in_sequence(*calls)
 
 
-def _fast_backward_nbytes(s: Sizes) -> int:
+def _fast_backward_nbytes(s: ConvSizes) -> int:
     """Return the scratch bytes that both gradients share if Winograd's kernels compute them, one after the other."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
@@ -295,27 +303,27 @@ def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays)
     if out is None:
         return nothing
     s = sizes(_deconvolution(params, [_spec(inputs[0])], [_spec(out)]))
-    calls = _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, _data_scratch(s)))
+    calls = _adjoint(s, None, inputs[0], inputs[1], out, None, _take_scratch(ctx, s, _data_scratch(s)))
     if not params["no_bias"]:
         calls.append(partial(np.add, out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out))
-    return one_after_other(*calls)
+    return in_sequence(*calls)
 
 
 def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, _forward_scratch(s), _weight_scratch(s))
-    calls = _adjoint(s, ograd, data, None, None, outputs[1], room)
+    scratch = _take_scratch(ctx, s, _forward_scratch(s), _weight_scratch(s))
+    calls = _adjoint(s, ograd, data, None, None, outputs[1], scratch)
     if outputs[0] is not None:
-        calls.append(_correlate(s, ograd, weight, None, outputs[0], room))
+        calls.append(_correlate(s, ograd, weight, None, outputs[0], scratch))
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(_sum_to_bias(ograd, outputs[2]))
-    return one_after_other(*calls)
+    return in_sequence(*calls)
 
 
 def _provide(
     op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
-    scratch: Callable[[Sizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[Sizes], int]] | None = None,
+    scratch: Callable[[ConvSizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[ConvSizes], int]] | None = None,
 ) -> None:  # fmt: skip
     """Register the compiled implementations of ``op``.
 
@@ -376,12 +384,12 @@ def _mixed(relu: str) -> Implementation:
     """
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-        norm, _, statistics = _apart(params, inputs)
+        norm, _, statistics = _split_inputs(params, inputs)
         return batch_norm.refusal(norm, outputs[0], statistics[1].dtype)
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
-        _, own, _ = _apart(params, inputs)
-        nbytes = registry.get("Convolution").workspace_bytes(params, own, outputs)
+        _, conv_inputs, _ = _split_inputs(params, inputs)
+        nbytes = registry.get("Convolution").workspace_bytes(params, conv_inputs, outputs)
         return _with_norm(nbytes, params, inputs, outputs, relu)
 
     return Implementation(

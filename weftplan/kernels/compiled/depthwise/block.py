@@ -16,7 +16,7 @@ import numpy as np
 
 from weftplan.kernels.compiled.batch_norm import implementation as batch_norm
 from weftplan.kernels.compiled.batch_norm import kernels as batch_norm_kernels
-from weftplan.kernels.compiled.batch_norm.implementation import Pass
+from weftplan.kernels.compiled.batch_norm.implementation import ChannelPass
 from weftplan.kernels.compiled.batch_norm.kernels import EARLY, LATE
 from weftplan.kernels.compiled.depthwise import implementation as depthwise
 from weftplan.kernels.compiled.depthwise import tables as depthwise_tables
@@ -25,8 +25,8 @@ from weftplan.kernels.compiled.ir import Function, Value
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.offset_tables import KernelArguments
 from weftplan.kernels.compiled.parts import in_parts
-from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, holding, one_after_other
-from weftplan.kernels.compiled.size_table import Sizes, sizes
+from weftplan.kernels.compiled.replay import Call, Maker, RepeatedKernel, holding, in_sequence
+from weftplan.kernels.compiled.size_table import ConvSizes, sizes
 from weftplan.kernels.compiled.target import Target
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
@@ -45,12 +45,12 @@ _BACKWARD: Blocks = {
     "data": PASS,
     "first": batch_norm_kernels.BACKWARD,
 }
-_OWN = ("first", "last", "weighs")
+_RANGE = ("first", "last", "weighs")
 """Words before those of the kernels: the range of channels, and whether the weight's gradient is wanted."""
 
 
 def _names(blocks: Blocks) -> tuple[str, ...]:
-    return (*_OWN, *(f"{block}.{name}" for block, names in blocks.items() for name in names))
+    return (*_RANGE, *(f"{block}.{name}" for block, names in blocks.items() for name in names))
 
 
 class _Driver:
@@ -63,7 +63,7 @@ class _Driver:
         self.f = Function(name, (("ptr", "words"),), scalar, batch_norm_kernels.LANES[scalar])
         self.blocks = blocks
         self._names = _names(blocks)
-        self.own = {name: self.f.word("%words", place) for place, name in enumerate(_OWN)}
+        self.range_words = {name: self.f.word("%words", index) for index, name in enumerate(_RANGE)}
         self._begins = {
             block: self.f.at("%words", 8 * self._names.index(f"{block}.{names[0]}")) for block, names in blocks.items()
         }
@@ -87,19 +87,19 @@ class _Driver:
         """Emit a call of ``kernel`` on the argument words of ``block``."""
         self.f.call(kernel, self._begins[block])
 
-    def normalizes(self, channel: str, layer: str, room: str) -> None:
-        """Emit code that stores a channel's scale and shift in the first batch norm to ``room``.
+    def normalizes(self, channel: str, layer: str, scratch: str) -> None:
+        """Emit code that stores a channel's scale and shift in the first batch norm to ``scratch``.
 
         The word ``before`` of block ``layer`` gets their address.
         """
         f = self.f
-        place = f.mul(channel, f.size)
+        offset = f.mul(channel, f.size)
         of = {name: self.pointer(f"first.{name}") for name in ("gamma", "beta", "mean", "inverse")}
-        mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
-        scale, shift = batch_norm_kernels.scale_and_shift(f, of, place, mean, inverse)
-        f.put_scalar(scale, room)
-        f.put_scalar(shift, f.at(room, f.size))
-        self.set(f"{layer}.before", f.value(f"ptrtoint ptr {room} to i64"))
+        mean, inverse = (f.scalar_at(f.at(of[name], offset)) for name in ("mean", "inverse"))
+        scale, shift = batch_norm_kernels.scale_and_shift(f, of, offset, mean, inverse)
+        f.put_scalar(scale, scratch)
+        f.put_scalar(shift, f.at(scratch, f.size))
+        self.set(f"{layer}.before", f.value(f"ptrtoint ptr {scratch} to i64"))
 
 
 def functions(scalar: str, stride: int) -> list[Function]:
@@ -107,11 +107,11 @@ def functions(scalar: str, stride: int) -> list[Function]:
     norm = batch_norm_kernels.forward(scalar).within("norm")
     layer = depthwise.forward(scalar, stride, after_norm=True).within("layer")
     forward = _Driver("forward", _FORWARD, scalar)
-    room = forward.f.local(scalar, 2)
-    with forward.f.loop(forward.own["first"], forward.own["last"]) as channel:
+    scratch = forward.f.local(scalar, 2)
+    with forward.f.loop(forward.range_words["first"], forward.range_words["last"]) as channel:
         forward.on(channel)
         forward.run(norm, "first")
-        forward.normalizes(channel, "layer", room)
+        forward.normalizes(channel, "layer", scratch)
         forward.run(layer, "layer")
         forward.run(norm, "second")
 
@@ -121,13 +121,13 @@ def functions(scalar: str, stride: int) -> list[Function]:
         "data"
     )
     backward = _Driver("backward", _BACKWARD, scalar)
-    weighs = backward.f.compare("ne", backward.own["weighs"], 0)
-    room = backward.f.local(scalar, 2)
-    with backward.f.loop(backward.own["first"], backward.own["last"]) as channel:
+    weighs = backward.f.compare("ne", backward.range_words["weighs"], 0)
+    scratch = backward.f.local(scalar, 2)
+    with backward.f.loop(backward.range_words["first"], backward.range_words["last"]) as channel:
         backward.on(channel)
         backward.run(norm_back, "second")
         with backward.f.when(weighs):
-            backward.normalizes(channel, "weight", room)
+            backward.normalizes(channel, "weight", scratch)
             backward.run(weights, "weight")
         backward.run(data, "data")
         backward.run(norm_back, "first")
@@ -142,7 +142,7 @@ def entries(dtype: DType, stride: int, target: Target | None = None) -> dict[str
     )
 
 
-def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
+def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> ConvSizes:
     return sizes(convolution.sizes(params[LAYER], data, inner.shape))
 
 
@@ -162,7 +162,7 @@ def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) 
     return ""
 
 
-def _room(s: Sizes) -> int:
+def _scratch_bytes(s: ConvSizes) -> int:
     return aligned(depthwise_tables.scratch(s))
 
 
@@ -174,7 +174,7 @@ class _Words:
         self._values: dict[str, int] = {}
         self._tables: list[Any] = []
 
-    def norm(self, block: str, settled: Pass, **more: int) -> None:
+    def norm(self, block: str, settled: ChannelPass, **more: int) -> None:
         """Set the words of ``block``, a batch norm, to those of ``settled`` and ``more``."""
         self._put(block, {**settled.words, **more})
         self._tables.append(settled.constants)
@@ -188,20 +188,20 @@ class _Words:
         self._values |= {f"{block}.{name}": value for name, value in values.items()}
 
     def call(
-        self, entry: Entry, s: Sizes, room: RawArray, layers: Mapping[str, KernelArguments], *, weighs: bool
+        self, entry: Entry, s: ConvSizes, scratch: RawArray, layers: Mapping[str, KernelArguments], *, weighs: bool
     ) -> Call:
         """Return a call that runs ``entry`` on all channels, in parts.
 
         Args:
-            room: scratch of all parts.
+            scratch: scratch of all parts.
             layers: the arguments of each convolution, by block.
             weighs: whether the weight's gradient is wanted.
         """
         moves = {}
-        begin, nbytes = address(room), depthwise_tables.scratch(s) // depthwise_tables.parts(s)
+        begin, nbytes = address(scratch), depthwise_tables.scratch(s) // depthwise_tables.parts(s)
         for block, plan in layers.items():
-            first, second, _ = depthwise_tables.plan_bytes(plan)
-            for name, offset in (("buffer", 0), ("second", first), ("sums", first + second)):
+            copied, separated, _ = depthwise_tables.plan_bytes(plan)
+            for name, offset in (("buffer", 0), ("second", copied), ("sums", copied + separated)):
                 self._values[f"{block}.{name}"] = begin + offset
                 moves[f"{block}.{name}"] = nbytes
         self._values["weighs"] = int(weighs)
@@ -212,12 +212,14 @@ class _Words:
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     data, weight = inputs[0], inputs[5]
-    out, _, *kept = outputs
+    out, _, *statistics = outputs
     inner = memory_of_inner(ctx, data, outputs)
     s = _sizes(params, TensorSpec(data.shape, data.dtype), TensorSpec(inner.shape, inner.dtype))
-    room = ctx.take((_room(s),), np.uint8)
-    first = batch_norm.forward_pass(ctx, params[BEFORE], inputs[:5], [None, *kept[:2]])
-    second = batch_norm.forward_pass(ctx, params[BEHIND], [inner, *inputs[6:]], [out, *kept[2:]], relu=params[RELU])
+    scratch = ctx.take((_scratch_bytes(s),), np.uint8)
+    first_norm = batch_norm.forward_pass(ctx, params[BEFORE], inputs[:5], [None, *statistics[:2]])
+    second_norm = batch_norm.forward_pass(
+        ctx, params[BEHIND], [inner, *inputs[6:]], [out, *statistics[2:]], relu=params[RELU]
+    )
     plan = depthwise_tables.forward(s)
     words = _Words(_FORWARD)
     # Prefetches use memory while a channel is in the cache: of results before they are written, then of the next
@@ -226,28 +228,28 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     to_inner = batch_norm.fetching(EARLY, address(inner), small_image, small_channel, channel)
     to_out = batch_norm.fetching(EARLY, 0 if out is None else address(out), small_image, small_channel, small_channel)
     to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel, behind=1)
-    words.norm("first", first, **to_inner)
+    words.norm("first", first_norm, **to_inner)
     words.layer("layer", plan, x=address(data), w=address(weight), y=address(inner))
-    words.norm("second", second, **to_out, **to_data)
-    run = words.call(entries(data.dtype, s.stride[2])["forward"], s, room, {"layer": plan}, weighs=False)
-    run = holding(run, data, weight, inner, out, room)
-    return one_after_other(first.before, second.before, run, first.behind, second.behind)
+    words.norm("second", second_norm, **to_out, **to_data)
+    run = words.call(entries(data.dtype, s.stride[2])["forward"], s, scratch, {"layer": plan}, weighs=False)
+    run = holding(run, data, weight, inner, out, scratch)
+    return in_sequence(first_norm.prepare, second_norm.prepare, run, first_norm.finish, second_norm.finish)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, inner, data, weight, *vectors = inputs
-    first, second = vectors[:4], vectors[4:]
+    first_vectors, second_vectors = vectors[:4], vectors[4:]
     _, *of_first, wgrad, second_ggrad, second_bgrad = outputs
     dgrad = ctx.memory_of(outputs, 0, data.dtype)
     s = _sizes(params, TensorSpec(data.shape, data.dtype), TensorSpec(inner.shape, inner.dtype))
-    room = ctx.take((_room(s),), np.uint8)
+    scratch = ctx.take((_scratch_bytes(s),), np.uint8)
 
     def norm(
         name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray | None], outputs: Arrays, *, relu: bool
-    ) -> Pass:
-        gamma, beta, *kept = vectors
+    ) -> ChannelPass:
+        gamma, beta, *statistics = vectors
         return batch_norm.backward_pass(
-            ctx, params[name], [ograd, data, gamma, *kept], outputs, beta=beta if relu else None
+            ctx, params[name], [ograd, data, gamma, *statistics], outputs, beta=beta if relu else None
         )
 
     # The gradient of the convolution's output shares the memory of its image's gradient, which is no smaller.
@@ -256,20 +258,20 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel)
     to_ograd = batch_norm.fetching(EARLY, address(ograd), small_image, small_channel, channel, behind=1)
     to_inner = batch_norm.fetching(LATE, address(inner), small_image, small_channel, channel, behind=1)
-    behind = norm(BEHIND, ograd, inner, second, [dgrad, second_ggrad, second_bgrad], relu=params[RELU])
-    before = norm(BEFORE, dgrad, data, first, [dgrad, *of_first], relu=True)
+    second_pass = norm(BEHIND, ograd, inner, second_vectors, [dgrad, second_ggrad, second_bgrad], relu=params[RELU])
+    first_pass = norm(BEFORE, dgrad, data, first_vectors, [dgrad, *of_first], relu=True)
     weights, gradient = depthwise_tables.weight(s), depthwise_tables.data(s)
     words = _Words(_BACKWARD)
-    words.norm("second", behind, dx_image=image, dx_channel=channel, **to_dgrad, **to_data)
+    words.norm("second", second_pass, dx_image=image, dx_channel=channel, **to_dgrad, **to_data)
     words.layer("weight", weights, x=address(data), w=0 if wgrad is None else address(wgrad), y=address(dgrad),
                 y_image=image, y_channel=channel)  # fmt: skip
     words.layer("data", gradient, x=address(dgrad), w=address(weight), y=address(dgrad), x_image=image,
                 x_channel=channel)  # fmt: skip
-    words.norm("first", before, **to_ograd, **to_inner)
+    words.norm("first", first_pass, **to_ograd, **to_inner)
     plans = {"weight": weights, "data": gradient}
-    run = words.call(entries(data.dtype, s.stride[2])["backward"], s, room, plans, weighs=wgrad is not None)
-    run = holding(run, data, weight, wgrad, dgrad, room)
-    return one_after_other(run, behind.behind, before.behind)
+    run = words.call(entries(data.dtype, s.stride[2])["backward"], s, scratch, plans, weighs=wgrad is not None)
+    run = holding(run, data, weight, wgrad, dgrad, scratch)
+    return in_sequence(run, second_pass.finish, first_pass.finish)
 
 
 def _provide(
@@ -290,7 +292,7 @@ def _provide(
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         image = inputs[data]
         s = _sizes(params, image, inner(inputs, outputs))
-        return _room(s) + take_bytes(*[((s.groups,), image.dtype)] * vectors)
+        return _scratch_bytes(s) + take_bytes(*[((s.groups,), image.dtype)] * vectors)
 
     provide(name, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refused))
 

@@ -52,27 +52,27 @@ class _Planes:
 
     def __init__(self, f: Function, get: dict[str, str], *, after_norm: bool = False) -> None:
         self.f, self.get = f, get
-        self.before: tuple[str, str] | None = None
+        self.norm: tuple[str, str] | None = None
         if after_norm:
-            before = pointer(f, "%how", PASS, "before")
-            self.before = f.broadcast(before), f.broadcast(f.at(before, f.size))
+            norm_at = pointer(f, "%how", PASS, "before")
+            self.norm = f.broadcast(norm_at), f.broadcast(f.at(norm_at, f.size))
         self.buffer, self.second = (pointer(f, "%how", PASS, name) for name in ("buffer", "second"))
         how = pointer(f, "%how", PASS, "pad")
         height, width, to_height, to_width, lead_width = (
             word(f, how, PAD, name) for name in ("height", "width", "to_height", "to_width", "lead_width")
         )
         size, lead = f.size, get["lead"]
-        left_out = f.larger(f.sub(0, lead), 0), f.larger(f.sub(0, lead_width), 0)
+        cropped = f.larger(f.sub(0, lead), 0), f.larger(f.sub(0, lead_width), 0)
         zeros = f.larger(lead, 0), f.larger(lead_width, 0)
-        self.rows = f.smaller(f.sub(height, left_out[0]), f.sub(to_height, zeros[0]))
-        columns = f.larger(f.smaller(f.sub(width, left_out[1]), f.sub(to_width, zeros[1])), 0)
-        self.skipped = f.mul(f.add(f.mul(left_out[0], width), left_out[1]), size)
+        self.rows = f.smaller(f.sub(height, cropped[0]), f.sub(to_height, zeros[0]))
+        columns = f.larger(f.smaller(f.sub(width, cropped[1]), f.sub(to_width, zeros[1])), 0)
+        self.skipped = f.mul(f.add(f.mul(cropped[0], width), cropped[1]), size)
         self.front = f.mul(f.add(f.mul(zeros[0], to_width), zeros[1]), size)
         self.step, self.to_step = f.mul(width, size), f.mul(to_width, size)
-        self.whole = f.value(f"and i64 {columns}, {-f.lanes}")
-        left = f.sub(columns, self.whole)
-        self.has_rest, self.mask = f.compare("ne", left, 0), f.mask_below(left)
-        self.apart = f.compare("ne", get["apart"], 0)
+        self.full_columns = f.value(f"and i64 {columns}, {-f.lanes}")
+        remaining = f.sub(columns, self.full_columns)
+        self.has_remainder, self.mask = f.compare("ne", remaining, 0), f.mask_below(remaining)
+        self.separates = f.compare("ne", get["apart"], 0)
         nbytes = f.add(f.mul(to_height, self.to_step), SLACK)
         f.emit(f"call void @llvm.memset.p0.i64(ptr {self.buffer}, i8 0, i64 {nbytes}, i1 false)")
 
@@ -87,13 +87,13 @@ class _Planes:
         begin, to_begin = f.at(plane, self.skipped), f.at(self.buffer, self.front)
         with f.loop(0, self.rows) as row:
             from_, to = f.at(begin, f.mul(row, self.step)), f.at(to_begin, f.mul(row, self.to_step))
-            with f.loop(0, self.whole, n) as column:
+            with f.loop(0, self.full_columns, n) as column:
                 offset = f.mul(column, f.size)
-                f.store(self._given(f.load(f.at(from_, offset))), f.at(to, offset))
-            with f.when(self.has_rest):
-                offset = f.mul(self.whole, f.size)
-                f.store(self._given(f.load_masked(f.at(from_, offset), self.mask), self.mask), f.at(to, offset))
-        with f.when(self.apart), f.loop(0, get["pad_rows"]) as row:
+                f.store(self._normalized(f.load(f.at(from_, offset))), f.at(to, offset))
+            with f.when(self.has_remainder):
+                offset = f.mul(self.full_columns, f.size)
+                f.store(self._normalized(f.load_masked(f.at(from_, offset), self.mask), self.mask), f.at(to, offset))
+        with f.when(self.separates), f.loop(0, get["pad_rows"]) as row:
             from_ = f.at(self.buffer, f.mul(f.mul(row, 2), get["pitch"]))
             to = f.at(self.second, f.mul(row, get["pitch"]))
             with f.loop(0, get["pitch"], wide) as i:
@@ -101,14 +101,14 @@ class _Planes:
                 a, b = f.load(double), f.load(f.at(double, wide))
                 f.store(f.shuffle(a, b, [2 * lane for lane in range(n)]), f.at(to, i))
                 f.store(f.shuffle(a, b, [2 * lane + 1 for lane in range(n)]), f.at(f.at(to, get["phase"]), i))
-        return f.value(f"select i1 {self.apart}, ptr {self.second}, ptr {self.buffer}")
+        return f.value(f"select i1 {self.separates}, ptr {self.second}, ptr {self.buffer}")
 
-    def _given(self, value: str, mask: str | None = None) -> str:
+    def _normalized(self, value: str, mask: str | None = None) -> str:
         """Emit the vector to convolve: ``value``, or its batch norm and relu with zeros in lanes whose mask is off."""
-        if self.before is None:
+        if self.norm is None:
             return value
         f = self.f
-        normalized = f.floored(f.fma(value, *self.before))
+        normalized = f.floored(f.fma(value, *self.norm))
         return normalized if mask is None else f.chosen(mask, normalized, "zeroinitializer")
 
 
@@ -120,17 +120,17 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
             "taps", "lead", "apart", "pitch", "pad_rows", "phase")  # fmt: skip
 
 
-def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """Emit a store of a vector of outputs; its first ``left`` elements belong to the row.
+def _put_row(f: Function, value: str, target: str, end: str, remaining: Value) -> None:
+    """Emit a store of a vector of outputs; its first ``remaining`` elements belong to the row.
 
     The excess overwrites rows or planes that are stored later. A vector that would pass ``end`` is masked.
     """
-    behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
+    behind = f.value(f"ptrtoint ptr {f.at(target, f.lanes * f.size)} to i64")
     inside = f.compare("sle", behind, end)
     with f.when(inside):
-        f.store(value, place)
+        f.store(value, target)
     with f.when(f.value(f"xor i1 {inside}, true")):
-        f.store_masked(value, place, f.mask_below(left))
+        f.store_masked(value, target, f.mask_below(remaining))
 
 
 @contextlib.contextmanager
@@ -174,27 +174,27 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     biased, scaled = (f.value(f"icmp ne ptr {optional[name]}, null") for name in ("bias", "scale"))
     behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
-    zero, one_, less = (f.local(scalar) for _ in range(3))
-    for place, number in ((zero, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
-        f.put_scalar(number, place)
+    zero, unit, less = (f.local(scalar) for _ in range(3))
+    for slot_at, number in ((zero, "0.0"), (unit, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
+        f.put_scalar(number, slot_at)
 
     def chosen(condition: str, name: str, channel: str, otherwise: str) -> str:
-        there = f.at(optional[name], f.mul(channel, size))
-        return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
+        factor_at = f.at(optional[name], f.mul(channel, size))
+        return f.broadcast(f.value(f"select i1 {condition}, ptr {factor_at}, ptr {otherwise}"))
 
     weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
     columns = _columns(f, get, by)
     with _each_plane(f, get, x, y, after_norm=after_norm) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
         start = chosen(biased, "bias", channel, zero)
-        after = chosen(scaled, "scale", channel, one_), chosen(scaled, "shift", channel, less)
-        factors = [f.broadcast(f.at(weight, place)) for place in weights_at]
+        scaling = chosen(scaled, "scale", channel, unit), chosen(scaled, "shift", channel, less)
+        factors = [f.broadcast(f.at(weight, slot_at)) for slot_at in weights_at]
 
         def sums_of_nine(begin: str, count: int, start: str = start, factors: Sequence[str] = factors) -> list[str]:
             sums = [start] * count
             for line in range(by * (count - 1) + 3):  # each line is read once for all output rows
-                place = f.at(begin, f.mul(get["pitch"], line))
-                values = [f.load(f.at(place, column)) for column in columns]
+                line_at = f.at(begin, f.mul(get["pitch"], line))
+                values = [f.load(f.at(line_at, column)) for column in columns]
                 for row in range(count):
                     i = line - by * row
                     if 0 <= i < 3:
@@ -204,35 +204,35 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
         def sums_of_all(begin: str, count: int, start: str = start, weight: str = weight) -> list[str]:
             sums = [f.local(f.vector) for _ in range(count)]
-            for one in sums:
-                f.store(start, one)
+            for accumulator in sums:
+                f.store(start, accumulator)
             with f.loop(0, get["taps"]) as tap:
                 pair = f.mul(tap, 2)
-                here = f.at(begin, f.word(table, pair))
+                source_at = f.at(begin, f.word(table, pair))
                 factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
-                for row, one in enumerate(sums):
-                    value = f.load(f.at(here, f.mul(get["row_step"], row)))
-                    f.store(f.fma(value, factor, f.load(one)), one)
-            return [f.load(one) for one in sums]
+                for row, accumulator in enumerate(sums):
+                    value = f.load(f.at(source_at, f.mul(get["row_step"], row)))
+                    f.store(f.fma(value, factor, f.load(accumulator)), accumulator)
+            return [f.load(accumulator) for accumulator in sums]
 
         sums_of = sums_of_nine if by else sums_of_all
 
         def rows(
-            first: Value, count: int, source: str = source, target: str = target, end: str = end,
-            after: tuple[str, str] = after,
+            first_row: Value, count: int, source: str = source, target: str = target, end: str = end,
+            scaling: tuple[str, str] = scaling,
         ) -> None:  # fmt: skip
             with f.loop(0, blocks) as turned:
                 block = f.sub(f.sub(blocks, 1), turned)  # from the last block to the first: see _put_row
                 column = f.mul(block, n)
-                begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
-                for row, one in enumerate(sums_of(begin, count)):
-                    place = f.at(target, f.add(f.mul(f.add(first, row), row_bytes), f.mul(column, size)))
-                    _put_row(f, f.floored(f.fma(one, *after), least), place, end, f.sub(get["columns"], column))
+                begin = f.at(source, f.add(f.mul(first_row, get["row_step"]), f.mul(column, size)))
+                for row, total in enumerate(sums_of(begin, count)):
+                    slot_at = f.at(target, f.add(f.mul(f.add(first_row, row), row_bytes), f.mul(column, size)))
+                    _put_row(f, f.floored(f.fma(total, *scaling), least), slot_at, end, f.sub(get["columns"], column))
 
-        with f.loop(0, by_four, ROWS) as first:
-            rows(first, ROWS)
-        with f.loop(by_four, get["rows"]) as first:
-            rows(first, 1)
+        with f.loop(0, by_four, ROWS) as first_row:
+            rows(first_row, ROWS)
+        with f.loop(by_four, get["rows"]) as first_row:
+            rows(first_row, 1)
     return f
 
 
@@ -250,26 +250,26 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
     pairs = f.value(f"sdiv i64 {f.add(get['columns'], 2 * n - 1)}, {2 * n}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    places = [(f.word(table, 2 * tap), f.word(table, 2 * tap + 1)) for tap in range(sum(taps))]
+    tap_offsets = [(f.word(table, 2 * tap), f.word(table, 2 * tap + 1)) for tap in range(sum(taps))]
     with _each_plane(f, get, x, y) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
-        factors = [f.broadcast(f.at(weight, place)) for _, place in places]
+        factors = [f.broadcast(f.at(weight, offset)) for _, offset in tap_offsets]
 
         def sum_of(begin: str, phase: Value, weight: str = weight, factors: Sequence[str] = factors) -> str:
             if isinstance(phase, int):
                 result = "zeroinitializer"
-                first = sum(taps[:phase])
-                for tap in range(first, first + taps[phase]):
-                    result = f.fma(f.load(f.at(begin, places[tap][0])), factors[tap], result)
+                first_tap = sum(taps[:phase])
+                for tap in range(first_tap, first_tap + taps[phase]):
+                    result = f.fma(f.load(f.at(begin, tap_offsets[tap][0])), factors[tap], result)
                 return result
-            one = f.local(f.vector)
-            f.store("zeroinitializer", one)
+            accumulator = f.local(f.vector)
+            f.store("zeroinitializer", accumulator)
             with f.loop(f.word(counts, phase), f.word(counts, f.add(phase, 1))) as number:
                 pair = f.mul(number, 2)
                 value = f.load(f.at(begin, f.word(table, pair)))
                 factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
-                f.store(f.fma(value, factor, f.load(one)), one)
-            return f.load(one)
+                f.store(f.fma(value, factor, f.load(accumulator)), accumulator)
+            return f.load(accumulator)
 
         def row_of(
             row: str, half: str, parity: Value, source: str = source, target: str = target, end: str = end
@@ -281,20 +281,20 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
                 sums = [sum_of(begin, f.add(f.mul(parity, 2), side)) for side in range(2)]
                 low = [lane // 2 + n * (lane % 2) for lane in range(n)]
                 high = [n // 2 + lane for lane in low]
-                place = f.at(target, f.add(f.mul(row, row_bytes), f.mul(column, size)))
-                left = f.sub(get["columns"], column)
-                with f.when(f.compare("sgt", left, n)):
-                    _put_row(f, f.shuffle(sums[0], sums[1], high), f.at(place, n * size), end, f.sub(left, n))
-                _put_row(f, f.shuffle(sums[0], sums[1], low), place, end, left)
+                target_at = f.at(target, f.add(f.mul(row, row_bytes), f.mul(column, size)))
+                remaining = f.sub(get["columns"], column)
+                with f.when(f.compare("sgt", remaining, n)):
+                    _put_row(f, f.shuffle(sums[0], sums[1], high), f.at(target_at, n * size), end, f.sub(remaining, n))
+                _put_row(f, f.shuffle(sums[0], sums[1], low), target_at, end, remaining)
 
         with f.loop(0, get["rows"]) as row:
             half = f.value(f"sdiv i64 {row}, 2")
             parity = f.sub(row, f.mul(half, 2))
             if not taps:
                 row_of(row, half, parity)
-            for known in range(2 if taps else 0):
-                with f.when(f.compare("eq", parity, known)):
-                    row_of(row, half, known)
+            for row_parity in range(2 if taps else 0):
+                with f.when(f.compare("eq", parity, row_parity)):
+                    row_of(row, half, row_parity)
     return f
 
 
@@ -309,55 +309,57 @@ def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     n, size = f.lanes, f.size
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    whole = f.value(f"and i64 {get['columns']}, {-n}")
-    remainder = f.sub(get["columns"], whole)
+    full_columns = f.value(f"and i64 {get['columns']}, {-n}")
+    remainder = f.sub(get["columns"], full_columns)
     mask = f.mask_below(remainder)
-    has_rest = f.compare("ne", remainder, 0)
-    done = f.local("i64")
-    room = pointer(f, "%how", PASS, "sums")
+    has_remainder = f.compare("ne", remainder, 0)
+    next_tap = f.local("i64")
+    scratch = pointer(f, "%how", PASS, "sums")
     planes = _Planes(f, get, after_norm=after_norm)
     with f.loop(get["first"], get["last"]) as channel:
         result = f.at(w, f.mul(channel, taps_bytes))
         with f.loop(0, get["images"]) as image:
             source = planes.copy(f.at(x, f.add(f.mul(image, get["x_image"]), f.mul(channel, get["x_channel"]))))
             dy = f.at(y, f.add(f.mul(image, get["y_image"]), f.mul(channel, get["y_channel"])))
-            f.keep(0, done)
+            f.keep(0, next_tap)
             for group in (NINE,) if by else GROUPS:
                 end = f.sub(get["taps"], group - 1)
-                with f.loop(f.word(done), end, group) as tap:
+                with f.loop(f.word(next_tap), end, group) as tap:
                     lines: list[Value] = [f.mul(get["pitch"], i) for i in range(3)] if by else [0]
                     columns = (
                         _columns(f, get, by) if by else [f.word(table, f.mul(f.add(tap, k), 2)) for k in range(group)]
                     )
-                    kept = [f.at(room, f.mul(f.add(tap, k), n * size)) for k in range(group)]
+                    stored = [f.at(scratch, f.mul(f.add(tap, k), n * size)) for k in range(group)]
                     sums = [f.local(f.vector) for _ in range(group)]
                     fresh = f.compare("eq", image, 0)
-                    for one, place in zip(sums, kept, strict=True):
-                        old = f.load(place)
-                        f.store(f.value(f"select i1 {fresh}, {f.vector} zeroinitializer, {f.vector} {old}"), one)
+                    for accumulator, slot_at in zip(sums, stored, strict=True):
+                        old = f.load(slot_at)
+                        f.store(
+                            f.value(f"select i1 {fresh}, {f.vector} zeroinitializer, {f.vector} {old}"), accumulator
+                        )
                     with f.loop(0, get["rows"]) as row:
                         line = f.at(dy, f.mul(row, row_bytes))
                         begin = f.at(source, f.mul(row, get["row_step"]))
                         rows = [f.at(begin, offset) for offset in lines]
-                        with f.loop(0, whole, n) as column:
+                        with f.loop(0, full_columns, n) as column:
                             offset = f.mul(column, size)
                             d = f.load(f.at(line, offset))
-                            for one, (here, moved) in zip(sums, every(rows, columns), strict=True):
-                                value = f.load(f.at(f.at(here, offset), moved))
-                                f.store(f.fma(value, d, f.load(one)), one)
-                        with f.when(has_rest):
-                            offset = f.mul(whole, size)
+                            for accumulator, (row_at, moved) in zip(sums, every(rows, columns), strict=True):
+                                value = f.load(f.at(f.at(row_at, offset), moved))
+                                f.store(f.fma(value, d, f.load(accumulator)), accumulator)
+                        with f.when(has_remainder):
+                            offset = f.mul(full_columns, size)
                             d = f.load_masked(f.at(line, offset), mask)
-                            for one, (here, moved) in zip(sums, every(rows, columns), strict=True):
-                                value = f.load_masked(f.at(f.at(here, offset), moved), mask)
-                                f.store(f.fma(value, d, f.load(one)), one)
-                    for one, place in zip(sums, kept, strict=True):
-                        f.store(f.load(one), place)
-                    f.keep(f.add(tap, group), done)
+                            for accumulator, (row_at, moved) in zip(sums, every(rows, columns), strict=True):
+                                value = f.load_masked(f.at(f.at(row_at, offset), moved), mask)
+                                f.store(f.fma(value, d, f.load(accumulator)), accumulator)
+                    for accumulator, slot_at in zip(sums, stored, strict=True):
+                        f.store(f.load(accumulator), slot_at)
+                    f.keep(f.add(tap, group), next_tap)
         with f.loop(0, get["taps"]) as tap:
-            place = f.at(result, f.word(table, f.add(f.mul(tap, 2), 1)))
-            total = f.total(f.load(f.at(room, f.mul(tap, n * size))))
-            f.put_scalar(total, place)
+            slot_at = f.at(result, f.word(table, f.add(f.mul(tap, 2), 1)))
+            total = f.total(f.load(f.at(scratch, f.mul(tap, n * size))))
+            f.put_scalar(total, slot_at)
     return f
 
 

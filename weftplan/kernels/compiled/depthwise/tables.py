@@ -15,17 +15,17 @@ from weftplan.kernels.compiled.copies import PAD
 from weftplan.kernels.compiled.depthwise import implementation as depthwise
 from weftplan.kernels.compiled.depthwise.implementation import PASS, SLACK, VECTOR_BYTES
 from weftplan.kernels.compiled.jit import Entry, library
-from weftplan.kernels.compiled.offset_tables import After, KernelArguments, places_of
+from weftplan.kernels.compiled.offset_tables import KernelArguments, Scaling, scaling_words
 from weftplan.kernels.compiled.parts import count, in_parts
 from weftplan.kernels.compiled.replay import Call, holding
-from weftplan.kernels.compiled.size_table import Sizes
+from weftplan.kernels.compiled.size_table import ConvSizes
 from weftplan.kernels.compiled.target import Target
 from weftplan.ops.core.schema import DType
 from weftplan.support.addresses import address
 from weftplan.support.array_types import RawArray
 
 
-def takes(s: Sizes) -> bool:
+def takes(s: ConvSizes) -> bool:
     """Return whether these kernels compute a convolution: they need one filter per channel and strides of 1 or 2."""
     if (
         s.halves
@@ -40,7 +40,7 @@ def takes(s: Sizes) -> bool:
     return _level(s).stride[1:] in ((1, 1), (2, 2))
 
 
-def _level(s: Sizes) -> Sizes:
+def _level(s: ConvSizes) -> ConvSizes:
     """Return ``s`` with its vertical stride set to the horizontal if image and kernel have one row and no padding."""
     if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
         return replace(s, stride=(1, s.stride[2], s.stride[2]))
@@ -51,18 +51,18 @@ FEW = 1 << 20
 """Minimum multiplications of a part."""
 
 
-def _lanes(s: Sizes) -> int:
+def _lanes(s: ConvSizes) -> int:
     return VECTOR_BYTES // s.itemsize
 
 
 @functools.lru_cache(maxsize=1024)
-def scratch(s: Sizes) -> int:
+def scratch(s: ConvSizes) -> int:
     """Return the scratch bytes of all parts, enough for each of the three passes."""
     s = _level(s)
     return parts(s) * max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
 
 
-def parts(s: Sizes) -> int:
+def parts(s: ConvSizes) -> int:
     """Return the number of parts, which are ranges of channels."""
     return count(s.batch * s.groups * s.taps * s.pixels, FEW, s.groups)
 
@@ -73,14 +73,14 @@ def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
     rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
     size = int(plan.tables[1][-1])  # the entry after the last tap holds the bytes of an element
-    first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + SLACK
-    second = 2 * get["phase"] + SLACK if get["apart"] else 0
-    return first, second, get["taps"] * VECTOR_BYTES
+    copied = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + SLACK
+    separated = 2 * get["phase"] + SLACK if get["apart"] else 0
+    return copied, separated, get["taps"] * VECTOR_BYTES
 
 
 def _plan(
-    s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
-    taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
+    s: ConvSizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
+    taps: list[tuple[int, int, int]], rows: int, columns: int, *, separates: bool, counts: list[int] | None = None,
 ) -> KernelArguments:  # fmt: skip
     """Return the arguments of one pass, without addresses of arrays.
 
@@ -91,18 +91,18 @@ def _plan(
         row_stride: rows of the copy between the windows of adjacent output rows.
         taps: (row, column, index in the kernel) of each tap, in the padded copy.
         rows, columns: extents of a result plane.
-        apart: whether even and odd columns are separated.
+        separates: whether even and odd columns are separated.
         counts: the first tap of each phase and the end of the last, for a data gradient of stride 2; else None.
     """
     size, lanes = s.itemsize, _lanes(s)
-    width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
-    pitch = width * size // (2 if apart else 1)
+    width = -(-to[1] // (2 * lanes)) * 2 * lanes if separates else to[1]
+    pitch = width * size // (2 if separates else 1)
     phase = to[0] * pitch
     pad = np.array([{"depth": 1, "height": source[0], "width": source[1], "to_depth": 1, "to_height": to[0],
                      "to_width": width, "lead_width": lead[1]}.get(name, 0) for name in PAD], np.int64)  # fmt: skip
     table = np.array(
         [
-            (row * pitch + ((column % 2) * phase + column // 2 * size if apart else column * size), index * size)
+            (row * pitch + ((column % 2) * phase + column // 2 * size if separates else column * size), index * size)
             for row, column, index in taps
         ]
         + [(0, size)],
@@ -112,23 +112,23 @@ def _plan(
     values = {
         "images": s.batch, "last": s.groups, "rows": rows, "columns": columns,
         "row_step": row_stride * pitch, "taps": s.taps, "tap_table": address(table), "pad": address(pad),
-        "lead": lead[0], "apart": int(apart), "pitch": pitch, "pad_rows": to[0], "phase": phase,
+        "lead": lead[0], "apart": int(separates), "pitch": pitch, "pad_rows": to[0], "phase": phase,
         "counts": address(starts),
     }  # fmt: skip
     return KernelArguments(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
 
 
-def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
+def _kernel(s: ConvSizes) -> list[tuple[int, int, int]]:
     """Return (row, column, index in the kernel) of each tap."""
     return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
 
 
 @functools.lru_cache(maxsize=1024)
-def forward(s: Sizes) -> KernelArguments:
+def forward(s: ConvSizes) -> KernelArguments:
     """Return the arguments of the forward pass, without the addresses of arrays."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
-        s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
+        s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], separates=s.stride[2] == 2
     )
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     return _between(plan, s.groups, image, grid)
@@ -139,13 +139,13 @@ def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArgu
     return plan.filled(x_image=channels * x, x_channel=x, y_image=channels * y, y_channel=y)
 
 
-def weight(s: Sizes) -> KernelArguments:
+def weight(s: ConvSizes) -> KernelArguments:
     """Return the arguments of the weight gradient, which are those of the forward pass."""
     return forward(s)
 
 
 @functools.lru_cache(maxsize=1024)
-def data(s: Sizes) -> KernelArguments:
+def data(s: ConvSizes) -> KernelArguments:
     """Return the arguments of the image gradient, without the addresses of arrays."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
@@ -154,7 +154,7 @@ def data(s: Sizes) -> KernelArguments:
         taps.reverse()  # as in the forward pass, the first tap reads the first position
         lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
         to = (s.image[1] + reach[0], s.image[2] + reach[1])
-        plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
+        plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], separates=False)
         return _between(plan, s.groups, grid, image)
     # Tap i of output a + moved reads image position 2a + parity, with 2 · moved = parity + pad - i · dilate.
     moved: list[list[list[tuple[int, int]]]] = []
@@ -182,7 +182,7 @@ def data(s: Sizes) -> KernelArguments:
         taps,
         s.image[1],
         s.image[2],
-        apart=False,
+        separates=False,
         counts=counts,
     )
     return _between(plan, s.groups, grid, image)
@@ -200,11 +200,11 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def run(
-    name: str, s: Sizes, plan: KernelArguments, x: RawArray, w: RawArray, y: RawArray, room: RawArray,
+    name: str, s: ConvSizes, plan: KernelArguments, x: RawArray, w: RawArray, y: RawArray, buffer: RawArray,
     target: Target | None = None,
     **more: int,
 ) -> Call:  # fmt: skip
-    """Return a call of one pass, in ``room``, scratch of :func:`scratch` bytes.
+    """Return a call of one pass, in ``buffer``, scratch of :func:`scratch` bytes.
 
     Args:
         name: ``forward``, ``data_by_two`` or ``weights``; a 3x3 kernel gets the special function if there is one.
@@ -218,46 +218,46 @@ def run(
             name += str(s.stride[1])
         elif all(pad % 2 for pad in s.pad[1:]):
             name += "_of_nine"
-    first, second, sums = plan_bytes(plan)
-    begin = address(room)
+    copied, separated, sums = plan_bytes(plan)
+    begin = address(buffer)
     arguments = plan.filled(
         x=address(x),
         w=address(w),
         y=address(y),
         buffer=begin,
-        second=begin + first,
-        sums=begin + first + second,
+        second=begin + copied,
+        sums=begin + copied + separated,
         **more,
     )
-    moves = dict.fromkeys(("buffer", "second", "sums"), first + second + sums)
+    moves = dict.fromkeys(("buffer", "second", "sums"), copied + separated + sums)
     call = in_parts(entries(x.dtype, target)[name], arguments, s.groups, parts(s), moves=moves)
-    return holding(call, x, w, y, room)
+    return holding(call, x, w, y, buffer)
 
 
 def forward_call(
-    s: Sizes, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, room: RawArray,
+    s: ConvSizes, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, buffer: RawArray,
     target: Target | None = None, *,
-    after: After | None = None, relu: bool = False,
+    scaling: Scaling | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that convolves each channel of ``x`` with its filter into ``y``.
 
-    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    The call then adds ``bias`` and applies the scale and shift ``scaling``, each unless None, and a relu if ``relu``.
     """
-    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **places_of(after)}
-    return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
+    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **scaling_words(scaling)}
+    return holding(run("forward", s, forward(_level(s)), x, weight, y, buffer, target, **more), bias, scaling)
 
 
 def data_call(
-    s: Sizes, ograd: RawArray, weight: RawArray, dgrad: RawArray, room: RawArray, target: Target | None = None
+    s: ConvSizes, ograd: RawArray, weight: RawArray, dgrad: RawArray, buffer: RawArray, target: Target | None = None
 ) -> Call:
     """Return a call that computes the gradient of the image."""
     s = _level(s)
     name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
-    return run(name, s, data(s), ograd, weight, dgrad, room, target)
+    return run(name, s, data(s), ograd, weight, dgrad, buffer, target)
 
 
 def weight_call(
-    s: Sizes, x: RawArray, ograd: RawArray, wgrad: RawArray, room: RawArray, target: Target | None = None
+    s: ConvSizes, x: RawArray, ograd: RawArray, wgrad: RawArray, buffer: RawArray, target: Target | None = None
 ) -> Call:
     """Return a call that computes the gradient of the weight."""
-    return run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)
+    return run("weights", s, weight(_level(s)), x, wgrad, ograd, buffer, target)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weftplan.kernels.compiled.exchange.sums import LINE, MOST
+from weftplan.kernels.compiled.exchange.sums import LINE, MAX_ARRAYS
 from weftplan.kernels.compiled.ir import Function
 from weftplan.kernels.compiled.jit import Entry, library
 from weftplan.kernels.compiled.target import Target, host
@@ -43,7 +43,7 @@ def compiled_unpack(packed: Sequence[Array], out: Array, bits: int, threshold: f
     Return None if there is no compiled kernel for it. ``bits`` and ``threshold``: as for :func:`compiled_pack`.
     """
     count = len(packed)
-    if not _fits(out) or not 1 <= count <= MOST:
+    if not _fits(out) or not 1 <= count <= MAX_ARRAYS:
         return None
     entries = library(
         f"unpack-{bits}-{count}",
@@ -62,11 +62,11 @@ def _work(entry: Entry, threshold: float, arrays: Sequence[Array]) -> Work:
     words = np.array([0, 0, 0, *map(address, arrays)], np.int64)
     words[2:3].view(np.float32)[0] = threshold
 
-    def work(first: int, last: int) -> None:
-        assert first % STEP == last % STEP == 0, (first, last)
-        own = words.copy()
-        own[:2] = first, last
-        entry(address(own))
+    def work(begin: int, end: int) -> None:
+        assert begin % STEP == end % STEP == 0, (begin, end)
+        range_words = words.copy()
+        range_words[:2] = begin, end
+        entry(address(range_words))
 
     return work
 
@@ -100,22 +100,22 @@ def _same(f: Function, value: str) -> str:
 
 
 def _pack(bits: int) -> Function:
-    def coded(flags: str, code: int, others: str) -> str:
-        places = _numbers([code << shift for shift in _shifts(bits)])
-        return f.value(f"select {_FLAGS} {flags}, {_INTS} {places}, {_INTS} {others}")
+    def coded(flags: str, code: int, otherwise: str) -> str:
+        shifted = _numbers([code << shift for shift in _shifts(bits)])
+        return f.value(f"select {_FLAGS} {flags}, {_INTS} {shifted}, {_INTS} {otherwise}")
 
-    f, first, last, up, down = _begin("pack")
+    f, begin, end, up, down = _begin("pack")
     gradient, residual, packed = (f.pointer("%words", 3 + i) for i in range(3))
-    with f.loop(first, last, STEP) as index:
+    with f.loop(begin, end, STEP) as index:
         offset = f.mul(index, 4)
-        place = f.at(residual, offset)
-        residue = f.binary("fadd", f.load(place), f.load(f.at(gradient, offset)))
+        residual_at = f.at(residual, offset)
+        residue = f.binary("fadd", f.load(residual_at), f.load(f.at(gradient, offset)))
         if bits == 2:
             above = f.value(f"fcmp oge {f.vector} {residue}, {up}")
             below = f.value(f"fcmp ole {f.vector} {residue}, {down}")
             for flags, sent, nothing in ((above, up, "0.0"), (below, down, "-0.0")):  # zeros with the signs of NumPy's
-                taken = f.value(f"select {_FLAGS} {flags}, {f.vector} {sent}, {f.vector} {_same(f, nothing)}")
-                residue = f.binary("fsub", residue, taken)
+                correction = f.value(f"select {_FLAGS} {flags}, {f.vector} {sent}, {f.vector} {_same(f, nothing)}")
+                residue = f.binary("fsub", residue, correction)
             codes = coded(above, 3, coded(below, 2, "zeroinitializer"))
         else:
             above = f.value(f"fcmp ogt {f.vector} {residue}, {up}")
@@ -124,14 +124,14 @@ def _pack(bits: int) -> Function:
             )
             residue = f.binary("fadd", residue, correction)
             codes = coded(above, 1, "zeroinitializer")
-        f.store(residue, place)
+        f.store(residue, residual_at)
         # The lanes of a byte are the bytes of one word; a multiplication by ones puts their sum in the highest byte.
         small = f.value(f"trunc {_INTS} {codes} to <{STEP} x i8>")
         share = 8 // bits
         word, count = f"i{8 * share}", STEP // share
         words = f.value(f"bitcast <{STEP} x i8> {small} to <{count} x {word}>")
-        ones = int("01" * share, 16)
-        summed = f.value(f"mul <{count} x {word}> {words}, {_numbers([ones] * count, word)}")
+        all_bytes = int("01" * share, 16)
+        summed = f.value(f"mul <{count} x {word}> {words}, {_numbers([all_bytes] * count, word)}")
         high = f.value(f"lshr <{count} x {word}> {summed}, {_numbers([8 * share - 8] * count, word)}")
         packed_bytes = f.value(f"trunc <{count} x {word}> {high} to <{count} x i8>")
         target = f.at(packed, f.value(f"lshr exact i64 {index}, {3 if bits == 1 else 2}"))
@@ -156,8 +156,8 @@ def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: in
     floats, ints = f"<{lanes} x float>", f"<{lanes} x i32>"
     f.declare(f"declare {floats} @{name}({floats}, {ints})")
     parts = []
-    for first in range(0, STEP, lanes):
-        mask = _numbers(range(first, first + lanes))
+    for begin in range(0, STEP, lanes):
+        mask = _numbers(range(begin, begin + lanes))
         part = f.value(f"shufflevector {_INTS} {numbers}, {_INTS} poison, <{lanes} x i32> {mask}")
         parts.append(f.value(f"call {floats} @{name}({floats} {table}, {ints} {part})"))
     if len(parts) == 1:
@@ -167,12 +167,12 @@ def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: in
 
 
 def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Function:
-    f, first, last, up, down = _begin("unpack_past" if past else "unpack")
+    f, begin, end, up, down = _begin("unpack_past" if past else "unpack")
     out, *sources = (f.pointer("%words", 3 + i) for i in range(count + 1))
     nbytes = STEP * bits // 8
     word = f"i{8 * nbytes}"
     share = 8 // bits
-    places = [8 * (lane // share) + shift for lane, shift in enumerate(_shifts(bits))]
+    shifts = [8 * (lane // share) + shift for lane, shift in enumerate(_shifts(bits))]
     lanes, table = register_bits // 32, ""
     if bits == 2 and register_bits:  # the table is indexed by the code; code 1 is never sent
         pair = f.shuffle(down, up, [0, STEP] * (STEP // 2))
@@ -183,9 +183,9 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
         at = f.at(source, f.value(f"lshr exact i64 {index}, {3 if bits == 1 else 2}"))
         loaded = f.value(f"load {word}, ptr {at}, align 1")
         wide = loaded if bits == 2 else f.value(f"zext {word} {loaded} to i32")
-        one = f.value(f"insertelement {_INTS} poison, i32 {wide}, i64 0")
-        every = f.value(f"shufflevector {_INTS} {one}, {_INTS} poison, <{STEP} x i32> zeroinitializer")
-        moved = f.value(f"lshr {_INTS} {every}, {_numbers(places)}")
+        seed = f.value(f"insertelement {_INTS} poison, i32 {wide}, i64 0")
+        every = f.value(f"shufflevector {_INTS} {seed}, {_INTS} poison, <{STEP} x i32> zeroinitializer")
+        moved = f.value(f"lshr {_INTS} {every}, {_numbers(shifts)}")
         if table:
             return _chosen(f, table, moved, lanes, register_bits)
         code = f.value(f"and {_INTS} {moved}, {_numbers([2**bits - 1] * STEP)}")
@@ -198,7 +198,7 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
         lower = f.value(f"select {_FLAGS} {sends(2)}, {f.vector} {down}, {f.vector} zeroinitializer")
         return f.value(f"select {_FLAGS} {sends(3)}, {f.vector} {up}, {f.vector} {lower}")
 
-    with f.loop(first, last, STEP) as index:
+    with f.loop(begin, end, STEP) as index:
         total = values(sources[0], index)
         for source in sources[1:]:
             total = f.binary("fadd", total, values(source, index))

@@ -3,11 +3,11 @@
 A sleeping thread continues some 40 microseconds after another thread wakes it; a polling thread continues immediately.
 It yields the core between polls, so a thread with work loses little time.
 
-An owner of work can hand parts of a compiled function (:class:`Shared`) to a polling thread, which runs them without
-the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only the
-polling thread changes the state to *away*, or from *handed* to *works*. Only the owner that has reserved the box hands
-work over, or takes it back if the thread has not begun. So an owner waits at most for one running part per thread.
-``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
+An owner of work can hand parts of a compiled function (:class:`SharedParts`) to a polling thread, which runs them
+without the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only
+the polling thread changes the state to *away*, or from *handed* to *works*. Only the owner that has reserved the box
+hands work over, or takes it back if the thread has not begun. So an owner waits at most for one running part per
+thread. ``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OLD, _TURNS, _PAUSES = range(1, 4)
 """Indices of a call's words, after the polled word: its old value; the number of rounds of :data:`_LOOKS` polls, each
 followed by a yield of the core; the number of pauses after a change."""
 _LOOKS = 32
-_STATE, _JOB, _ROOM = range(4, 7)
+_STATE, _JOB, _SCRATCH_INDEX = range(4, 7)
 """Indices of a box's words: its state, the shared work that was handed over, and its scratch room."""
-_AWAY, _LOOKS_ON, _HANDED, _WORKS = range(4)
-_NEXT, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
+_ASLEEP, _LOOKS_ON, _HANDED, _WORKS = range(4)
+_NEXT_PART, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
 """Indices of the words of shared work: the next part, the number of parts, the function, the number of boxes, and the
 first box."""
-MOST_BOXES = 3
-_TABLES = _FIRST_BOX + MOST_BOXES
+MAX_BOXES = 3
+_TABLES = _FIRST_BOX + MAX_BOXES
 """Index of the first part's argument address; the addresses are ordered by room, then by part."""
 _ENDLESS = 1 << 62
 
@@ -60,7 +60,7 @@ def _entries() -> dict[str, Entry] | None:
     return library("looking", lambda _: [_looking(), _sharing(), _parts()], ("looking", "sharing"))
 
 
-class Shared:
+class SharedParts:
     """The parts of one operation, which the calling thread and polling threads run; one :meth:`run` at a time.
 
     Args:
@@ -81,7 +81,7 @@ class Shared:
     def run(self, boxes: Sequence[int]) -> None:
         """Run all parts on this thread and on the threads that poll ``boxes``, which the caller has reserved.
 
-        There are at most :data:`MOST_BOXES` boxes. This thread uses scratch room 0, the thread of box k room k + 1.
+        There are at most :data:`MAX_BOXES` boxes. This thread uses scratch room 0, the thread of box k room k + 1.
         """
         entries = _entries()
         assert entries is not None
@@ -121,7 +121,7 @@ def _looking() -> Function:
             f.value("call i32 @sched_yield()")
             f.keep(f.add(f.word(count), 1), count)
             f.leave(f.compare("sge", f.word(count), turns))
-        _tell(f, _AWAY, state)  # an owner that has just handed over work then takes it back
+        _tell(f, _ASLEEP, state)  # an owner that has just handed over work then takes it back
         with f.loop(0, pauses):
             f.emit("call void @llvm.x86.sse2.pause()")
     return f
@@ -130,7 +130,7 @@ def _looking() -> Function:
 def _take(f: Function, state: str) -> None:
     """Emit code that runs parts of the work that was handed over, unless the owner has taken it back."""
     with f.when(_changed(f, state, _HANDED, _WORKS)):
-        f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _ROOM))
+        f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _SCRATCH_INDEX))
         _tell(f, _LOOKS_ON, state)
 
 
@@ -153,11 +153,11 @@ def _sharing() -> Function:
     """
     f = _function("sharing")
     boxes = f.word("%words", _BOXES)
-    f.keep(0, "%words", _NEXT)
+    f.keep(0, "%words", _NEXT_PART)
     with f.loop(0, boxes) as number:
         box = _box(f, number)
         f.emit(f"store ptr %words, ptr {f.at(box, 8 * _JOB)}, align 8")
-        f.keep(f.add(number, 1), box, _ROOM)
+        f.keep(f.add(number, 1), box, _SCRATCH_INDEX)
         _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # fails if the thread is away; it does not help then
     f.call(_parts(), "%words", 0)
     with f.loop(0, boxes) as number:
@@ -176,17 +176,17 @@ def _box(f: Function, number: Value) -> str:
     return f.pointer(f.at("%words", 8 * _FIRST_BOX), number)
 
 
-def _seen(f: Function, place: str = "%words") -> str:
-    return f.value(f"load atomic i64, ptr {place} acquire, align 8")
+def _seen(f: Function, word_at: str = "%words") -> str:
+    return f.value(f"load atomic i64, ptr {word_at} acquire, align 8")
 
 
-def _tell(f: Function, value: int, place: str) -> None:
-    f.emit(f"store atomic i64 {value}, ptr {place} release, align 8")
+def _tell(f: Function, value: int, word_at: str) -> None:
+    f.emit(f"store atomic i64 {value}, ptr {word_at} release, align 8")
 
 
-def _changed(f: Function, place: str, old: int, new: int) -> str:
-    """Emit a compare-and-swap of the word at ``place`` from ``old`` to ``new``; return the flag of its success."""
-    swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
+def _changed(f: Function, word_at: str, old: int, new: int) -> str:
+    """Emit a compare-and-swap of the word at ``word_at`` from ``old`` to ``new``; return the flag of its success."""
+    swapped = f.value(f"cmpxchg ptr {word_at}, i64 {old}, i64 {new} acq_rel acquire, align 8")
     return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")
 
 

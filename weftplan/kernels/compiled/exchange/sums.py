@@ -21,7 +21,7 @@ from weftplan.support.addresses import address
 from weftplan.support.array_types import DType
 from weftplan.support.slots import Work
 
-MOST = 32
+MAX_ARRAYS = 32
 """Maximum arrays of a loop; each array needs a register for its address and a stream of the hardware prefetcher."""
 
 LINE = 64
@@ -44,7 +44,7 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
         grouped: add ``x0 + (((x1 + x2) + x3) + x4) + …``, with four terms in each bracket; else from left to right.
     """
     scalar = _SCALARS.get(out.dtype)
-    if scalar is None or not 2 <= len(sources) <= MOST or isinstance(host(), str):
+    if scalar is None or not 2 <= len(sources) <= MAX_ARRAYS or isinstance(host(), str):
         return None
     count = len(sources)
     name = f"sum-{'grouped' if grouped else 'sequential'}-{count}-{scalar}"
@@ -64,7 +64,7 @@ def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
         source: a contiguous array of one dimension.
         targets: similar arrays; none shares memory with the source or another target.
     """
-    if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
+    if source.dtype not in _SCALARS or not 1 <= len(targets) <= MAX_ARRAYS or isinstance(host(), str):
         return None
     entry = _spreads(_SCALARS[source.dtype], len(targets))["spread_past" if _goes_past(targets) else "spread"]
     return _work(entry, [source, *targets], source.itemsize)
@@ -77,13 +77,13 @@ def copy_past(source: Array, target: Array) -> bool:
     """
     start, itemsize = address(target), target.itemsize
     head = -start % LINE
-    whole = (target.nbytes - head) // LINE * LINE
-    if whole <= 0 or head % itemsize or isinstance(host(), str):
+    full_bytes = (target.nbytes - head) // LINE * LINE
+    if full_bytes <= 0 or head % itemsize or isinstance(host(), str):
         return False
-    first, end = head // itemsize, (head + whole) // itemsize
-    target[:first] = source[:first]
+    head_elements, end = head // itemsize, (head + full_bytes) // itemsize
+    target[:head_elements] = source[:head_elements]
     target[end:] = source[end:]
-    words = np.array([0, whole, address(source) + head, start + head], np.int64)
+    words = np.array([0, full_bytes, address(source) + head, start + head], np.int64)
     _spreads("float", 1)["spread_past"](address(words))
     return True
 
@@ -119,7 +119,7 @@ def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: DType) -
     scalar = _SCALARS.get(dtype)
     if scalar is None or not pieces or isinstance(host(), str):
         return None
-    return Pieces(pieces, terms, scalar) if len(pieces[0]) - 1 <= MOST else None
+    return Pieces(pieces, terms, scalar) if len(pieces[0]) - 1 <= MAX_ARRAYS else None
 
 
 def _spreads(scalar: str, count: int) -> dict[str, Entry]:
@@ -138,21 +138,21 @@ def _goes_past(results: Sequence[Array]) -> bool:
 def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
     words = np.array([0, 0, *map(address, arrays)], np.int64)
 
-    def work(first: int, last: int) -> None:
+    def work(begin: int, end: int) -> None:
         # Ranges begin at cache lines, since non-temporal stores to unaligned addresses fault.
-        assert first * itemsize % LINE == 0, first
-        own = words.copy()
-        own[:2] = first * itemsize, last * itemsize
-        entry(address(own))
+        assert begin * itemsize % LINE == 0, begin
+        range_words = words.copy()
+        range_words[:2] = begin * itemsize, end * itemsize
+        entry(address(range_words))
 
     return work
 
 
 def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
-    f, first, last = _begin("sum_past" if past else "sum", scalar)
+    f, begin, end = _begin("sum_past" if past else "sum", scalar)
     out, *sources = (f.pointer("%words", 2 + i) for i in range(count + 1))
 
-    _each_line(f, first, last, _total(f, sources, 4 if grouped else 1), [out], past=past)
+    _each_line(f, begin, end, _total(f, sources, 4 if grouped else 1), [out], past=past)
     return f
 
 
@@ -179,39 +179,39 @@ def _pieces_function(name: str, scalar: str, terms: int, targets: int) -> Functi
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
         piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
-        nbytes, *places = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
-        _each_line(f, 0, nbytes, _total(f, places[:terms], 1), places[terms:], past=False)
+        nbytes, *pointers = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
+        _each_line(f, 0, nbytes, _total(f, pointers[:terms], 1), pointers[terms:], past=False)
     return f
 
 
 def _spread(scalar: str, count: int, *, past: bool) -> Function:
-    f, first, last = _begin("spread_past" if past else "spread", scalar)
+    f, start, stop = _begin("spread_past" if past else "spread", scalar)
     source, *targets = (f.pointer("%words", 2 + i) for i in range(count + 1))
-    whole, left = _lines(f, first, last)
+    full_end, remaining = _lines(f, start, stop)
     if past:
-        with f.loop(first, whole, BLOCK) as begin:
-            end = f.smaller(f.add(begin, BLOCK), whole)
+        with f.loop(start, full_end, BLOCK) as begin:
+            end = f.smaller(f.add(begin, BLOCK), full_end)
             for target in targets:
                 with f.loop(begin, end, LINE) as offset:
                     f.store_past(f.load(f.at(source, offset)), f.at(target, offset))
         f.fence()
     else:
-        with f.loop(first, whole, LINE) as offset:
+        with f.loop(start, full_end, LINE) as offset:
             line = f.load(f.at(source, offset))
             for target in targets:
                 f.store(line, f.at(target, offset))
-    with f.when(f.compare("sgt", left, 0)):
-        mask = f.mask_below(left)
+    with f.when(f.compare("sgt", remaining, 0)):
+        mask = f.mask_below(remaining)
         for target in targets:
-            f.store_masked(f.load_masked(f.at(source, whole), mask), f.at(target, whole), mask)
+            f.store_masked(f.load_masked(f.at(source, full_end), mask), f.at(target, full_end), mask)
     return f
 
 
-def _lines(f: Function, first: Value, last: str) -> tuple[str, str]:
+def _lines(f: Function, begin: Value, end: str) -> tuple[str, str]:
     """Emit the end of the last whole cache line of a range of bytes, and the number of elements after it."""
-    length = f.sub(last, first)
-    whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
-    return str(whole), f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
+    length = f.sub(end, begin)
+    full_end = f.add(begin, f.value(f"and i64 {length}, {-LINE}"))
+    return str(full_end), f.value(f"sdiv exact i64 {f.sub(end, full_end)}, {f.size}")
 
 
 def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
@@ -225,8 +225,8 @@ def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
 
 def _each_line(
     f: Function,
-    first: Value,
-    last: str,
+    begin: Value,
+    end: str,
     value: Callable[[Callable[[str], str]], str],
     outs: Sequence[str],
     *,
@@ -236,12 +236,12 @@ def _each_line(
 
     ``past``: use non-temporal stores for the first of ``outs``.
     """
-    whole, left = _lines(f, first, last)
-    with f.loop(first, whole, LINE) as offset:
+    full_end, remaining = _lines(f, begin, end)
+    with f.loop(begin, full_end, LINE) as offset:
         line = value(lambda pointer: f.load(f.at(pointer, offset)))
         for out in outs:
             (f.store_past if past and out == outs[0] else f.store)(line, f.at(out, offset))
-    _masked(f, whole, left, value, outs)
+    _masked(f, full_end, remaining, value, outs)
     if past:
         f.fence()
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from weftplan.kernels.compiled import scratch
 from weftplan.kernels.compiled.jit import Entry, library
-from weftplan.kernels.compiled.offset_tables import After, KernelArguments, places_of
+from weftplan.kernels.compiled.offset_tables import KernelArguments, Scaling, scaling_words
 from weftplan.kernels.compiled.parts import count, in_parts
 from weftplan.kernels.compiled.pointwise.kernels import NEAR, POINTWISE, pointwise
 from weftplan.kernels.compiled.replay import Call, holding
-from weftplan.kernels.compiled.size_table import PANEL_BYTES, Sizes
+from weftplan.kernels.compiled.size_table import PANEL_BYTES, ConvSizes
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.kernels.compiled.winograd.kernels import VECTORS
 from weftplan.ops.core.products import MOST
@@ -28,10 +28,10 @@ from weftplan.support.array_types import RawArray
 
 LEAST_PIXELS = 8
 """Minimum pixels of an image at which this kernel is as fast as a BLAS product; fewer do not fill a vector."""
-ROOM = 48 << 10
+PACKED_BYTES = 48 << 10
 """Maximum bytes of packed pixels, which must stay in the first-level cache. With more channels at a time, weights are
 read in longer runs."""
-W_ROOM = 512 << 10
+GATHERED_BYTES = 512 << 10
 """Maximum bytes of weights that a data gradient gathers at a time, because the weights of a filter are not contiguous.
 Gathered weights stay in the second-level cache while all pixels are processed."""
 AS_THEY_LIE = 32 << 10
@@ -47,14 +47,14 @@ ALIKE = 3
 
 Unequal ranges are slow: for a gradient of 1,120 rows of 200 columns, two cores reach 149 GFLOP/s if one computes 144
 of the columns, and 190 GFLOP/s with 560 rows each."""
-MOST_SPANNED = 256
+MAX_SPANNED_PIXELS = 256
 """The pixels of smaller images are processed as one row: partly filled vectors cost more than scattered results."""
 SHARE = 64
 """Maximum scratch of more than two parts: 1 / SHARE of the bytes of images and results."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PlanePass:
     """A 1x1 convolution, or its data gradient: ``channels`` planes of each image become ``filters`` planes."""
 
     batch: int
@@ -63,9 +63,9 @@ class Pass:
     filters: int
     pixels: int
     itemsize: int
-    back: bool
+    is_gradient: bool
     """Whether this is a data gradient, so that the weight has a row per channel instead of a row per filter."""
-    most_gathered: int = W_ROOM
+    max_gathered: int = GATHERED_BYTES
     """Maximum bytes of weights that a part gathers at a time."""
     little: bool = False
     """Whether parts may be so small that only helpers that are awake take them."""
@@ -83,7 +83,7 @@ class Pass:
     @property
     def spans(self) -> bool:
         """Whether the pixels of all images form one row, because those of one image would not fill vectors."""
-        return self.batch > 1 and self.pixels < MOST_SPANNED and self.pixels % UNIT > 0
+        return self.batch > 1 and self.pixels < MAX_SPANNED_PIXELS and self.pixels % UNIT > 0
 
     @property
     def units(self) -> int:
@@ -99,9 +99,9 @@ class Pass:
     def parts(self) -> int:
         """Number of ranges for idle cores."""
         images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
-        most = min(MOST, max(2, images // SHARE // self.room)) if self.room else MOST
-        wanted = scratch.parts_of(self.work, most, little=self.little)
-        return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // self.least_filters)
+        max_parts = min(MOST, max(2, images // SHARE // self.part_bytes)) if self.part_bytes else MOST
+        parts = scratch.parts_of(self.work, max_parts, little=self.little)
+        return parts if self.by_pixels(parts) else count(parts, 1, self.filters // self.least_filters)
 
     def by_pixels(self, parts: int) -> bool:
         """Return whether ``parts`` parts are ranges of pixels instead of filters.
@@ -110,7 +110,7 @@ class Pass:
         gradient with enough filters is cut by filters, because then each weight is gathered only once.
         """
         if self.filters >= parts * self.least_filters:
-            if self.back:
+            if self.is_gradient:
                 return False
             longest = -(-self.all_units // parts) * UNIT
             if longest * parts * ALIKE > (ALIKE + 1) * self.pixels * self.batch:
@@ -121,87 +121,92 @@ class Pass:
     def near(self) -> int:
         """Scratch bytes of one part's packed pixels; 0 if the channels are so few that their pixels fit the stack."""
         behind = VECTORS * PANEL_BYTES if self.spans else 0  # room for the last channel's excess
-        return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
+        return (
+            0 if self.channels <= NEAR else aligned(min(PACKED_BYTES, self.channels * VECTORS * PANEL_BYTES) + behind)
+        )
 
     @property
     def gathers(self) -> bool:
         """Whether weights are gathered before they are read."""
-        return self.back and self.channels * self.filters * self.itemsize > AS_THEY_LIE
+        return self.is_gradient and self.channels * self.filters * self.itemsize > AS_THEY_LIE
 
     @property
-    def room(self) -> int:
+    def part_bytes(self) -> int:
         """Scratch bytes of one part: packed pixels and gathered weights."""
         if not self.gathers:
             return self.near
         return self.near + aligned(
-            min(self.most_gathered, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize)
+            min(self.max_gathered, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize)
         )
 
     @property
     def nbytes(self) -> int:
         """Scratch bytes of all parts."""
-        return self.parts * self.room
+        return self.parts * self.part_bytes
 
 
-def forward_pass(s: Sizes) -> Pass | None:
+def forward_pass(s: ConvSizes) -> PlanePass | None:
     """Return the pass that computes the output from the image; None if it is not eligible."""
-    return _pass(s, s.channels, s.filters, back=False)
+    return _pass(s, s.channels, s.filters, is_gradient=False)
 
 
-def data_pass(s: Sizes) -> Pass | None:
+def data_pass(s: ConvSizes) -> PlanePass | None:
     """Return the pass that computes the image's gradient from the output's; None if it is not eligible."""
-    return _pass(s, s.filters, s.channels, back=True)
+    return _pass(s, s.filters, s.channels, is_gradient=True)
 
 
-def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
+def _pass(s: ConvSizes, channels: int, filters: int, *, is_gradient: bool) -> PlanePass | None:
     if not s.pointwise or s.groups > 1 or s.halves or s.pixels < LEAST_PIXELS:
         return None
-    return Pass(s.batch, channels, filters, s.pixels, s.itemsize, back)
+    return PlanePass(s.batch, channels, filters, s.pixels, s.itemsize, is_gradient)
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
     """Return the compiled function ``pointwise`` for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
-    return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
+    return library(f"pointwise-{scalar}", lambda machine: [pointwise(scalar, machine)], ("pointwise",), target)[
+        "pointwise"
+    ]
 
 
 @functools.lru_cache(maxsize=1024)
-def _arguments(p: Pass, bits: int) -> KernelArguments:
+def _arguments(p: PlanePass, bits: int) -> KernelArguments:
     """Return the argument words of a pass for vectors of ``bits`` bits, without the addresses of its arrays."""
     plane = p.pixels * p.itemsize
-    row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
-    some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
+    row, step = (p.itemsize, p.filters * p.itemsize) if p.is_gradient else (p.channels * p.itemsize, p.itemsize)
+    group, pixels = PACKED_BYTES // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
     block = p.filters
     if p.gathers:
-        block = max(ROWS, p.most_gathered // (min(some, p.channels) * p.itemsize) // ROWS * ROWS)
+        block = max(ROWS, p.max_gathered // (min(group, p.channels) * p.itemsize) // ROWS * ROWS)
     values = {
         "last": p.all_units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": pixels, "plane": p.pixels,
-        "channels": p.channels, "some": some, "block": block, "x_image": p.channels * plane,
+        "channels": p.channels, "some": group, "block": block, "x_image": p.channels * plane,
         "x_plane": plane, "y_image": p.filters * plane, "y_plane": plane, "w_out": row, "w_in": step,
     }  # fmt: skip
     return KernelArguments(POINTWISE, np.array([values.get(name, 0) for name in POINTWISE], dtype=np.int64))
 
 
 def call(
-    p: Pass, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, room: RawArray,
+    p: PlanePass, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, buffer: RawArray,
     target: Target | None = None, *,
-    after: After | None = None, relu: bool = False,
+    scaling: Scaling | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """Return a call that computes ``y`` from ``x`` in ``room``, scratch of :attr:`Pass.nbytes` bytes.
+    """Return a call that computes ``y`` from ``x`` in ``buffer``, scratch of :attr:`PlanePass.nbytes` bytes.
 
-    The call then adds ``bias`` and applies the scale and shift ``after``, each unless None, and a relu if ``relu``.
+    The call then adds ``bias`` and applies the scale and shift ``scaling``, each unless None, and a relu if ``relu``.
     """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
-    here = _arguments(p, machine.bits).filled(
+    words = _arguments(p, machine.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        room=address(room) if p.near else 0, w_room=address(room) + p.near if p.gathers else 0, **places_of(after),
+        room=address(buffer) if p.near else 0, w_room=address(buffer) + p.near if p.gathers else 0,
+        **scaling_words(scaling),
     )  # fmt: skip
     parts, function = p.parts, entry(x.dtype, machine)
-    moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
+    moves = {name: p.part_bytes for name in ("room", "w_room") if words[name]}  # null stays null
     light = scratch.light(p.work, parts)
     if p.by_pixels(parts):
-        work = in_parts(function, here, p.all_units, parts, moves=moves, light=light)
+        work = in_parts(function, words, p.all_units, parts, moves=moves, light=light)
     else:
-        work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out", light=light)
-    return holding(work, x, weight, bias, y, room, after)
+        work = in_parts(function, words, p.filters, parts, unit=ROWS, moves=moves, kind="_out", light=light)
+    return holding(work, x, weight, bias, y, buffer, scaling)

@@ -16,7 +16,7 @@ from weftplan.kernels.compiled.offset_tables import KernelArguments
 from weftplan.kernels.compiled.parts import in_parts
 from weftplan.kernels.compiled.pointwise.weight_kernels import CHUNK, WEIGHTS, weights
 from weftplan.kernels.compiled.replay import Call, holding
-from weftplan.kernels.compiled.size_table import Sizes
+from weftplan.kernels.compiled.size_table import ConvSizes
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType
@@ -34,7 +34,7 @@ ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ProductPass:
     """A weight gradient of ``filters`` times ``channels`` elements, from ``batch`` images of ``pixels`` pixels."""
 
     batch: int
@@ -51,7 +51,7 @@ class Pass:
         return self.batch * self.channels * self.filters * self.pixels
 
     @property
-    def together(self) -> int:
+    def images_per_chain(self) -> int:
         """Number of images that are summed in one chain."""
         return max(1, min(self.batch, CHUNK // self.pixels))
 
@@ -61,44 +61,46 @@ class Pass:
 
         Chains are about equally long, and all except the last are multiples of 16 pixels.
         """
-        each = -(-self.pixels // -(-self.pixels // CHUNK))
-        return -(-each // 16) * 16 if each < self.pixels else self.pixels
+        chain = -(-self.pixels // -(-self.pixels // CHUNK))
+        return -(-chain // 16) * 16 if chain < self.pixels else self.pixels
 
     @property
     def parts(self) -> int:
         """Number of ranges for idle cores."""
-        most = max(self.channels // UNIT, self.filters // (4 * ROWS))
-        return scratch.parts_of(self.work, min(MOST, most), little=self.little)
+        max_parts = max(self.channels // UNIT, self.filters // (4 * ROWS))
+        return scratch.parts_of(self.work, min(MOST, max_parts), little=self.little)
 
 
-def weight_pass(s: Sizes) -> Pass | None:
+def weight_pass(s: ConvSizes) -> ProductPass | None:
     """Return the pass that computes the gradient of the weight; None if it is not eligible."""
     if not s.pointwise or s.groups > 1 or s.halves or s.channels < LEAST_CHANNELS or s.filters < LEAST_FILTERS:
         return None
-    return Pass(s.batch, s.channels, s.filters, s.pixels, s.itemsize)
+    return ProductPass(s.batch, s.channels, s.filters, s.pixels, s.itemsize)
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
     """Return the compiled function ``pointwise_weights`` for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     name = "pointwise_weights"
-    return library(f"{name}-{scalar}", lambda one: [weights(scalar, one)], (name,), target)[name]
+    return library(f"{name}-{scalar}", lambda machine: [weights(scalar, machine)], (name,), target)[name]
 
 
 @functools.lru_cache(maxsize=1024)
-def _arguments(p: Pass) -> KernelArguments:
+def _arguments(p: ProductPass) -> KernelArguments:
     """Return the argument words of a pass, without the addresses of its arrays."""
     plane = p.pixels * p.itemsize
     values = {
-        "last": p.channels, "last_out": p.filters, "images": p.batch, "together": p.together, "pixels": p.pixels,
-        "chunk": p.chunk, "x_image": p.channels * plane, "x_plane": plane, "dy_image": p.filters * plane,
+        "last": p.channels, "last_out": p.filters, "images": p.batch, "together": p.images_per_chain,
+        "pixels": p.pixels, "chunk": p.chunk,
+        "x_image": p.channels * plane, "x_plane": plane, "dy_image": p.filters * plane,
         "dy_plane": plane, "dw_row": p.channels * p.itemsize,
     }  # fmt: skip
     return KernelArguments(WEIGHTS, np.array([values.get(name, 0) for name in WEIGHTS], dtype=np.int64))
 
 
 def call(
-    p: Pass, x: RawArray, dy: RawArray, dw: RawArray, target: Target | None = None, *, bias: RawArray | None = None
+    p: ProductPass, x: RawArray, dy: RawArray, dw: RawArray, target: Target | None = None, *,
+    bias: RawArray | None = None,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
 
@@ -106,11 +108,13 @@ def call(
     """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
-    here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
+    words = _arguments(p).filled(
+        x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias)
+    )
     function, parts = entry(x.dtype, machine), p.parts
     light = scratch.light(p.work, parts)
     if p.channels >= parts * UNIT:
-        work = in_parts(function, here, p.channels, parts, unit=UNIT, light=light)
+        work = in_parts(function, words, p.channels, parts, unit=UNIT, light=light)
     else:
-        work = in_parts(function, here, p.filters, parts, unit=ROWS, kind="_out", light=light)
+        work = in_parts(function, words, p.filters, parts, unit=ROWS, kind="_out", light=light)
     return holding(work, x, dy, dw, bias)

@@ -49,8 +49,8 @@ class _Triple(NamedTuple):
 def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
     kernel, step, pad = window(params, len(image))
     missing = 3 - len(image)
-    ones, zeros = (1,) * missing, (0,) * missing
-    return _Triple(ones + image, ones + grid, ones + kernel, ones + step, zeros + pad)
+    unit_extents, zeros = (1,) * missing, (0,) * missing
+    return _Triple(unit_extents + image, unit_extents + grid, unit_extents + kernel, unit_extents + step, zeros + pad)
 
 
 def _pitch(of: _Triple, itemsize: int) -> int:
@@ -68,12 +68,12 @@ def _parts(planes: int, plane: int) -> int:
 def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, Entry]:
     """Return the compiled functions by name, for elements of ``dtype`` and windows that are ``step`` elements apart."""
     scalar = "float" if dtype.itemsize == 4 else "double"
-    known = step if step in (1, 2) else 0
-    pairs = [backward_of_pairs(scalar)] if known == 2 else []
+    static_step = step if step in (1, 2) else 0
+    pairs = [backward_of_pairs(scalar)] if static_step == 2 else []
     return library(
-        f"pooling-{scalar}-{known}",
-        lambda _: [forward(scalar, known), sums(scalar, known), backward(scalar, known), *pairs],
-        ("forward", "sums", "backward", *(one.name for one in pairs)),
+        f"pooling-{scalar}-{static_step}",
+        lambda _: [forward(scalar, static_step), sums(scalar, static_step), backward(scalar, static_step), *pairs],
+        ("forward", "sums", "backward", *(function.name for function in pairs)),
         target,
     )
 
@@ -95,21 +95,23 @@ def _compute(
     planes = data.shape[0] * data.shape[1]
     parts = _parts(planes, math.prod(of.image))
     pitch = _pitch(of, data.itemsize)
-    room = of.kernel[0] * of.kernel[1] * pitch
-    buffer = ctx.take((parts * room,), np.uint8)
+    part_bytes = of.kernel[0] * of.kernel[1] * pitch
+    buffer = ctx.take((parts * part_bytes,), np.uint8)
     constants = np.array([padding, start], data.dtype)
     values = {word: address(array) for word, array in arrays.items()}
     values |= {"buffer": address(buffer), "constants": address(constants), "pitch": pitch, "step": of.step[2]}
     if scales is not None:
         values |= {"scales": address(scales), "scale_row": 0 if scales.ndim == 1 else scales.shape[-1] * data.itemsize}
-    for place, axis in enumerate(("depth", "height", "width")):
-        values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
-                   f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
+    for number, axis in enumerate(("depth", "height", "width")):
+        values |= {axis: of.image[number], f"out_{axis}": of.grid[number], f"kernel_{axis}": of.kernel[number],
+                   f"step_{axis}": of.step[number], f"pad_{axis}": of.pad[number]}  # fmt: skip
     words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64), [constants])
     if name == "backward" and of.kernel == of.step and of.kernel[2] == 2 and not any(of.pad) and of.inside:
         name = "backward_of_pairs"
     entry = entries(data.dtype, of.step[2])[name]
-    return holding(in_parts(entry, words, planes, parts, moves={"buffer": room}), buffer, scales, *arrays.values())
+    return holding(
+        in_parts(entry, words, planes, parts, moves={"buffer": part_bytes}), buffer, scales, *arrays.values()
+    )
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:

@@ -45,7 +45,7 @@ class _Pooling:
         with f.loop(0, f.mul(self.rows, self.of["pitch"]), self.wide) as i:
             f.store(self.padding, f.at(self.of["buffer"], i))
 
-    def whole(self, extent: Value) -> Value:
+    def full_vectors(self, extent: Value) -> Value:
         """Emit ``extent`` rounded down to whole vectors."""
         return self.f.value(f"and i64 {extent}, {-self.f.lanes}")
 
@@ -55,8 +55,8 @@ class _Pooling:
         Rows outside the plane become padding.
         """
         f, of = self.f, self.of
-        whole = f.mul(self.whole(of["width"]), f.size)
-        remainder = f.sub(of["width"], self.whole(of["width"]))
+        full_bytes = f.mul(self.full_vectors(of["width"]), f.size)
+        remainder = f.sub(of["width"], self.full_vectors(of["width"]))
         mask = f.mask_below(remainder)
         begin = f.at(of["buffer"], f.mul(of["pad_width"], f.size))
         with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
@@ -67,10 +67,10 @@ class _Pooling:
             inside = f.value(f"and i1 {f.compare('ult', d, of['depth'])}, {f.compare('ult', h, of['height'])}")
             with f.when(inside):
                 row = f.at(source, f.mul(f.add(f.mul(d, of["height"]), h), self.row_bytes))
-                with f.loop(0, whole, self.wide) as i:
+                with f.loop(0, full_bytes, self.wide) as i:
                     f.store(f.load(f.at(row, i)), f.at(target, i))
                 with f.when(f.compare("ne", remainder, 0)):
-                    f.store_masked(f.load_masked(f.at(row, whole), mask), f.at(target, whole), mask)
+                    f.store_masked(f.load_masked(f.at(row, full_bytes), mask), f.at(target, full_bytes), mask)
             with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, self.row_bytes, self.wide) as i:
                 f.store(self.padding, f.at(target, i))
 
@@ -80,31 +80,31 @@ class _Pooling:
         ``turned``: from the last vector to the first.
         """
         f, count = self.f, self.of["out_width"]
-        whole = self.whole(count)
-        remainder = f.sub(count, whole)
+        full_count = self.full_vectors(count)
+        remainder = f.sub(count, full_count)
 
         def tail() -> None:
             with f.when(f.compare("ne", remainder, 0)):
-                body(whole, f.mask_below(remainder))
+                body(full_count, f.mask_below(remainder))
 
         if turned:
             tail()
-        with f.loop(0, whole, f.lanes) as i:
-            body(f.sub(f.sub(whole, f.lanes), i) if turned else i, None)
+        with f.loop(0, full_count, f.lanes) as i:
+            body(f.sub(f.sub(full_count, f.lanes), i) if turned else i, None)
         if not turned:
             tail()
 
-    def elements(self, place: str) -> str:
-        """Emit a load of a vector of elements from ``place`` on, each one step after the previous."""
+    def elements(self, first_at: str) -> str:
+        """Emit a load of a vector of elements from ``first_at`` on, each one step after the previous."""
         f = self.f
         if self.static_step == 1:
-            return f.load(place)
+            return f.load(first_at)
         if self.static_step == 2:
-            return f.shuffle(f.load(place), f.load(f.at(place, self.wide)), [2 * lane for lane in range(f.lanes)])
+            return f.shuffle(f.load(first_at), f.load(f.at(first_at, self.wide)), [2 * lane for lane in range(f.lanes)])
         vector = "poison"
         for lane in range(f.lanes):
-            one = f.scalar_at(f.at(place, f.mul(self.step, lane * f.size)))
-            vector = f.value(f"insertelement {f.vector} {vector}, {f.scalar} {one}, i64 {lane}")
+            element = f.scalar_at(f.at(first_at, f.mul(self.step, lane * f.size)))
+            vector = f.value(f"insertelement {f.vector} {vector}, {f.scalar} {element}, i64 {lane}")
         return vector
 
 
@@ -154,20 +154,22 @@ def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> 
             target = f.at(of["y"], f.mul(row, out_row))
             scales = f.at(of["scales"], f.mul(row_of_plane, of["scale_row"]))
 
-            def windows(first: Value, mask: str | None, target: str = target, scales: str = scales) -> None:
+            def windows(first_window: Value, mask: str | None, target: str = target, scales: str = scales) -> None:
                 f.store(start, so_far)
-                begin = f.at(of["buffer"], f.mul(f.mul(first, p.step), f.size))
+                begin = f.at(of["buffer"], f.mul(f.mul(first_window, p.step), f.size))
                 with f.loop(0, p.rows) as r, f.loop(0, of["kernel_width"]) as t:
                     b = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
                     f.store(joined(f.load(so_far), b), so_far)
-                place, total = f.at(target, f.mul(first, f.size)), f.load(so_far)
+                target_at, total = f.at(target, f.mul(first_window, f.size)), f.load(so_far)
                 if scaled:
-                    there = f.at(scales, f.mul(first, f.size))
-                    total = f.binary("fmul", total, f.load(there) if mask is None else f.load_masked(there, mask))
+                    scales_at = f.at(scales, f.mul(first_window, f.size))
+                    total = f.binary(
+                        "fmul", total, f.load(scales_at) if mask is None else f.load_masked(scales_at, mask)
+                    )
                 if mask is None:
-                    f.store(total, place)
+                    f.store(total, target_at)
                 else:
-                    f.store_masked(total, place, mask)
+                    f.store_masked(total, target_at, mask)
 
             p.each_vector(windows)
 
@@ -183,7 +185,7 @@ def backward(scalar: str, step: int) -> Function:
     f, of = p.f, p.of
     out_row = f.mul(of["out_width"], f.size)
     numbers = f"<{f.lanes} x i32>"
-    where = f.local(numbers)
+    first_maxima = f.local(numbers)
     with f.loop(of["first"], of["last"]) as plane:
         source, target = (f.at(of[name], f.mul(plane, p.plane_bytes)) for name in ("x", "dx"))
         f.emit(f"call void @llvm.memset.p0.i64(ptr {target}, i8 0, i64 {p.plane_bytes}, i1 false)")
@@ -198,19 +200,19 @@ def backward(scalar: str, step: int) -> Function:
             corner = f.sub(f.mul(begins, of["width"]), of["pad_width"])
 
             def windows(
-                first: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
+                first_window: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
                 target: str = target,
             ) -> None:  # fmt: skip
-                offset = f.mul(first, f.size)
-                place = f.at(outs, offset)
+                offset = f.mul(first_window, f.size)
+                outs_at = f.at(outs, offset)
                 if mask is None:
-                    greatest = f.load(place)
+                    greatest = f.load(outs_at)
                 else:
                     nan = f.constant("0x7FF8000000000000")
-                    greatest = f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {f.load_masked(place, mask)}, "
+                    greatest = f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {f.load_masked(outs_at, mask)}, "
                                        f"{f.vector} {nan}")  # fmt: skip
-                f.emit(f"store {numbers} splat (i32 -1), ptr {where}, align 64")
-                begin = f.at(of["buffer"], f.mul(f.mul(first, p.step), f.size))
+                f.emit(f"store {numbers} splat (i32 -1), ptr {first_maxima}, align 64")
+                begin = f.at(of["buffer"], f.mul(f.mul(first_window, p.step), f.size))
                 with (
                     f.loop(0, of["kernel_depth"]) as i,
                     f.loop(0, of["kernel_height"]) as j,
@@ -221,18 +223,18 @@ def backward(scalar: str, step: int) -> Function:
                         for name, index in (("kernel_depth", i), ("kernel_height", j), ("kernel_width", k))
                     )
                     r = f.add(f.mul(a, of["kernel_height"]), b)
-                    one = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
-                    equal = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
+                    elements = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
+                    equal = f.value(f"fcmp oeq {f.vector} {elements}, {greatest}")
                     tap = f.add(f.mul(f.add(f.mul(a, of["height"]), b), of["width"]), t)
                     number = f.value(f"trunc i64 {tap} to i32")
                     every = f.value(f"insertelement {numbers} poison, i32 {number}, i64 0")
                     every = f.value(f"shufflevector {numbers} {every}, {numbers} poison, "
                                     f"<{f.lanes} x i32> zeroinitializer")  # fmt: skip
-                    old = f.value(f"load {numbers}, ptr {where}, align 64")
+                    old = f.value(f"load {numbers}, ptr {first_maxima}, align 64")
                     new = f.value(f"select <{f.lanes} x i1> {equal}, {numbers} {every}, {numbers} {old}")
-                    f.emit(f"store {numbers} {new}, ptr {where}, align 64")
-                gradient = f.value(f"load {numbers}, ptr {where}, align 64")
-                origin = f.add(corner, f.mul(first, p.step))
+                    f.emit(f"store {numbers} {new}, ptr {first_maxima}, align 64")
+                gradient = f.value(f"load {numbers}, ptr {first_maxima}, align 64")
+                origin = f.add(corner, f.mul(first_window, p.step))
                 for lane in reversed(range(f.lanes)):
                     tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {gradient}, i64 {lane}')} to i64")
                     with f.when(f.compare("sge", tap, 0)):
@@ -255,15 +257,15 @@ def backward_of_pairs(scalar: str) -> Function:
     f, of = p.f, p.of
     n = f.lanes
     out_row = f.mul(of["out_width"], f.size)
-    left = f.local(f.vector)
+    unclaimed_slot = f.local(f.vector)
     even, odd = [2 * lane for lane in range(n)], [2 * lane + 1 for lane in range(n)]
     woven = [lane // 2 + n * (lane % 2) for lane in range(2 * n)]
     with f.loop(of["first"], of["last"]) as plane:
         source, target = (f.at(of[name], f.mul(plane, p.plane_bytes)) for name in ("x", "dx"))
         covered = f.mul(f.mul(of["out_depth"], of["kernel_depth"]), f.mul(of["out_height"], of["kernel_height"]))
-        whole = f.mul(of["depth"], of["height"])
-        both = f.compare("eq", covered, whole), f.compare("eq", f.mul(of["out_width"], 2), of["width"])
-        with f.when(f.value(f"xor i1 {f.value(f'and i1 {both[0]}, {both[1]}')}, true")):
+        plane_rows = f.mul(of["depth"], of["height"])
+        covers = f.compare("eq", covered, plane_rows), f.compare("eq", f.mul(of["out_width"], 2), of["width"])
+        with f.when(f.value(f"xor i1 {f.value(f'and i1 {covers[0]}, {covers[1]}')}, true")):
             f.emit(f"call void @llvm.memset.p0.i64(ptr {target}, i8 0, i64 {p.plane_bytes}, i1 false)")
         with f.loop(0, of["out_depth"]) as depth, f.loop(0, of["out_height"]) as height:
             row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
@@ -272,37 +274,37 @@ def backward_of_pairs(scalar: str) -> Function:
             corner = f.mul(f.add(corner, f.mul(height, of["kernel_height"])), p.row_bytes)
 
             def windows(
-                first: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
+                first_window: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
                 source: str = source, target: str = target,
             ) -> None:  # fmt: skip
-                offset = f.mul(first, f.size)
+                offset = f.mul(first_window, f.size)
                 begin = f.add(corner, f.mul(offset, 2))
                 masks: tuple[str, str] | None = None
                 if mask is not None:
-                    unclaimed = f.mul(f.sub(of["out_width"], first), 2)
+                    unclaimed = f.mul(f.sub(of["out_width"], first_window), 2)
                     masks = f.mask_below(unclaimed), f.mask_below(f.sub(unclaimed, n))
 
-                def load(pointer: str, given: str | None) -> str:
-                    return f.load(pointer) if given is None else f.load_masked(pointer, given)
+                def load(pointer: str, lanes_mask: str | None) -> str:
+                    return f.load(pointer) if lanes_mask is None else f.load_masked(pointer, lanes_mask)
 
                 greatest = load(f.at(outs, offset), mask)
-                f.store(f.binary("fadd", load(f.at(grads, offset), mask), f.constant("0.0")), left)
+                f.store(f.binary("fadd", load(f.at(grads, offset), mask), f.constant("0.0")), unclaimed_slot)
                 with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
-                    place = f.add(begin, f.mul(f.add(f.mul(a, of["height"]), b), p.row_bytes))
+                    offset_in_plane = f.add(begin, f.mul(f.add(f.mul(a, of["height"]), b), p.row_bytes))
                     pair = [
-                        load(f.at(f.at(source, place), side * p.wide), None if masks is None else masks[side])
+                        load(f.at(f.at(source, offset_in_plane), side * p.wide), None if masks is None else masks[side])
                         for side in range(2)
                     ]
-                    given = []
+                    gradients = []
                     for lanes in (even, odd):
-                        one = f.shuffle(pair[0], pair[1], lanes)
-                        hit = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
-                        unclaimed = f.load(left)
-                        given.append(f.chosen(hit, unclaimed, "zeroinitializer"))
-                        f.store(f.chosen(hit, "zeroinitializer", unclaimed), left)
+                        elements = f.shuffle(pair[0], pair[1], lanes)
+                        hit = f.value(f"fcmp oeq {f.vector} {elements}, {greatest}")
+                        unclaimed = f.load(unclaimed_slot)
+                        gradients.append(f.chosen(hit, unclaimed, "zeroinitializer"))
+                        f.store(f.chosen(hit, "zeroinitializer", unclaimed), unclaimed_slot)
                     for side in range(2):
-                        to = f.at(f.at(target, place), side * p.wide)
-                        value = f.shuffle(given[0], given[1], woven[side * n : (side + 1) * n])
+                        to = f.at(f.at(target, offset_in_plane), side * p.wide)
+                        value = f.shuffle(gradients[0], gradients[1], woven[side * n : (side + 1) * n])
                         if masks is None:
                             f.store(value, to)
                         else:

@@ -37,7 +37,7 @@ nonzero ``adds`` products are added to m; with a nonzero ``ends`` m is complete,
 ``order`` points to the offset of u for each position. A line has a row's even columns, and from ``odd`` on its odd
 columns. Results are multiplied by ``scale``, and ``shift`` is added, unless these are null; then follows the relu.
 """
-PLACES = 16
+POSITIONS = 16
 """Number of positions of a transformed tile, and of matrix products."""
 ROWS = 4
 """Filters of a register block."""
@@ -60,10 +60,10 @@ class Words:
     """Argument words by name; the constructor emits their loads."""
 
     def __init__(self, f: Function, of: Sequence[str], names: Sequence[str], pointers: Sequence[str]) -> None:
-        self._found = {name: (pointer if name in pointers else word)(f, "%how", of, name) for name in names}
+        self._values = {name: (pointer if name in pointers else word)(f, "%how", of, name) for name in names}
 
     def __getitem__(self, name: str) -> str:
-        return self._found[name]
+        return self._values[name]
 
 
 @contextlib.contextmanager
@@ -72,9 +72,9 @@ def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[
 
     Yield (image, first row of tiles, end row, first tile, end tile, position of the image's tile 0 in the range).
     """
-    first = f.value(f"udiv i64 {begin}, {get['tiles']}")
-    last = f.value(f"udiv i64 {f.add(end, f.sub(get['tiles'], 1))}, {get['tiles']}")
-    with f.loop(first, last) as image:
+    begin_image = f.value(f"udiv i64 {begin}, {get['tiles']}")
+    end_image = f.value(f"udiv i64 {f.add(end, f.sub(get['tiles'], 1))}, {get['tiles']}")
+    with f.loop(begin_image, end_image) as image:
         skipped = f.mul(image, get["tiles"])
         low = f.larger(f.sub(begin, skipped), 0)
         high = f.smaller(f.sub(end, skipped), get["tiles"])
@@ -89,9 +89,9 @@ def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[t
 
     ``low`` and ``high`` limit the tiles of the image.
     """
-    here = f.mul(row, get["columns"])
-    begin = f.larger(f.sub(low, here), 0)
-    end = f.smaller(f.sub(high, here), get["columns"])
+    row_begin = f.mul(row, get["columns"])
+    begin = f.larger(f.sub(low, row_begin), 0)
+    end = f.smaller(f.sub(high, row_begin), get["columns"])
     with f.loop(begin, end, f.lanes) as column:
         yield column, end
 
@@ -105,11 +105,11 @@ def lines(scalar: str, lanes: int) -> Function:
                  scalar, lanes, local=True)  # fmt: skip
     get = Words(f, WINOGRAD, ("height", "width", "line_bytes", "even_to", "odd_to"), POINTERS)
     n, size = lanes, f.size
-    whole = f.value(f"and i64 {get['width']}, {-2 * n}")
-    left = f.sub(get["width"], whole)
-    some = f.compare("sgt", left, 0)
-    near, far = f.mask_below(left), f.mask_below(f.sub(left, n))
-    second = f.choose(f.compare("sgt", left, n), n * size, 0)
+    full_columns = f.value(f"and i64 {get['width']}, {-2 * n}")
+    remaining = f.sub(get["width"], full_columns)
+    has_remainder = f.compare("sgt", remaining, 0)
+    near, far = f.mask_below(remaining), f.mask_below(f.sub(remaining, n))
+    second = f.choose(f.compare("sgt", remaining, n), n * size, 0)
 
     def split(a: str, b: str, to: str, column: Value) -> None:
         moved = f.mul(column, size // 2) if isinstance(column, int) else f.value(f"mul nsw i64 {column}, {size // 2}")
@@ -121,14 +121,14 @@ def lines(scalar: str, lanes: int) -> Function:
         to = f.at("%dst", f.mul(number, get["line_bytes"]))
         inside = f.compare("ult", row, get["height"])
         from_ = f.at("%src", f.mul(row, f.mul(get["width"], size)))
-        with f.loop(0, f.choose(inside, whole, 0), 2 * n) as column:
-            there = f.at(from_, f.mul(column, size))
-            split(f.load(there), f.load(f.at(there, n * size)), to, column)
-        with f.when(f.value(f"and i1 {inside}, {some}")):
-            there = f.at(from_, f.mul(whole, size))
-            split(f.load_masked(there, near), f.load_masked(f.at(there, second), far), to, whole)
-        with f.loop(0, f.choose(inside, 0, get["line_bytes"]), n * size) as place:
-            f.store("zeroinitializer", f.at(to, place))
+        with f.loop(0, f.choose(inside, full_columns, 0), 2 * n) as column:
+            columns_at = f.at(from_, f.mul(column, size))
+            split(f.load(columns_at), f.load(f.at(columns_at, n * size)), to, column)
+        with f.when(f.value(f"and i1 {inside}, {has_remainder}")):
+            columns_at = f.at(from_, f.mul(full_columns, size))
+            split(f.load_masked(columns_at, near), f.load_masked(f.at(columns_at, second), far), to, full_columns)
+        with f.loop(0, f.choose(inside, 0, get["line_bytes"]), n * size) as offset:
+            f.store("zeroinitializer", f.at(to, offset))
     return f
 
 
@@ -140,10 +140,10 @@ def image(scalar: str, lanes: int, lines: Function) -> Function:
     size = f.size
     with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         count = f.add(f.mul(f.sub(below, above), 2), 2)
-        first = f.sub(f.mul(above, 2), get["lead"])
+        first_row = f.sub(f.mul(above, 2), get["lead"])
         plane = f.at(get["x"], f.mul(number, get["x_image"]))
         with f.loop(get["first_in"], get["last_in"]) as channel:
-            f.call(lines, f.at(plane, f.mul(channel, get["x_plane"])), get["line"], "%how", first, count)
+            f.call(lines, f.at(plane, f.mul(channel, get["x_plane"])), get["line"], "%how", first_row, count)
             target = f.at(get["v"], f.mul(channel, get["v_row"]))
             with f.loop(above, below) as row:
                 top = f.at(get["line"], f.mul(f.sub(row, above), f.mul(get["line_bytes"], 2)))
@@ -155,11 +155,11 @@ def image(scalar: str, lanes: int, lines: Function) -> Function:
                         even = f.at(f.at(top, f.mul(get["line_bytes"], i)), moved)
                         odd = f.at(even, get["odd"])
                         columns.append([f.load(even), f.load(odd), f.load(f.at(even, size)), f.load(f.at(odd, size))])
-                    there = f.at(to, moved)
+                    v_at = f.at(to, moved)
                     down = [spread(f, [columns[i][j] for i in range(4)]) for j in range(4)]
                     for i in range(4):
                         for j, value in enumerate(spread(f, [down[j][i] for j in range(4)])):
-                            f.store(value, f.at(there, f.mul(get["v_place"], 4 * i + j)))
+                            f.store(value, f.at(v_at, f.mul(get["v_place"], 4 * i + j)))
     return f
 
 
@@ -187,65 +187,67 @@ def filters(scalar: str, lanes: int) -> Function:
         "filters", (("ptr", "how"), ("ptr", "u"), ("i64", "first"), ("i64", "last")), scalar, lanes, local=True
     )
     get = Words(f, WINOGRAD, ("w", "channels", "filters", "w_out", "w_in", "order", "u_place"), POINTERS)
-    size, most = f.size, f.sub(get["filters"], 1)
+    size, last_filter = f.size, f.sub(get["filters"], 1)
     panel_bytes = f.mul(get["channels"], lanes * size)
-    places = [f.word(get["order"], p) for p in range(PLACES)]
-    taken = min(lanes, 8)
+    offsets = [f.word(get["order"], p) for p in range(POSITIONS)]
+    first_taps = min(lanes, 8)
     half = f.constant("0.5")
     with f.loop("%first", "%last", lanes) as out:
         to = f.at("%u", f.mul(f.value(f"udiv i64 {f.sub(out, '%first')}, {lanes}"), panel_bytes))
-        rows = [f.at(get["w"], f.mul(f.smaller(f.add(out, lane), most), get["w_out"])) for lane in range(lanes)]
+        rows = [f.at(get["w"], f.mul(f.smaller(f.add(out, lane), last_filter), get["w_out"])) for lane in range(lanes)]
         with f.loop(0, get["channels"]) as channel:
             moved = f.mul(channel, get["w_in"])
             sources = [f.at(row, moved) for row in rows]
             taps: list[str] = []
-            for start in range(0, 8, taken):
-                vectors = [f.load_first(f.at(source, start * size), taken) for source in sources]
-                taps += f.transposed(vectors)[:taken]
-            last = "poison"
+            for start in range(0, 8, first_taps):
+                vectors = [f.load_first(f.at(source, start * size), first_taps) for source in sources]
+                taps += f.transposed(vectors)[:first_taps]
+            last_tap = "poison"
             for lane, source in enumerate(sources):
-                one = f.scalar_at(f.at(source, 8 * size))
-                last = f.value(f"insertelement {f.vector} {last}, {f.scalar} {one}, i64 {lane}")
-            taps.append(last)
+                tap = f.scalar_at(f.at(source, 8 * size))
+                last_tap = f.value(f"insertelement {f.vector} {last_tap}, {f.scalar} {tap}, i64 {lane}")
+            taps.append(last_tap)
 
             def turned(g: list[str]) -> list[str]:
                 ends = f.binary("fadd", g[0], g[2])
-                both = [f.binary(how, ends, g[1]) for how in ("fadd", "fsub")]
-                return [g[0], *(f.binary("fmul", one, half) for one in both), g[2]]
+                middle = [f.binary(how, ends, g[1]) for how in ("fadd", "fsub")]
+                return [g[0], *(f.binary("fmul", tap, half) for tap in middle), g[2]]
 
             down = [turned([taps[3 * i + j] for i in range(3)]) for j in range(3)]
-            there = f.at(to, f.mul(channel, lanes * size))
+            u_at = f.at(to, f.mul(channel, lanes * size))
             for i in range(4):
                 for j, value in enumerate(turned([down[j][i] for j in range(3)])):
-                    f.store(value, f.at(there, places[4 * i + j]))
+                    f.store(value, f.at(u_at, offsets[4 * i + j]))
     return f
 
 
-def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Value]]:
+def runs(f: Function, count: Value, max_vectors: int = VECTORS) -> list[tuple[int, Value]]:
     """Emit a cut of ``count`` elements into register blocks; return (vectors of a block, end of such blocks) pairs.
 
     A block of one vector takes as long as a block of two, so there is one only if all elements fit a single vector.
     """
     every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
-    remainder = f.value(f"urem i64 {every}, {most}")
+    remainder = f.value(f"urem i64 {every}, {max_vectors}")
     single = f.compare("eq", every, 1)
-    alone = f.value(f"and i1 {f.compare('eq', remainder, 1)}, {f.value(f'xor i1 {single}, true')}")
-    end = f.sub(every, f.choose(alone, most + 1, remainder))
-    blocks = [(most, f.mul(end, f.lanes))]
-    for vectors in range(most - 1, 1, -1):  # less than two of the largest blocks remain, for one or two smaller blocks
-        left = f.sub(every, end)
-        takes = f.compare("sge", left, vectors)
+    leaves_single = f.value(f"and i1 {f.compare('eq', remainder, 1)}, {f.value(f'xor i1 {single}, true')}")
+    end = f.sub(every, f.choose(leaves_single, max_vectors + 1, remainder))
+    blocks = [(max_vectors, f.mul(end, f.lanes))]
+    for vectors in range(
+        max_vectors - 1, 1, -1
+    ):  # less than two of the largest blocks remain, for one or two smaller blocks
+        remaining = f.sub(every, end)
+        takes = f.compare("sge", remaining, vectors)
         if vectors > 2:  # a block of this size must not leave a single vector
-            takes = f.value(f"and i1 {takes}, {f.compare('ne', left, vectors + 1)}")
+            takes = f.value(f"and i1 {takes}, {f.compare('ne', remaining, vectors + 1)}")
         end = f.add(end, f.choose(takes, vectors, 0)) if vectors > 2 else f.choose(single, 0, every)
         blocks.append((vectors, f.mul(end, f.lanes)))
     return [*blocks, (1, f.mul(every, f.lanes))]
 
 
-def multiply(scalar: str, lanes: int, most: int) -> Function:
+def multiply(scalar: str, lanes: int, max_vectors: int) -> Function:
     """Return the function ``multiply(how, u, m, outs, tiles)``, which computes m from u and v.
 
-    It computes ``outs`` filters and ``tiles`` tiles. ``most``: maximum number of vectors in a register block.
+    It computes ``outs`` filters and ``tiles`` tiles. ``max_vectors``: maximum number of vectors in a register block.
     """
     arguments = (("ptr", "how"), ("ptr", "u"), ("ptr", "m"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
@@ -254,51 +256,51 @@ def multiply(scalar: str, lanes: int, most: int) -> Function:
     fresh = f.compare("eq", get["adds"], 0)
     panel_bytes = f.mul(get["channels"], n * size)
 
-    zeros = f.local(f.vector, most)
-    for vector in range(most):
+    zeros = f.local(f.vector, max_vectors)
+    for vector in range(max_vectors):
         f.store("zeroinitializer", f.at(zeros, vector * n * size))
 
-    def block(u: str, v: str, m: str, vectors: int, first: str, last: str) -> None:
+    def block(u: str, v: str, m: str, vectors: int, begin_channel: str, end_channel: str) -> None:
         sums = [[f.local(f.vector) for _ in range(vectors)] for _ in range(ROWS)]
-        begins = f.value(f"and i1 {fresh}, {f.compare('eq', first, 0)}")
+        begins = f.value(f"and i1 {fresh}, {f.compare('eq', begin_channel, 0)}")
         source = f.value(f"select i1 {begins}, ptr {zeros}, ptr {m}")
         step = f.choose(begins, 0, get["m_row"])
         for r, row in enumerate(sums):
-            for vector, place in enumerate(row):
-                f.store(f.load(f.at(f.at(source, f.mul(step, r)), vector * n * size)), place)
-        with f.loop(first, last) as channel:
-            here = f.at(v, f.mul(channel, get["v_row"]))
-            values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
+            for vector, accumulator in enumerate(row):
+                f.store(f.load(f.at(f.at(source, f.mul(step, r)), vector * n * size)), accumulator)
+        with f.loop(begin_channel, end_channel) as channel:
+            v_at = f.at(v, f.mul(channel, get["v_row"]))
+            values = [f.load(f.at(v_at, vector * n * size)) for vector in range(vectors)]
             moved: Value = f.mul(channel, n * size)
             for r, row in enumerate(sums):
                 factor = f.broadcast(f.at(f.at(u, moved), r * size))
-                for vector, place in enumerate(row):
-                    new = f.fma(factor, values[vector], f.load(place))
-                    f.store(new, place)
+                for vector, accumulator in enumerate(row):
+                    new = f.fma(factor, values[vector], f.load(accumulator))
+                    f.store(new, accumulator)
         for r, row in enumerate(sums):
             to = f.at(m, f.mul(get["m_row"], r))
-            for vector, place in enumerate(row):
-                f.store(f.load(place), f.at(to, vector * n * size))
+            for vector, accumulator in enumerate(row):
+                f.store(f.load(accumulator), f.at(to, vector * n * size))
 
-    blocks = runs(f, "%tiles", most)
-    with f.loop(0, PLACES) as p, f.loop(0, get["channels"], CHAIN) as first:
-        last_channel = f.smaller(f.add(first, CHAIN), get["channels"])
+    blocks = runs(f, "%tiles", max_vectors)
+    with f.loop(0, POSITIONS) as p, f.loop(0, get["channels"], CHAIN) as first_channel:
+        last_channel = f.smaller(f.add(first_channel, CHAIN), get["channels"])
         u = f.at("%u", f.mul(p, get["u_place"]))
         v = f.at(get["v"], f.mul(p, get["v_place"]))
         m = f.at("%m", f.mul(p, get["m_place"]))
-        done: Value = 0
+        begin_tile: Value = 0
         for vectors, end in blocks:
-            with f.loop(done, end, vectors * n) as tile, f.loop(0, "%outs", ROWS) as out:
+            with f.loop(begin_tile, end, vectors * n) as tile, f.loop(0, "%outs", ROWS) as out:
                 panel = f.at(u, f.mul(f.value(f"udiv i64 {out}, {n}"), panel_bytes))
                 block(
                     f.at(panel, f.mul(f.value(f"urem i64 {out}, {n}"), size)),
                     f.at(v, f.mul(tile, size)),
                     f.at(f.at(m, f.mul(out, get["m_row"])), f.mul(tile, size)),
                     vectors,
-                    first,
+                    first_channel,
                     last_channel,
                 )
-            done = end
+            begin_tile = end
     return f
 
 
@@ -317,62 +319,65 @@ def results(scalar: str, lanes: int) -> Function:
     least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
     biased, scaled = (f.value(f"icmp ne ptr {get[name]}, null") for name in ("bias", "scale"))
     slot = f.local(f.scalar, 2 * n)
-    nothing, one_, less = (f.local(f.scalar) for _ in range(3))
-    for place, number in ((nothing, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
-        f.put_scalar(number, place)
+    nothing, unit, less = (f.local(f.scalar) for _ in range(3))
+    for slot_at, number in ((nothing, "0.0"), (unit, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also if x is -0
+        f.put_scalar(number, slot_at)
 
     def chosen(condition: str, name: str, out: str, otherwise: str) -> str:
-        there = f.at(get[name], f.mul(out, size))
-        return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
+        factor_at = f.at(get[name], f.mul(out, size))
+        return f.broadcast(f.value(f"select i1 {condition}, ptr {factor_at}, ptr {otherwise}"))
 
     def put(pair: list[str], to: str, count: str) -> None:
-        whole = f.compare("sge", count, 2 * n)
-        with f.when(whole):
+        is_full = f.compare("sge", count, 2 * n)
+        with f.when(is_full):
             f.store(pair[0], to)
             f.store(pair[1], f.at(to, n * size))
-        with f.when(f.value(f"xor i1 {whole}, true")):
-            for number, one in enumerate(pair):
-                f.store(one, f.at(slot, number * n * size))
-            done: Value = 0
+        with f.when(f.value(f"xor i1 {is_full}, true")):
+            for number, row in enumerate(pair):
+                f.store(row, f.at(slot, number * n * size))
+            stored: Value = 0
             piece = n
             while piece:
                 bit = f.value(f"and i64 {count}, {piece}")
                 with f.when(f.compare("ne", bit, 0)):
                     kind = f"<{piece} x {f.scalar}>"
-                    moved = f.mul(done, size)
+                    moved = f.mul(stored, size)
                     pixels = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
                     f.emit(f"store {kind} {pixels}, ptr {f.at(to, moved)}, align {size}")
-                done = f.add(done, bit)
+                stored = f.add(stored, bit)
                 piece //= 2
 
     with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
-        whole_image = f.at(get["y"], f.mul(number, get["y_image"]))
+        image_at = f.at(get["y"], f.mul(number, get["y_image"]))
         with f.loop("%first", "%last") as out:
-            plane = f.at(whole_image, f.mul(out, get["y_plane"]))
+            plane = f.at(image_at, f.mul(out, get["y_plane"]))
             bias = chosen(biased, "bias", out, nothing)
-            scale, shift = chosen(scaled, "scale", out, one_), chosen(scaled, "shift", out, less)
+            scale, shift = chosen(scaled, "scale", out, unit), chosen(scaled, "shift", out, less)
             source = f.at("%m", f.mul(f.sub(out, "%first"), get["m_row"]))
             with f.loop(above, below) as row:
                 from_ = f.at(source, f.mul(f.add(at, f.mul(row, get["columns"])), size))
                 line = f.at(plane, f.mul(f.mul(row, 2), row_bytes))
                 with _tiles(f, get, row, low, high) as (column, end):
-                    there = f.at(from_, f.mul(column, size))
-                    m = [f.load(f.at(there, f.mul(get["m_place"], p))) for p in range(PLACES)]
+                    m_at = f.at(from_, f.mul(column, size))
+                    m = [f.load(f.at(m_at, f.mul(get["m_place"], p))) for p in range(POSITIONS)]
                     down = [_gathered(f, [m[4 * i + j] for i in range(4)]) for j in range(4)]
-                    left = f.sub(get["y_width"], f.mul(column, 2))
-                    count = f.smaller(f.mul(f.sub(end, column), 2), left)
+                    remaining = f.sub(get["y_width"], f.mul(column, 2))
+                    count = f.smaller(f.mul(f.sub(end, column), 2), remaining)
                     to = f.at(line, f.mul(column, 2 * size))
                     for i in range(2):
-                        both = [
-                            f.floored(f.fma(f.binary("fadd", one, bias), scale, shift), least)
-                            for one in _gathered(f, [down[j][i] for j in range(4)])
+                        halves = [
+                            f.floored(f.fma(f.binary("fadd", value, bias), scale, shift), least)
+                            for value in _gathered(f, [down[j][i] for j in range(4)])
                         ]
                         lanes_of = [lane // 2 + (n if lane % 2 else 0) for lane in range(2 * n)]
-                        pair = [f.shuffle(both[0], both[1], some) for some in (lanes_of[:n], lanes_of[n:])]
-                        here = f.at(to, f.mul(row_bytes, i))
-                        there_is = f.compare("slt", f.add(f.mul(row, 2), i), get["y_height"])
-                        with f.when(there_is):
-                            put(pair, here, count)
+                        pair = [
+                            f.shuffle(halves[0], halves[1], lane_numbers)
+                            for lane_numbers in (lanes_of[:n], lanes_of[n:])
+                        ]
+                        row_at = f.at(to, f.mul(row_bytes, i))
+                        is_inside = f.compare("slt", f.add(f.mul(row, 2), i), get["y_height"])
+                        with f.when(is_inside):
+                            put(pair, row_at, count)
     return f
 
 
@@ -389,15 +394,15 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
         end = f.smaller(f.add(begin, get["block"]), get["last"])
         with f.when(f.compare("slt", get["first_in"], get["last_in"])):
             f.call(helpers["image"], "%how", begin, end)
-        with f.loop(get["first_out"], get["last_out"], get["some"]) as first:
-            last = f.smaller(f.add(first, get["some"]), get["last_out"])
-            u = f.at(get["u"], f.choose(turns, 0, f.mul(first, u_row)))
+        with f.loop(get["first_out"], get["last_out"], get["some"]) as first_filter:
+            end_filter = f.smaller(f.add(first_filter, get["some"]), get["last_out"])
+            u = f.at(get["u"], f.choose(turns, 0, f.mul(first_filter, u_row)))
             with f.when(turns):
-                f.call(helpers["filters"], "%how", u, first, last)
-            m = f.at(get["m"], f.mul(first, get["m_out"]))
-            f.call(helpers["multiply"], "%how", u, m, f.sub(last, first), f.sub(end, begin))
+                f.call(helpers["filters"], "%how", u, first_filter, end_filter)
+            m = f.at(get["m"], f.mul(first_filter, get["m_out"]))
+            f.call(helpers["multiply"], "%how", u, m, f.sub(end_filter, first_filter), f.sub(end, begin))
             with f.when(ends):
-                f.call(helpers["results"], "%how", m, first, last, begin, end)
+                f.call(helpers["results"], "%how", m, first_filter, end_filter, begin, end)
     return f
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from weftplan.kernels.compiled.copies import word
 from weftplan.kernels.compiled.ir import Function, Value
 from weftplan.kernels.compiled.target import Target
-from weftplan.kernels.compiled.winograd.kernels import PLACES, ROWS, Words, block_vectors, images, runs, spread
+from weftplan.kernels.compiled.winograd.kernels import POSITIONS, ROWS, Words, block_vectors, images, runs, spread
 
 WEIGHTS = ("x", "dy", "dw", "v", "e", "m", "line", "lines_bytes", "first", "last", "some_in", "some_out", "channels",
            "filters", "all_tiles", "block", "tiles", "columns", "lead", "images", "outputs", "row", "place",
@@ -42,8 +42,8 @@ def lines(lanes: int) -> Function:
         word(f, "%how", ROWS_OF, name) for name in ("plane", "height", "width", "lead", "line")
     )
     wide = lanes * f.size
-    last = f.sub("%left", 1)
-    planes = [f.at("%src", f.mul(f.smaller(lane, last), plane)) for lane in range(lanes)]
+    last_channel = f.sub("%left", 1)
+    planes = [f.at("%src", f.mul(f.smaller(lane, last_channel), plane)) for lane in range(lanes)]
     with f.loop(0, "%count") as number:
         row = f.add("%first", number)
         to = f.at("%dst", f.mul(number, line))
@@ -53,12 +53,12 @@ def lines(lanes: int) -> Function:
         with f.loop(0, f.choose(inside, width, 0), lanes) as column:
             mask = f.mask_below(f.sub(width, column))
             moved = f.mul(f.add(begin, column), f.size)
-            turned = f.transposed([f.load_masked(f.at(one, moved), mask) for one in planes])
-            there = f.at(target, f.mul(column, wide))
+            turned = f.transposed([f.load_masked(f.at(plane_at, moved), mask) for plane_at in planes])
+            columns_at = f.at(target, f.mul(column, wide))
             for lane, vector in enumerate(turned):
-                f.store(vector, f.at(there, lane * wide))
-        with f.loop(0, f.choose(inside, 0, line), wide) as place:
-            f.store("zeroinitializer", f.at(to, place))
+                f.store(vector, f.at(columns_at, lane * wide))
+        with f.loop(0, f.choose(inside, 0, line), wide) as offset:
+            f.store("zeroinitializer", f.at(to, offset))
     return f
 
 
@@ -76,37 +76,42 @@ def tiles(
     get = Words(f, WEIGHTS, ("line", "lines_bytes", "tiles", "columns"), POINTERS)
     wide = lanes * f.size
     line = word(f, "%rows", ROWS_OF, "line")
-    image_step, plane = (word(f, "%rows", ROWS_OF, one) for one in ("image", "plane"))
+    image_step, plane = (word(f, "%rows", ROWS_OF, name_of) for name_of in ("image", "plane"))
     # Copies of rows do not write the padding before a row, so it is cleared here.
     f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
     with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         count = f.add(f.mul(f.sub(below, above), 2), side - 2)
-        first = f.sub(f.mul(above, 2), "%lead")
+        first_row = f.sub(f.mul(above, 2), "%lead")
         source = f.at("%src", f.mul(number, image_step))
         with f.loop(0, "%count", lanes) as channel:
-            left = f.sub("%count", channel)
-            f.call(copy, f.at(source, f.mul(channel, plane)), get["line"], "%rows", first, count, left)
+            remaining = f.sub("%count", channel)
+            f.call(copy, f.at(source, f.mul(channel, plane)), get["line"], "%rows", first_row, count, remaining)
             target = f.at("%dst", f.mul(channel, f.size))
             with f.loop(above, below) as row:
                 top = f.at(get["line"], f.mul(f.sub(row, above), f.mul(line, 2)))
-                before = f.mul(row, get["columns"])
-                begin = f.larger(f.sub(low, before), 0)
-                end = f.smaller(f.sub(high, before), get["columns"])
-                before = f.add(before, at)
+                row_begin = f.mul(row, get["columns"])
+                begin = f.larger(f.sub(low, row_begin), 0)
+                end = f.smaller(f.sub(high, row_begin), get["columns"])
+                row_begin = f.add(row_begin, at)
                 with f.loop(begin, end) as column:
-                    here = f.at(top, f.mul(column, 2 * wide))
-                    d = [[f.load(f.at(f.at(here, f.mul(line, i)), j * wide)) for j in range(side)] for i in range(side)]
-                    to = f.at(target, f.mul(f.add(before, column), "%row"))
-                    for i, some in enumerate(values(f, d)):
-                        for j, value in enumerate(some):
+                    tile_at = f.at(top, f.mul(column, 2 * wide))
+                    d = [
+                        [f.load(f.at(f.at(tile_at, f.mul(line, i)), j * wide)) for j in range(side)]
+                        for i in range(side)
+                    ]
+                    to = f.at(target, f.mul(f.add(row_begin, column), "%row"))
+                    for i, row_values in enumerate(values(f, d)):
+                        for j, value in enumerate(row_values):
                             f.store(value, f.at(to, f.mul("%place", 4 * i + j)))
     return f
 
 
-def both_ways(f: Function, d: list[list[str]], way: Callable[[Function, list[str]], list[str]]) -> list[list[str]]:
-    """Emit the transform ``way`` of every column of ``d``, then of every row of the result."""
-    down = [way(f, list(column)) for column in zip(*d, strict=True)]
-    return [way(f, list(row)) for row in zip(*down, strict=True)]
+def along_both_axes(
+    f: Function, d: list[list[str]], transform: Callable[[Function, list[str]], list[str]]
+) -> list[list[str]]:
+    """Emit the transform ``transform`` of every column of ``d``, then of every row of the result."""
+    down = [transform(f, list(column)) for column in zip(*d, strict=True)]
+    return [transform(f, list(row)) for row in zip(*down, strict=True)]
 
 
 def _widened(f: Function, e: list[str]) -> list[str]:
@@ -126,11 +131,11 @@ def _narrowed(f: Function, m: list[str]) -> list[str]:
     return [f.binary("fadd", m[0], ends), middle, f.binary("fadd", ends, m[3])]
 
 
-def multiply(lanes: int, most: int) -> Function:
+def multiply(lanes: int, max_vectors: int) -> Function:
     """Return the function ``multiply(how, ins, outs, tiles, adds)``, which sums a block of tiles into m.
 
-    It computes ``ins`` channels and ``outs`` filters; a nonzero ``adds`` adds the sums to m. ``most``: maximum number
-    of vectors in a register block.
+    It computes ``ins`` channels and ``outs`` filters; a nonzero ``adds`` adds the sums to m. ``max_vectors``: maximum
+    number of vectors in a register block.
     """
     arguments = (("ptr", "how"), ("i64", "ins"), ("i64", "outs"), ("i64", "tiles"), ("i64", "adds"))
     f = Function("multiply", arguments, "float", lanes, local=True)
@@ -143,37 +148,37 @@ def multiply(lanes: int, most: int) -> Function:
     def block(e: str, v: str, m: str, vectors: int) -> None:
         sums = [[f.local(f.vector) for _ in range(vectors)] for _ in range(ROWS)]
         for row in sums:
-            for place in row:
-                f.store("zeroinitializer", place)
+            for accumulator in row:
+                f.store("zeroinitializer", accumulator)
         with f.loop(0, "%tiles") as tile:
-            here = f.at(v, f.mul(tile, get["row"]))
-            values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
+            v_at = f.at(v, f.mul(tile, get["row"]))
+            values = [f.load(f.at(v_at, vector * n * size)) for vector in range(vectors)]
             factors = f.at(e, f.mul(tile, get["e_row"]))
             for r, row in enumerate(sums):
                 factor = f.broadcast(f.at(factors, r * size))
-                for vector, place in enumerate(row):
-                    f.store(f.fma(factor, values[vector], f.load(place)), place)
+                for vector, accumulator in enumerate(row):
+                    f.store(f.fma(factor, values[vector], f.load(accumulator)), accumulator)
         for r, row in enumerate(sums):
             to = f.at(m, f.mul(get["row"], r))
-            for vector, place in enumerate(row):
-                there = f.at(to, vector * n * size)
-                earlier = f.load(f.value(f"select i1 {adds}, ptr {there}, ptr {zeros}"))
-                f.store(f.binary("fadd", earlier, f.load(place)), there)
+            for vector, accumulator in enumerate(row):
+                m_at = f.at(to, vector * n * size)
+                earlier = f.load(f.value(f"select i1 {adds}, ptr {m_at}, ptr {zeros}"))
+                f.store(f.binary("fadd", earlier, f.load(accumulator)), m_at)
 
-    blocks = runs(f, "%ins", most)
-    with f.loop(0, PLACES) as p:
-        e, v, m = (f.at(get[one], f.mul(p, get[step])) for one, step in
+    blocks = runs(f, "%ins", max_vectors)
+    with f.loop(0, POSITIONS) as p:
+        e, v, m = (f.at(get[operand], f.mul(p, get[step])) for operand, step in
                    (("e", "e_place"), ("v", "place"), ("m", "m_place")))  # fmt: skip
-        done: Value = 0
+        begin_channel: Value = 0
         for vectors, end in blocks:
-            with f.loop(done, end, vectors * n) as channel, f.loop(0, "%outs", ROWS) as out:
+            with f.loop(begin_channel, end, vectors * n) as channel, f.loop(0, "%outs", ROWS) as out:
                 block(
                     f.at(e, f.mul(out, size)),
                     f.at(v, f.mul(channel, size)),
                     f.at(f.at(m, f.mul(out, get["row"])), f.mul(channel, size)),
                     vectors,
                 )
-            done = end
+            begin_channel = end
     return f
 
 
@@ -185,25 +190,25 @@ def results(lanes: int) -> Function:
     arguments = (("ptr", "how"), ("ptr", "dst"), ("i64", "ins"), ("i64", "outs"))
     f = Function("results", arguments, "float", lanes, local=True)
     get = Words(f, WEIGHTS, ("m", "row", "m_place", "channels"), POINTERS)
-    size, taken = f.size, min(lanes, 8)
+    size, first_taps = f.size, min(lanes, 8)
     buffer = f.local("float", 9 * lanes)
     with f.loop(0, "%outs") as out, f.loop(0, "%ins", lanes) as channel:
-        here = f.at(f.at(get["m"], f.mul(out, get["row"])), f.mul(channel, size))
-        m = [[f.load(f.at(here, f.mul(get["m_place"], 4 * i + j))) for j in range(4)] for i in range(4)]
-        taps = [tap for row in both_ways(f, m, _narrowed) for tap in row]
-        there = f.at("%dst", f.mul(f.add(f.mul(out, get["channels"]), channel), 9 * size))
-        left = f.sub("%ins", channel)
-        whole = f.compare("sge", left, lanes)
-        to = f.value(f"select i1 {whole}, ptr {there}, ptr {buffer}")
-        for start in range(0, 8, taken):
-            for lane, vector in enumerate(f.transposed(taps[start : start + taken])):
-                f.store_first(vector, f.at(to, (9 * lane + start) * size), taken)
+        m_at = f.at(f.at(get["m"], f.mul(out, get["row"])), f.mul(channel, size))
+        m = [[f.load(f.at(m_at, f.mul(get["m_place"], 4 * i + j))) for j in range(4)] for i in range(4)]
+        taps = [tap for row in along_both_axes(f, m, _narrowed) for tap in row]
+        dw_at = f.at("%dst", f.mul(f.add(f.mul(out, get["channels"]), channel), 9 * size))
+        remaining = f.sub("%ins", channel)
+        is_full = f.compare("sge", remaining, lanes)
+        to = f.value(f"select i1 {is_full}, ptr {dw_at}, ptr {buffer}")
+        for start in range(0, 8, first_taps):
+            for lane, vector in enumerate(f.transposed(taps[start : start + first_taps])):
+                f.store_first(vector, f.at(to, (9 * lane + start) * size), first_taps)
         for lane in range(lanes):
-            one = f.value(f"extractelement {f.vector} {taps[8]}, i64 {lane}")
-            f.put_scalar(one, f.at(to, (9 * lane + 8) * size))
-        with f.loop(0, f.choose(whole, 0, f.mul(left, 9))) as number:
+            ninth = f.value(f"extractelement {f.vector} {taps[8]}, i64 {lane}")
+            f.put_scalar(ninth, f.at(to, (9 * lane + 8) * size))
+        with f.loop(0, f.choose(is_full, 0, f.mul(remaining, 9))) as number:
             moved = f.mul(number, size)
-            f.put_scalar(f.scalar_at(f.at(buffer, moved)), f.at(there, moved))
+            f.put_scalar(f.scalar_at(f.at(buffer, moved)), f.at(dw_at, moved))
     return f
 
 
@@ -211,7 +216,7 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
     """Return the function ``weights(how)``, which computes the weight gradient of some channels and all filters."""
     f = Function("weights", (("ptr", "how"),), "float", lanes)
     get = Words(f, WEIGHTS, WEIGHTS, POINTERS)
-    channel_bytes, filter_bytes = (word(f, get[one], ROWS_OF, "plane") for one in ("images", "outputs"))
+    channel_bytes, filter_bytes = (word(f, get[rows_of], ROWS_OF, "plane") for rows_of in ("images", "outputs"))
     several = f.compare("sgt", get["all_tiles"], get["block"])
     with f.loop(get["first"], get["last"], get["some_in"]) as channel:
         ins = f.smaller(f.sub(get["last"], channel), get["some_in"])
@@ -232,8 +237,8 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
                     get["e_place"], 0,
                 )  # fmt: skip
                 f.call(helpers["multiply"], "%how", ins, outs, f.sub(end, begin), begin)
-            first = f.add(f.mul(out, get["channels"]), channel)
-            f.call(helpers["results"], "%how", f.at(get["dw"], f.mul(first, 9 * f.size)), ins, outs)
+            first_tap = f.add(f.mul(out, get["channels"]), channel)
+            f.call(helpers["results"], "%how", f.at(get["dw"], f.mul(first_tap, 9 * f.size)), ins, outs)
     return f
 
 
@@ -242,8 +247,8 @@ def functions(target: Target) -> list[Function]:
     lanes = target.lanes(4)
     copy = lines(lanes)
     helpers = {
-        "image": tiles("image", lanes, copy, 4, lambda f, d: both_ways(f, d, spread)),
-        "output": tiles("output", lanes, copy, 2, lambda f, d: both_ways(f, d, _widened)),
+        "image": tiles("image", lanes, copy, 4, lambda f, d: along_both_axes(f, d, spread)),
+        "output": tiles("output", lanes, copy, 2, lambda f, d: along_both_axes(f, d, _widened)),
         "multiply": multiply(lanes, block_vectors(target)),
         "results": results(lanes),
     }

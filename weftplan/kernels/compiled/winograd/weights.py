@@ -18,8 +18,8 @@ from weftplan.kernels.compiled.parts import count, in_parts
 from weftplan.kernels.compiled.replay import Call, holding
 from weftplan.kernels.compiled.target import Target, host
 from weftplan.kernels.compiled.winograd import weight_kernels as winograd_weight_kernels
-from weftplan.kernels.compiled.winograd.implementation import APART, LANES, MOST_BYTES, Pass
-from weftplan.kernels.compiled.winograd.kernels import PLACES
+from weftplan.kernels.compiled.winograd.implementation import LANES, MAX_SCRATCH_BYTES, POSITION_GAP, TilePass
+from weftplan.kernels.compiled.winograd.kernels import POSITIONS
 from weftplan.kernels.compiled.winograd.weight_kernels import ROWS_OF, WEIGHTS
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
@@ -28,29 +28,29 @@ from weftplan.support.array_types import RawArray
 
 BLOCK = 64
 """Number of tiles in one chain of additions. It determines the result's bits, so it is a constant."""
-SOME_IN = 64
+GROUP_CHANNELS = 64
 """Maximum channels whose m is computed at a time, so that it stays in a cache."""
-SOME_OUT = 128
+GROUP_FILTERS = 128
 """Maximum filters whose m is computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PartLayout:
     """Layout of each part's scratch, and the number of parts."""
 
-    some_in: int
+    group_channels: int
     """Number of channels whose m is computed at a time."""
-    some_out: int
+    group_filters: int
     """Number of filters whose m is computed at a time."""
     row: int
     """Bytes between adjacent tiles of v, and between adjacent filters of m."""
     e_row: int
     """Bytes between adjacent tiles of e."""
-    place: int
+    v_step: int
     """Bytes between adjacent positions of v."""
-    e_place: int
+    e_step: int
     """Bytes between adjacent positions of e."""
-    m_place: int
+    m_step: int
     """Bytes between adjacent positions of m."""
     columns: int
     """Number of places of a line, which is a copied image row with its padding."""
@@ -64,14 +64,14 @@ class Layout:
         return self.lines * self.columns * LANES * 4
 
     @property
-    def own(self) -> int:
+    def part_bytes(self) -> int:
         """Scratch bytes of a part."""
-        return aligned(self.line) + aligned(PLACES * (self.place + self.e_place + self.m_place))
+        return aligned(self.line) + aligned(POSITIONS * (self.v_step + self.e_step + self.m_step))
 
     @property
     def nbytes(self) -> int:
         """Scratch bytes of all parts."""
-        return self.parts * self.own
+        return self.parts * self.part_bytes
 
 
 def _row(elements: int) -> int:
@@ -80,22 +80,22 @@ def _row(elements: int) -> int:
     return (lines + 1 - lines % 2) * 64
 
 
-def layout(p: Pass) -> Layout:
+def layout(p: TilePass) -> PartLayout:
     """Return the scratch layout of a pass and its number of parts; ``p`` is the forward pass."""
-    one = _cut(p, 1)
-    most = min(MOST, max(2, MOST_BYTES // one.own), -(-p.channels // (2 * LANES)))
-    return _cut(p, count(p.work, scratch.FEW, most))
+    single = _cut(p, 1)
+    max_parts = min(MOST, max(2, MAX_SCRATCH_BYTES // single.part_bytes), -(-p.channels // (2 * LANES)))
+    return _cut(p, count(p.work, scratch.FEW, max_parts))
 
 
-def _cut(p: Pass, parts: int) -> Layout:
+def _cut(p: TilePass, parts: int) -> PartLayout:
     """Return the layout for ``parts`` parts."""
-    some_in, some_out = (-(-size // LANES) * LANES for size in (-(-p.channels // parts), p.filters))
-    some_in, some_out = min(SOME_IN, some_in), min(SOME_OUT, some_out)
+    group_channels, group_filters = (-(-size // LANES) * LANES for size in (-(-p.channels // parts), p.filters))
+    group_channels, group_filters = min(GROUP_CHANNELS, group_channels), min(GROUP_FILTERS, group_filters)
     block = min(BLOCK, p.all_tiles)
-    row, e_row = _row(some_in), _row(some_out)
-    v, e, m = (aligned(size) + APART for size in (block * row, block * e_row, some_out * row))
-    return Layout(
-        some_in=some_in, some_out=some_out, row=row, e_row=e_row, place=v, e_place=e, m_place=m,
+    row, e_row = _row(group_channels), _row(group_filters)
+    v, e, m = (aligned(size) + POSITION_GAP for size in (block * row, block * e_row, group_filters * row))
+    return PartLayout(
+        group_channels=group_channels, group_filters=group_filters, row=row, e_row=e_row, v_step=v, e_step=e, m_step=m,
         columns=max(2 * p.columns + 2, p.pad[1] + -(-max(p.source[1], p.result[1]) // LANES) * LANES),
         lines=2 * min(p.rows, (block - 1) // p.columns + 2) + 2, parts=parts,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def functions(target: Target) -> dict[str, Entry]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _arguments(p: Pass, at: Layout) -> KernelArguments:
+def _arguments(p: TilePass, at: PartLayout) -> KernelArguments:
     """Return the argument words of a pass, without the addresses of its arrays."""
 
     def rows(planes: int, extents: tuple[int, int], lead: int) -> RawArray:
@@ -118,30 +118,30 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
 
     images, outputs = rows(p.channels, p.source, p.pad[1]), rows(p.filters, p.result, 0)
     values = {
-        "lines_bytes": at.line, "last": p.channels, "some_in": at.some_in, "some_out": at.some_out,
+        "lines_bytes": at.line, "last": p.channels, "some_in": at.group_channels, "some_out": at.group_filters,
         "channels": p.channels, "filters": p.filters, "all_tiles": p.all_tiles, "block": BLOCK,
         "tiles": p.rows * p.columns, "columns": p.columns, "lead": p.pad[0], "images": address(images),
-        "outputs": address(outputs), "row": at.row, "place": at.place, "e_row": at.e_row, "e_place": at.e_place,
-        "m_place": at.m_place,
+        "outputs": address(outputs), "row": at.row, "place": at.v_step, "e_row": at.e_row, "e_place": at.e_step,
+        "m_place": at.m_step,
     }  # fmt: skip
     words = np.array([values.get(name, 0) for name in WEIGHTS], dtype=np.int64)
     return KernelArguments(WEIGHTS, words, [images, outputs])
 
 
-def call(p: Pass, x: RawArray, dy: RawArray, dw: RawArray, room: RawArray, target: Target | None = None) -> Call:
+def call(p: TilePass, x: RawArray, dy: RawArray, dw: RawArray, buffer: RawArray, target: Target | None = None) -> Call:
     """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
 
-    ``p`` is the forward pass, ``room`` scratch of :attr:`Layout.nbytes` bytes.
+    ``p`` is the forward pass, ``buffer`` scratch of :attr:`PartLayout.nbytes` bytes.
     """
     machine = host() if target is None else target
     assert isinstance(machine, Target)
     at = layout(p)
-    line = address(room)
+    line = address(buffer)
     v = line + aligned(at.line)
-    e = v + PLACES * at.place
-    here = _arguments(p, at).filled(
-        x=address(x), dy=address(dy), dw=address(dw), line=line, v=v, e=e, m=e + PLACES * at.e_place
+    e = v + POSITIONS * at.v_step
+    words = _arguments(p, at).filled(
+        x=address(x), dy=address(dy), dw=address(dw), line=line, v=v, e=e, m=e + POSITIONS * at.e_step
     )
-    moves = dict.fromkeys(("line", "v", "e", "m"), at.own)
-    parts = in_parts(functions(machine)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
-    return holding(parts, x, dy, dw, room)
+    moves = dict.fromkeys(("line", "v", "e", "m"), at.part_bytes)
+    parts = in_parts(functions(machine)["weights"], words, p.channels, at.parts, unit=LANES, moves=moves)
+    return holding(parts, x, dy, dw, buffer)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
-from weftplan.errors import OutOfMemoryError
 from weftplan.kvstore.distributed.exchange.tickets import OnComplete, TicketPart
 from weftplan.ndarray import NDArray, pushing
 from weftplan.support.slots import MAKE_ROOM
@@ -66,16 +65,15 @@ class BucketPart(TicketPart):
 
     def _start(self, on_complete: OnComplete) -> None:
         """Hand the arrays, or the failure of a source, to the exchange; the engine calls this when they are ready."""
-        for source in self._sources:
-            if (failure := source.var.failure) is not None:
-                self.arrive((), (), failure.exception(), on_complete)
-                return
         try:
+            for source in self._sources:
+                if (failure := source.var.failure) is not None:
+                    raise failure.exception()
             if MAKE_ROOM.value is None:
                 self._arrive(on_complete)
             else:  # the arrays may be offloaded: keep them in memory until the exchange has ended
                 pushing.holding([*self._sources, *self._totals], self._arrive)(on_complete)
-        except OutOfMemoryError as error:
+        except BaseException as error:  # a part that never arrives would stop the queue for ever
             self.arrive((), (), error, on_complete)
 
     def _arrive(self, on_complete: OnComplete) -> None:

@@ -64,6 +64,11 @@ class TicketPart:
         if ticket is not None and ticket.ready():
             ticket.ring()
 
+    def fail(self, error: BaseException) -> None:
+        """Report an error to the exchange instead of arrays, without an operation to complete; no effect if arrived."""
+        if not self.arrived:
+            self.arrive((), (), error, _nothing)
+
     @property
     def nbytes(self) -> int:
         """Bytes of this process's shares."""
@@ -150,9 +155,8 @@ class SequencedCall:
 def give_up(item: Ticket | SequencedCall) -> None:
     """Mark missing parts of a ticket as failed, so that its exchange can run and notify the other ranks."""
     for part in item.parts if isinstance(item, Ticket) else ():
-        if not part.arrived:
-            part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)
+        part.fail(KVStoreError("its process ended before it was computed"))
 
 
-def _nothing() -> None:
-    """Do nothing: the function ``ring`` of a ticket that is not in a queue."""
+def _nothing(error: BaseException | None = None) -> None:
+    """Do nothing: the function ``ring`` of a ticket that is not in a queue, ``on_complete`` of no operation."""

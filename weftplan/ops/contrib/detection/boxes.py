@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
@@ -94,21 +94,21 @@ def _iou_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [lhs, rhs], [out]
 
 
-def _iou_scratch(params: Params, lhs: SpecLike, rhs: SpecLike, out: SpecLike) -> Room:
-    left, right = math.prod(lhs.shape[:-1]), math.prod(rhs.shape[:-1])
-    shapes: list[Shape] = [(left, 4), (right, 4), (left,), (right,), (max(left, right),)]
-    return [*((shape, out.dtype) for shape in shapes), *overlap_scratch(right, out.dtype)]
+def _iou_scratch(params: Params, lhs: SpecLike, rhs: SpecLike, out: SpecLike) -> ScratchSpecs:
+    count, columns = math.prod(lhs.shape[:-1]), math.prod(rhs.shape[:-1])
+    shapes: list[Shape] = [(count, 4), (columns, 4), (count,), (columns,), (max(count, columns),)]
+    return [*((shape, out.dtype) for shape in shapes), *overlap_scratch(columns, out.dtype)]
 
 
 @kernel(scratch=_iou_scratch)
-def _iou(xp: ArrayModule, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray, *rooms: RawArray) -> None:
-    left, right, sizes, others, spare, *scratch = rooms
-    for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
+def _iou(xp: ArrayModule, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray, *buffers: RawArray) -> None:
+    row_boxes, column_boxes, row_areas, column_areas, spare, *scratch = buffers
+    for source, boxes, size in ((lhs, row_boxes, row_areas), (rhs, column_boxes, column_areas)):
         to_corners(xp, source.reshape(-1, 4), p["format"], boxes)
         areas(xp, boxes, size, spare[: len(size)])
-    target = out.reshape(len(left), len(right))
-    for row in range(len(left)):
-        overlaps(xp, left[row], sizes[row], right, others, target[row], scratch)
+    target = out.reshape(len(row_boxes), len(column_boxes))
+    for row in range(len(row_boxes)):
+        overlaps(xp, row_boxes[row], row_areas[row], column_boxes, column_areas, target[row], scratch)
 
 
 register(

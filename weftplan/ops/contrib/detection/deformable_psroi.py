@@ -31,7 +31,7 @@ from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, merge_shape, take_bytes
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
-from weftplan.ops.nn.roi_pooling import away
+from weftplan.ops.nn.roi_pooling import round_half_away
 from weftplan.support.array_types import DType, RawArray
 
 _NAME = "DeformablePSROIPooling"
@@ -91,7 +91,9 @@ def _regions(params: Params, rois: RawArray, data: Shape) -> Iterator[_Region]:
     for number, (image, *corners) in enumerate(rois.tolist()):
         if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
             continue
-        scaled = [kind(away(corner)) * scale - half for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)]
+        scaled = [
+            kind(round_half_away(corner)) * scale - half for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)
+        ]
         if not all(map(math.isfinite, scaled)):
             continue
         x1, y1, x2, y2 = scaled
@@ -113,21 +115,23 @@ class _Geometry:
         self.group = np.array([i * groups + j for i in group for j in group])
         self.part = np.array([i * self.parts + j for i in part for j in part])
         self.classes = 1 if trans is None else trans.shape[1] // 2
-        self.each = params["output_dim"] // self.classes
+        self.class_channels = params["output_dim"] // self.classes
         self.extents = data[2:]
         self.samples = params["sample_per_part"]
         self.std = params["trans_std"]
 
-    def moves(self, trans: RawArray | None, region: int, one: int) -> tuple[RawArray | float, RawArray | float]:
-        """Return the offsets (x, y) of a region's cells for class ``one``, as shares of the region's size."""
+    def moves(self, trans: RawArray | None, region: int, category: int) -> tuple[RawArray | float, RawArray | float]:
+        """Return the offsets (x, y) of a region's cells for class ``category``, as shares of the region's size."""
         if trans is None:
             return 0.0, 0.0
-        shares = trans[region, 2 * one : 2 * one + 2].reshape(2, -1)[:, self.part]
+        shares = trans[region, 2 * category : 2 * category + 2].reshape(2, -1)[:, self.part]
         return shares[0] * self.std, shares[1] * self.std
 
-    def points(self, region: _Region, trans: RawArray | None, one: int) -> list[tuple[RawArray, RawArray, RawArray]]:
-        """Return (x, y, inside the image) of each sample for class ``one``: host arrays of one element per cell."""
-        move_x, move_y = self.moves(trans, region.number, one)
+    def points(
+        self, region: _Region, trans: RawArray | None, category: int
+    ) -> list[tuple[RawArray, RawArray, RawArray]]:
+        """Return (x, y, inside the image) of each sample for class ``category``: host arrays, one element per cell."""
+        move_x, move_y = self.moves(trans, region.number, category)
         points = []
         kind = region.left.dtype.type
         height, width = self.extents
@@ -140,17 +144,17 @@ class _Geometry:
                 points.append((np.clip(x, 0, width - 1), np.clip(y, 0, height - 1), inside))
         return points
 
-    def planes(self, image: RawArray, one: int) -> RawArray:
-        """Return the channels of an image for class ``one``: (channels of the output, groups, height, width)."""
-        by_channel = image.reshape(self.classes * self.each, -1, *self.extents)
-        return by_channel[one * self.each : (one + 1) * self.each]
+    def planes(self, image: RawArray, category: int) -> RawArray:
+        """Return the channels of an image for class ``category``: (channels of the output, groups, height, width)."""
+        by_channel = image.reshape(self.classes * self.class_channels, -1, *self.extents)
+        return by_channel[category * self.class_channels : (category + 1) * self.class_channels]
 
 
 def _begin(
-    ctx: Workspace, params: Params, data: Shape, dtype: DType, trans: RawArray | None, whole: Shape
+    ctx: Workspace, params: Params, data: Shape, dtype: DType, trans: RawArray | None, image: Shape
 ) -> tuple[_Geometry, Cells]:
     geometry = _Geometry(params, data, trans)
-    cells = Cells(ctx, geometry.each, geometry.cells**2, whole, dtype)
+    cells = Cells(ctx, geometry.class_channels, geometry.cells**2, image, dtype)
     cells.planes[...] = ctx.xp.asarray(geometry.group * math.prod(data[2:]))
     return geometry, cells
 
@@ -170,31 +174,36 @@ def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     geometry, cells = _begin(ctx, p, data.shape, data.dtype, trans, data.shape[1:])
     for region in _regions(p, rois, data.shape):
         image = cells.image(data[region.image])
-        for one in range(geometry.classes):
-            points = geometry.points(region, trans, one)
+        for category in range(geometry.classes):
+            points = geometry.points(region, trans, category)
             cells.total.fill(0)
             for sample in points:
-                cells.place(*sample)
+                cells.set_points(*sample)
                 cells.sampler.forward(
-                    geometry.planes(image, one), cells.points, cells.total, planes=cells.planes, add=True
+                    geometry.planes(image, category), cells.points, cells.total, planes=cells.planes, add=True
                 )
             count = np.maximum(sum(inside.astype(np.int64) for *_, inside in points), 1)
             xp.divide(cells.total, xp.asarray(count), out=cells.total, casting="same_kind")
-            target = out[region.number, one * geometry.each : (one + 1) * geometry.each]
+            target = out[region.number, category * geometry.class_channels : (category + 1) * geometry.class_channels]
             xp.copyto(target.reshape(cells.total.shape), cells.total, casting="same_kind")
 
 
 def _moved_back(
-    geometry: _Geometry, region: _Region, one: int, gradient: RawArray, sample: tuple[RawArray, ...], target: RawArray
+    geometry: _Geometry,
+    region: _Region,
+    category: int,
+    gradient: RawArray,
+    sample: tuple[RawArray, ...],
+    target: RawArray,
 ) -> None:
     """Add the gradients of a sample's points to ``target``, the gradient of the offsets of their parts.
 
     An integral coordinate, such as one clipped to the border, contributes 0: MXNet 1.9.1 then interpolates between a
     pixel and itself.
     """
-    for axis, (place, size) in enumerate(((sample[0], region.width), (sample[1], region.height))):
-        slope = np.where(place == np.floor(place), 0.0, gradient[axis]) * (geometry.std * size)
-        np.add.at(target[2 * one + axis].reshape(-1), geometry.part, slope)
+    for axis, (coordinate, size) in enumerate(((sample[0], region.width), (sample[1], region.height))):
+        slope = np.where(coordinate == np.floor(coordinate), 0.0, gradient[axis]) * (geometry.std * size)
+        np.add.at(target[2 * category + axis].reshape(-1), geometry.part, slope)
 
 
 @workspace_kernel
@@ -209,52 +218,52 @@ def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, rois: 
         return
     geometry, cells = _begin(ctx, p, data.shape, data.dtype, trans, data.shape)
     wide = cells.image(data)
-    whole = of_data
+    target = of_data
     if of_data is not None:
         if wide is not data:
-            whole = ctx.take(of_data.shape, wide.dtype)
-        whole.fill(0)
+            target = ctx.take(of_data.shape, wide.dtype)
+        target.fill(0)
     moves = np.zeros(trans.shape) if moved else None
     for region in _regions(p, rois, data.shape):
-        for one in range(geometry.classes):
-            points = geometry.points(region, trans, one)
+        for category in range(geometry.classes):
+            points = geometry.points(region, trans, category)
             count = np.maximum(sum(inside.astype(np.int64) for *_, inside in points), 1)
-            source = ograd[region.number, one * geometry.each : (one + 1) * geometry.each]
+            source = ograd[region.number, category * geometry.class_channels : (category + 1) * geometry.class_channels]
             xp.copyto(cells.total, source.reshape(cells.total.shape))
             xp.divide(cells.total, xp.asarray(count), out=cells.total, casting="same_kind")
             for sample in points:
-                cells.place(*sample)
+                cells.set_points(*sample)
                 cells.sampler.backward(
                     cells.total,
-                    geometry.planes(wide[region.image], one),
+                    geometry.planes(wide[region.image], category),
                     cells.points,
-                    None if whole is None else geometry.planes(whole[region.image], one),
+                    None if target is None else geometry.planes(target[region.image], category),
                     cells.gradient if moved else None,
                     planes=cells.planes,
                     add=True,
                 )
                 if moves is not None:
                     slopes = np.array(cells.gradient.tolist())
-                    _moved_back(geometry, region, one, slopes, sample, moves[region.number])
-    if of_data is not None and whole is not of_data:
-        xp.copyto(of_data, whole, casting="same_kind")
+                    _moved_back(geometry, region, category, slopes, sample, moves[region.number])
+    if of_data is not None and target is not of_data:
+        xp.copyto(of_data, target, casting="same_kind")
     if moves is not None:
         of_trans[0][...] = xp.asarray(moves, dtype=of_trans[0].dtype)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = inputs[0]
-    return cells_bytes(_each(params, inputs[2:]), params["pooled_size"] ** 2, shape[1:], dtype)
+    return cells_bytes(_class_channels(params, inputs[2:]), params["pooled_size"] ** 2, shape[1:], dtype)
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = inputs[1]
     wide = accumulator(dtype)
     widened = take_bytes((shape, wide)) if wide != dtype else 0
-    return widened + cells_bytes(_each(params, inputs[3:]), params["pooled_size"] ** 2, shape, dtype)
+    return widened + cells_bytes(_class_channels(params, inputs[3:]), params["pooled_size"] ** 2, shape, dtype)
 
 
-def _each(params: Params, trans: Sequence[TensorSpec]) -> int:
+def _class_channels(params: Params, trans: Sequence[TensorSpec]) -> int:
     """Return the number of channels of the output for one class."""
     return int(params["output_dim"]) // (trans[0].shape[1] // 2 if trans else 1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from weftplan.errors import ShapeError
 from weftplan.ops.contrib.detection.boxes import p_format
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
@@ -45,8 +45,8 @@ def _encode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _encode_scratch(
-    params: Params, samples: SpecLike, matches: SpecLike, anchors: SpecLike, *others: SpecLike | None
-) -> Room:
+    params: Params, samples: SpecLike, matches: SpecLike, anchors: SpecLike, *specs: SpecLike | None
+) -> ScratchSpecs:
     count, dtype = anchors.shape[1], anchors.dtype
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
@@ -63,9 +63,9 @@ def _encode(
     stds: RawArray,
     targets: RawArray | None,
     masks: RawArray | None,
-    *rooms: RawArray,
+    *buffers: RawArray,
 ) -> None:
-    own, matched, index, idle = rooms
+    centres, matched, index, idle = buffers
     for image in range(anchors.shape[0]):
         xp.less_equal(samples[image], 0.5, out=idle)
         if masks is not None:
@@ -74,13 +74,13 @@ def _encode(
         if targets is None:
             continue
         to_index(xp, matches[image], refs.shape[1], "clip", index)
-        _to_centres(xp, anchors[image], own)
+        _to_centres(xp, anchors[image], centres)
         gather(xp, refs[image], index, 0, matched)
         _to_centres(xp, matched, matched)
         target = targets[image]
-        xp.subtract(matched[:, :2], own[:, :2], out=target[:, :2])
-        xp.divide(target[:, :2], own[:, 2:], out=target[:, :2])
-        xp.divide(matched[:, 2:], own[:, 2:], out=target[:, 2:])
+        xp.subtract(matched[:, :2], centres[:, :2], out=target[:, :2])
+        xp.divide(target[:, :2], centres[:, 2:], out=target[:, :2])
+        xp.divide(matched[:, 2:], centres[:, 2:], out=target[:, 2:])
         xp.log(target[:, 2:], out=target[:, 2:])
         xp.subtract(target, means, out=target)
         xp.divide(target, stds, out=target)
@@ -117,12 +117,12 @@ def _decode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 @kernel(scratch=lambda p, data, anchors, out: [((anchors.shape[1], width), anchors.dtype) for width in (4, 2)])
 def _decode(
-    xp: ArrayModule, p: Params, data: RawArray, anchors: RawArray, out: RawArray, own: RawArray, half: RawArray
+    xp: ArrayModule, p: Params, data: RawArray, anchors: RawArray, out: RawArray, centres: RawArray, half: RawArray
 ) -> None:
     if p["format"] == "corner":
-        _to_centres(xp, anchors[0], own)
+        _to_centres(xp, anchors[0], centres)
     else:
-        xp.copyto(own, anchors[0])
+        xp.copyto(centres, anchors[0])
     for image in range(data.shape[0]):
         offsets, target = data[image], out[image]
         for axis in (0, 1):
@@ -132,13 +132,13 @@ def _decode(
             if p["clip"] > 0:
                 xp.minimum(size, p["clip"], out=size)
             xp.exp(size, out=size)
-            xp.multiply(size, own[:, axis + 2], out=size)
+            xp.multiply(size, centres[:, axis + 2], out=size)
             xp.multiply(size, 0.5, out=size)
         for axis in (0, 1):
             centre = target[:, axis]
             xp.multiply(offsets[:, axis], p[f"std{axis}"], out=centre)
-            xp.multiply(centre, own[:, axis + 2], out=centre)
-            xp.add(centre, own[:, axis], out=centre)
+            xp.multiply(centre, centres[:, axis + 2], out=centre)
+            xp.add(centre, centres[:, axis], out=centre)
         xp.add(target[:, :2], half, out=target[:, 2:])
         xp.subtract(target[:, :2], half, out=target[:, :2])
 

@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch
 from weftplan.ops.contrib.detection.suppression import suppress
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
@@ -118,15 +118,15 @@ def _detection_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     assert out is not None
     if loc_pred[1] % 4:
         raise ShapeError(f"{name}: loc_pred has shape {loc_pred}, expected 4 numbers for each anchor")
-    both: Shape = (0, 0)
+    grid: Shape = (0, 0)
     for shape, what in (
         ((cls_prob[0], cls_prob[2]), "cls_prob"),
         ((loc_pred[0], loc_pred[1] // 4), "loc_pred"),
         ((0, anchor[1]), "anchor"),
         (out[:2], "output"),
     ):
-        both = merge_shape(both, shape, f"{name}: batch and anchors of {what} and before") or both
-    batch, count = both
+        grid = merge_shape(grid, shape, f"{name}: batch and anchors of {what} and before") or grid
+    batch, count = grid
     return [(batch, cls_prob[1], count), (batch, 4 * count), (1, count, 4)], [(batch, count, 6)]
 
 
@@ -141,10 +141,19 @@ def decode(xp: ArrayModule, anchors: RawArray, coded: RawArray, variances: Seque
         xp.add(centre, half, out=out[:, high])
 
 
-def _detection_scratch(params: Params, cls_prob: SpecLike, loc_pred: SpecLike, anchor: SpecLike, out: SpecLike) -> Room:
+def _detection_scratch(
+    params: Params, cls_prob: SpecLike, loc_pred: SpecLike, anchor: SpecLike, out: SpecLike
+) -> ScratchSpecs:
     count, dtype = cls_prob.shape[2], out.dtype
-    one = (count,)
-    return [((count, 6), dtype), (one, dtype), (one, dtype), (one, BOOL), (one, INDEX), *overlap_scratch(count, dtype)]
+    vector = (count,)
+    return [
+        ((count, 6), dtype),
+        (vector, dtype),
+        (vector, dtype),
+        (vector, BOOL),
+        (vector, INDEX),
+        *overlap_scratch(count, dtype),
+    ]
 
 
 @kernel(scratch=_detection_scratch)
@@ -155,40 +164,42 @@ def _detection(
     loc_pred: RawArray,
     anchor: RawArray,
     out: RawArray,
-    *rooms: RawArray,
+    *buffers: RawArray,
 ) -> None:
-    decoded, sizes, row, kept, best, *scratch = rooms
+    decoded, sizes, row, survives, best, *scratch = buffers
     out.fill(-1)
     for item in range(out.shape[0]):
-        number = _found(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, decoded)
+        number = _detect(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, decoded)
         boxes = decoded[:number]
         target = out[item]
         if number and 0 < p["nms_threshold"] <= 1:
             order = xp.argsort(-boxes[:, 1], kind="stable")
-            most = min(number, p["nms_topk"]) if p["nms_topk"] > 0 else number
+            limit = min(number, p["nms_topk"]) if p["nms_topk"] > 0 else number
             xp.copyto(target[:number], boxes)
-            target[:most] = boxes[order[:most]]
-            target[most:number, 0] = -1
-            chosen = target[:most]
-            areas(xp, chosen[:, 2:], sizes[:most], row[:most])
+            target[:limit] = boxes[order[:limit]]
+            target[limit:number, 0] = -1
+            chosen = target[:limit]
+            areas(xp, chosen[:, 2:], sizes[:limit], row[:limit])
             classes = None if p["force_suppress"] else chosen[:, 0].copy()
             threshold = p["nms_threshold"]
-            suppress(xp, chosen[:, 2:], sizes[:most], classes, threshold, kept[:most], row, scratch, inclusive=True)
-            xp.copyto(chosen[:, 0], -1, where=~kept[:most])
+            suppress(
+                xp, chosen[:, 2:], sizes[:limit], classes, threshold, survives[:limit], row, scratch, inclusive=True
+            )
+            xp.copyto(chosen[:, 0], -1, where=~survives[:limit])
         else:
             xp.copyto(target[:number], boxes)
 
 
-def _found(
+def _detect(
     xp: ArrayModule,
     params: Params,
     probability: RawArray,
     coded: RawArray,
     anchors: RawArray,
     best: RawArray,
-    found: RawArray,
+    boxes_out: RawArray,
 ) -> int:
-    """Write (class, score, corners) of each detected box to ``found``; return the number of these boxes.
+    """Write (class, score, corners) of each detected box to ``boxes_out``; return the number of these boxes.
 
     The score of a box is its largest probability of a class other than the background. A box is detected if its score
     reaches ``threshold``.
@@ -197,12 +208,12 @@ def _found(
         return 0
     xp.argmax(probability[1:], axis=0, out=best)
     scores = xp.take_along_axis(probability[1:], best[None], axis=0)[0]
-    places = xp.nonzero(scores >= params["threshold"])[0]
-    number = len(places)
-    boxes = found[:number]
-    boxes[:, 0] = best[places]
-    boxes[:, 1] = scores[places]
-    decode(xp, anchors[places], coded[places], params["variances"], boxes[:, 2:])
+    passing = xp.nonzero(scores >= params["threshold"])[0]
+    number = len(passing)
+    boxes = boxes_out[:number]
+    boxes[:, 0] = best[passing]
+    boxes[:, 1] = scores[passing]
+    decode(xp, anchors[passing], coded[passing], params["variances"], boxes[:, 2:])
     if params["clip"]:
         boxes[:, 2:] = xp.clip(boxes[:, 2:], 0.0, 1.0)
     return number

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.contrib.detection.multibox import VARIANCES, check_variances
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
@@ -48,22 +48,22 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     assert cls_pred is not None
     if 0 < label[2] < 5:
         raise ShapeError(f"{name}: label has shape {label}, expected at least (class, 4 corners) for each box")
-    both: Shape = (0, 0)
+    grid: Shape = (0, 0)
     for shape, what in (((0, anchor[1]), "anchor"), ((label[0], 0), "label"), ((cls_pred[0], cls_pred[2]), "cls_pred")):
-        both = merge_shape(both, shape, f"{name}: batch and anchors of {what} and before") or both
+        grid = merge_shape(grid, shape, f"{name}: batch and anchors of {what} and before") or grid
     for position, out in enumerate(outs):
         merged = merge_shape((0, 0), out, f"{name}: output {position} of two dimensions")
         assert merged is not None
         if position < 2 and merged[1] % 4:
             raise ShapeError(f"{name}: output {position} has shape {merged}, expected 4 numbers for each anchor")
         merged = merged if position == 2 else (merged[0], merged[1] // 4)
-        both = merge_shape(both, merged, f"{name}: batch and anchors of output {position}") or both
-    batch, count = both
+        grid = merge_shape(grid, merged, f"{name}: batch and anchors of output {position}") or grid
+    batch, count = grid
     wide = (batch, 4 * count)
     return [(1, count, 4), (batch, *label[1:]), (batch, cls_pred[1], count)], [wide, wide, (batch, count)]
 
 
-def _scratch(params: Params, anchor: SpecLike, label: SpecLike, *others: SpecLike | None) -> Room:
+def _scratch(params: Params, anchor: SpecLike, label: SpecLike, *specs: SpecLike | None) -> ScratchSpecs:
     """Return the scratch: two copies of the overlaps, work arrays, and each anchor's best overlap, area, box, state."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
@@ -89,9 +89,9 @@ def _kernel(
     loc_target: RawArray | None,
     loc_mask: RawArray | None,
     cls_target: RawArray | None,
-    *rooms: RawArray,
+    *buffers: RawArray,
 ) -> None:
-    grid, struck, best, sizes, spare, box, state, *scratch = rooms
+    grid, struck, best, sizes, spare, box, state, *scratch = buffers
     anchors = anchor[0]
     count = len(anchors)
     areas(xp, anchors, sizes, spare)
@@ -140,12 +140,12 @@ def _assign(
     for _ in range(number):
         # Of equal overlaps, take the first in the order of anchors, then of boxes.
         peaks = struck.max(axis=0)
-        place = int(peaks.argmax())
-        if not float(peaks[place]) > _LEAST:
+        anchor = int(peaks.argmax())
+        if not float(peaks[anchor]) > _LEAST:
             break
-        row = int(struck[:, place].argmax())
-        box[place], best[place], state[place] = row, grid[row, place], 1
-        struck[row], struck[:, place] = -1, -1
+        row = int(struck[:, anchor].argmax())
+        box[anchor], best[anchor], state[anchor] = row, grid[row, anchor], 1
+        struck[row], struck[:, anchor] = -1, -1
     if params["overlap_threshold"] > 0:
         xp.copyto(state, 1, where=(state != 1) & (best > params["overlap_threshold"]))
 
@@ -157,19 +157,19 @@ def _mine(xp: ArrayModule, params: Params, predicted: RawArray, best: RawArray, 
     overlap is below ``negative_mining_thresh``.
     """
     positive = int((state == 1).sum())
-    wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
-    if not wanted:
+    count = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
+    if not count:
         return
     free = xp.nonzero((state == -1) & (best < params["negative_mining_thresh"]))[0]
-    if len(free) < wanted:
+    if len(free) < count:
         raise MXNetError(
-            f"MultiBoxTarget: {wanted} background anchors are wanted, but only {len(free)} overlap no box by "
+            f"MultiBoxTarget: {count} background anchors are wanted, but only {len(free)} overlap no box by "
             f"negative_mining_thresh={params['negative_mining_thresh']}: lower negative_mining_ratio"
         )
     scores = predicted[:, free]
     powers = xp.exp(scores - scores.max(axis=0))
     background = powers[0] / powers.sum(axis=0)
-    state[free[xp.argsort(background, kind="stable")[:wanted]]] = 0
+    state[free[xp.argsort(background, kind="stable")[:count]]] = 0
 
 
 def encoded(xp: ArrayModule, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> RawArray:

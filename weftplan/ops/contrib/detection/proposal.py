@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch
 from weftplan.ops.contrib.detection.suppression import suppress
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
@@ -62,9 +62,9 @@ def _count(params: Params, name: str) -> int:
     return count
 
 
-def _infer_shape(name: str, most: int | None) -> ShapeRule:
+def _infer_shape(name: str, max_images: int | None) -> ShapeRule:
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        count, wanted = _count(params, name), params["rpn_post_nms_top_n"]
+        count, top = _count(params, name), params["rpn_post_nms_top_n"]
         scores = merge_shape((0, 2 * count, 0, 0), ins[0], f"{name}: cls_prob (batch, 2 · anchors, height, width)")
         moves = merge_shape((0, 4 * count, 0, 0), ins[1], f"{name}: bbox_pred (batch, 4 · anchors, height, width)")
         info = merge_shape((0, 3), ins[2], f"{name}: im_info (batch, 3)")
@@ -75,30 +75,30 @@ def _infer_shape(name: str, most: int | None) -> ShapeRule:
         for width, out in zip((5, 1), outs, strict=True):
             merged = merge_shape((0, width), out, f"{name}: output (batch · rpn_post_nms_top_n, {width})")
             assert merged is not None
-            if merged[0] % wanted:
-                raise ShapeError(f"{name}: output {merged} is not a multiple of rpn_post_nms_top_n={wanted}")
-            batch = merge_dim(batch, merged[0] // wanted, f"{name}: batch of output {merged}")
-        if most is not None and batch > most:
+            if merged[0] % top:
+                raise ShapeError(f"{name}: output {merged} is not a multiple of rpn_post_nms_top_n={top}")
+            batch = merge_dim(batch, merged[0] // top, f"{name}: batch of output {merged}")
+        if max_images is not None and batch > max_images:
             raise ShapeError(f"{name} takes one image, got a batch of {batch}: MultiProposal takes several")
         image = merge_shape(scores[2:], moves[2:], f"{name}: pixels of cls_prob and bbox_pred")
         assert image is not None
         new = [(batch, scores[1], *image), (batch, moves[1], *image), (batch, 3)]
-        return [*new], [(batch * wanted, 5), (batch * wanted, 1)]
+        return [*new], [(batch * top, 5), (batch * top, 1)]
 
     return infer
 
 
-def _most(params: Params, count: int) -> int:
+def _compared(params: Params, count: int) -> int:
     return min(params["rpn_pre_nms_top_n"], count) if params["rpn_pre_nms_top_n"] > 0 else count
 
 
-def _scratch(params: Params, scores: SpecLike, *others: SpecLike | None) -> Room:
+def _scratch(params: Params, scores: SpecLike, *specs: SpecLike | None) -> ScratchSpecs:
     """Return the scratch: boxes and scores of all anchors, and the arrays of suppression for the best anchors."""
     shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
-    most = _most(params, count)
-    shapes: list[Shape] = [(count, 4), (count,), (most, 4), (most,), (most,)]
-    return [*((shape, dtype) for shape in shapes), ((most,), BOOL), *overlap_scratch(most, dtype)]
+    compared = _compared(params, count)
+    shapes: list[Shape] = [(count, 4), (count,), (compared, 4), (compared,), (compared,)]
+    return [*((shape, dtype) for shape in shapes), ((compared,), BOOL), *overlap_scratch(compared, dtype)]
 
 
 @kernel(scratch=_scratch)
@@ -109,26 +109,26 @@ def _proposal(
     moves: RawArray,
     info: RawArray,
     rois: RawArray | None,
-    kept_scores: RawArray | None,
-    *rooms: RawArray,
+    roi_scores: RawArray | None,
+    *buffers: RawArray,
 ) -> None:
-    boxes, values, best, sizes, row, kept, *scratch = rooms
-    wanted = p["rpn_post_nms_top_n"]
+    boxes, values, best, sizes, row, survives, *scratch = buffers
+    top = p["rpn_post_nms_top_n"]
     for item in range(scores.shape[0]):
         _propose(xp, p, scores[item], moves[item], info[item].tolist(), boxes, values)
         order = xp.argsort(-values, kind="stable")[: len(best)]
         xp.take(boxes, order, axis=0, out=best, mode="clip")
         xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far corner is included
         areas(xp, best, sizes, row)
-        suppress(xp, best, sizes, None, p["threshold"], kept, row, scratch, inclusive=False)
-        left = order[kept][:wanted]
-        chosen = left[xp.arange(wanted) % len(left)]
-        part = slice(item * wanted, (item + 1) * wanted)
+        suppress(xp, best, sizes, None, p["threshold"], survives, row, scratch, inclusive=False)
+        survivors = order[survives][:top]
+        chosen = survivors[xp.arange(top) % len(survivors)]
+        part = slice(item * top, (item + 1) * top)
         if rois is not None:
             rois[part, 0] = item
             rois[part, 1:] = boxes[chosen]
-        if kept_scores is not None:
-            kept_scores[part, 0] = values[chosen]
+        if roi_scores is not None:
+            roi_scores[part, 0] = values[chosen]
 
 
 def _propose(
@@ -156,13 +156,13 @@ def _propose(
     by_anchor = moves.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
     for low, shift, limit in ((0, columns, info[1]), (1, rows, info[0])):
         begin, end = base[:, low] + shift, base[:, low + 2] + shift
-        first, second = by_anchor[..., low], by_anchor[..., low + 2]
+        move, stretch = by_anchor[..., low], by_anchor[..., low + 2]
         if params["iou_loss"]:
-            begin, end = begin + first, end + second
+            begin, end = begin + move, end + stretch
         else:
             size = end - begin + 1
-            centre = first * size + (begin + 0.5 * (size - 1))
-            half = 0.5 * (xp.exp(second) * size - 1)
+            centre = move * size + (begin + 0.5 * (size - 1))
+            half = 0.5 * (xp.exp(stretch) * size - 1)
             begin, end = centre - half, centre + half
         grid[..., low] = xp.broadcast_to(xp.clip(begin, 0, limit - 1), shape)
         grid[..., low + 2] = xp.broadcast_to(xp.clip(end, 0, limit - 1), shape)
@@ -177,7 +177,7 @@ def _propose(
     boxes[small, 2:] += least / 2
 
 
-for _name, _most_images, _doc in (
+for _name, _max_images, _doc in (
     ("Proposal", 1, "Regions (0, x1, y1, x2, y2) of one image, the best first, and their scores."),
     ("MultiProposal", None, "Regions (image, x1, y1, x2, y2) of each image, the best first, and their scores."),
 ):
@@ -185,7 +185,7 @@ for _name, _most_images, _doc in (
         Op(
             name=f"_contrib_{_name}",
             forward=_proposal,
-            infer_shape=_infer_shape(_name, _most_images),
+            infer_shape=_infer_shape(_name, _max_images),
             infer_dtype=floats_only(_name),
             params=_PARAMS,
             inputs=("cls_prob", "bbox_pred", "im_info"),

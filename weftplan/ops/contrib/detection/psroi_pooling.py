@@ -18,7 +18,7 @@ from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape
-from weftplan.ops.nn.roi_pooling import away
+from weftplan.ops.nn.roi_pooling import round_half_away
 from weftplan.support.array_types import ArrayModule, Floating, FloatType, RawArray
 
 SCALE = Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions.")
@@ -87,7 +87,7 @@ def _spans(start: Floating, end: Floating, cells: int, extent: int, kind: FloatT
     """
     size = max(end - start, kind(0.1)) / kind(cells)
     bounds = [(math.floor(kind(k) * size + start), math.ceil(kind(k + 1) * size + start)) for k in range(cells)]
-    return [(min(max(first, 0), extent), min(max(last, 0), extent)) for first, last in bounds]
+    return [(min(max(begin, 0), extent), min(max(stop, 0), extent)) for begin, stop in bounds]
 
 
 def _cells(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, int, int, int, slice, slice, int]]:
@@ -98,16 +98,16 @@ def _cells(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, i
     for region, (image, *corners) in enumerate(rois.tolist()):
         if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
             continue
-        scaled = [kind(away(corner)) * scale for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)]
+        scaled = [kind(round_half_away(corner)) * scale for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)]
         if not all(map(math.isfinite, scaled)):
             continue
         x1, y1, x2, y2 = scaled
         columns = _spans(x1, x2, cells, data[3], kind)
         for i, (top, bottom) in enumerate(_spans(y1, y2, cells, data[2], kind)):
-            for j, (left, right) in enumerate(columns):
-                if top < bottom and left < right:
+            for j, (begin, stop) in enumerate(columns):
+                if top < bottom and begin < stop:
                     group = group_of_cell(i, groups, cells) * groups + group_of_cell(j, groups, cells)
-                    yield region, int(image), i, j, slice(top, bottom), slice(left, right), group
+                    yield region, int(image), i, j, slice(top, bottom), slice(begin, stop), group
 
 
 def _by_group(params: Params, image: RawArray) -> RawArray:

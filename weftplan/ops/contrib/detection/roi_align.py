@@ -63,19 +63,19 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[RawArray, int]:
     """Return the weights (cells, pixels used) of one axis, float64 on the host, and the first pixel used."""
     cell = length / cells
-    where = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
-    valid = (where >= -1.0) & (where <= extent)
-    where = np.maximum(where, 0.0)
-    low = np.minimum(where.astype(np.int64), extent - 1)
+    samples = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
+    valid = (samples >= -1.0) & (samples <= extent)
+    samples = np.maximum(samples, 0.0)
+    low = np.minimum(samples.astype(np.int64), extent - 1)
     high = np.minimum(low + 1, extent - 1)
-    share = np.where(low >= extent - 1, 0.0, where - low)
-    first, last = int(low.min()), int(high.max()) + 1
-    matrix = np.zeros((cells, last - first))
+    share = np.where(low >= extent - 1, 0.0, samples - low)
+    begin, stop = int(low.min()), int(high.max()) + 1
+    matrix = np.zeros((cells, stop - begin))
     rows = np.repeat(np.arange(cells), points)
     scale = valid / points
-    np.add.at(matrix, (rows, low.reshape(-1) - first), ((1.0 - share) * scale).reshape(-1))
-    np.add.at(matrix, (rows, high.reshape(-1) - first), (share * scale).reshape(-1))
-    return matrix, first
+    np.add.at(matrix, (rows, low.reshape(-1) - begin), ((1.0 - share) * scale).reshape(-1))
+    np.add.at(matrix, (rows, high.reshape(-1) - begin), (share * scale).reshape(-1))
+    return matrix, begin
 
 
 def _regions(
@@ -99,8 +99,8 @@ def _regions(
             points = params["sample_ratio"] if params["sample_ratio"] > 0 else math.ceil(length / count)
             if points < 1:
                 break
-            matrix, first = _weights(begin, length, count, points, extent)
-            matrices += [ctx.xp.asarray(matrix, dtype=dtype), slice(first, first + matrix.shape[1])]
+            matrix, begin_pixel = _weights(begin, length, count, points, extent)
+            matrices += [ctx.xp.asarray(matrix, dtype=dtype), slice(begin_pixel, begin_pixel + matrix.shape[1])]
         if len(matrices) == 4:
             yield region, int(image), *matrices
 
@@ -113,23 +113,23 @@ def _scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Sha
     return [((channels, size[0], data[3]), wide), (image, wide), ((channels, *size), wide)]
 
 
-def _room(space: RawArray, shape: Shape) -> RawArray:
+def _cut(space: RawArray, shape: Shape) -> RawArray:
     return space.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _own_cells(xp: ArrayModule, cells: RawArray, size: tuple[int, int], out: RawArray, *, back: bool) -> None:
+def _copy_channels(xp: ArrayModule, cells: RawArray, size: tuple[int, int], out: RawArray, *, reverse: bool) -> None:
     """Copy each cell's own channel from ``cells`` (channels · cells, height, width) to ``out``, or back.
 
-    ``out`` is (channels, height, width), with ``size`` as height and width; ``back`` copies from ``out``.
+    ``out`` is (channels, height, width), with ``size`` as height and width; ``reverse`` copies from ``out``.
     """
     height, width = size
-    each = cells.reshape(-1, height, width, height, width)
+    by_cell = cells.reshape(-1, height, width, height, width)
     for row in range(height):
         for column in range(width):
-            if back:
-                each[:, row, column, row, column] = out[:, row, column]
+            if reverse:
+                by_cell[:, row, column, row, column] = out[:, row, column]
             else:
-                out[:, row, column] = each[:, row, column, row, column]
+                out[:, row, column] = by_cell[:, row, column, row, column]
 
 
 @workspace_kernel
@@ -141,14 +141,14 @@ def _forward(ctx: Workspace, p: Params, data: RawArray, rois: RawArray, out: Raw
     for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, p, rois, data.shape, wide):
         window = data[image, :, rows, columns]
         if wide != data.dtype:
-            held = _room(copy, window.shape)
+            held = _cut(copy, window.shape)
             xp.copyto(held, window)
             window = held
-        middle = _room(between, (data.shape[1], size[0], window.shape[2]))
+        middle = _cut(between, (data.shape[1], size[0], window.shape[2]))
         multiply(xp, row_matrix, window, middle)
         multiply(xp, middle, column_matrix.T, cells)
         if p["position_sensitive"]:
-            _own_cells(xp, cells, size, out[region], back=False)
+            _copy_channels(xp, cells, size, out[region], reverse=False)
         else:
             xp.copyto(out[region], cells, casting="same_kind")
 
@@ -174,17 +174,17 @@ def _backward(
     xp, size = ctx.xp, _size(p)
     shape = of_data.shape
     wide = accumulator(of_data.dtype)
-    cells, between, whole = (ctx.take(*spec) for spec in _backward_scratch(shape, size, of_data.dtype))
+    cells, between, sums = (ctx.take(*spec) for spec in _backward_scratch(shape, size, of_data.dtype))
     of_data.fill(0)
     cells.fill(0)
     for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, p, rois, shape, wide):
         if p["position_sensitive"]:
-            _own_cells(xp, cells, size, ograd[region], back=True)
+            _copy_channels(xp, cells, size, ograd[region], reverse=True)
         else:
             xp.copyto(cells, ograd[region])
-        middle = _room(between, (shape[1], row_matrix.shape[1], size[1]))
+        middle = _cut(between, (shape[1], row_matrix.shape[1], size[1]))
         multiply(xp, row_matrix.T, cells, middle)
-        share = _room(whole, (shape[1], row_matrix.shape[1], column_matrix.shape[1]))
+        share = _cut(sums, (shape[1], row_matrix.shape[1], column_matrix.shape[1]))
         multiply(xp, middle, column_matrix, share)
         target = of_data[image, :, rows, columns]
         xp.add(target, share, out=target, casting="same_kind")

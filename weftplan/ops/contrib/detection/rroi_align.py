@@ -108,7 +108,7 @@ def _forward(ctx: Workspace, p: Params, data: RawArray, rois: RawArray, out: Raw
         pixels = cells.image(data[image])
         cells.total.fill(0)
         for sample in samples:
-            cells.place(*sample)
+            cells.set_points(*sample)
             cells.sampler.forward(pixels, cells.points, cells.total, add=True)
         ctx.xp.divide(cells.total, count, out=cells.total)
         ctx.xp.copyto(out[region].reshape(cells.total.shape), cells.total, casting="same_kind")
@@ -124,16 +124,16 @@ def _backward(
     if of_data is None:
         return
     cells = Cells(ctx, of_data.shape[1], math.prod(_size(p)), of_data.shape, of_data.dtype)
-    whole = cells.image(of_data)
-    whole.fill(0)
+    target = cells.image(of_data)
+    target.fill(0)
     for region, image, count, samples in _samples(p, rois, of_data.shape):
         ctx.xp.copyto(cells.total, ograd[region].reshape(cells.total.shape))
         ctx.xp.divide(cells.total, count, out=cells.total)
         for sample in samples:
-            cells.place(*sample)
-            cells.sampler.backward(cells.total, whole[image], cells.points, whole[image], None, add=True)
-    if whole is not of_data:
-        ctx.xp.copyto(of_data, whole, casting="same_kind")
+            cells.set_points(*sample)
+            cells.sampler.backward(cells.total, target[image], cells.points, target[image], None, add=True)
+    if target is not of_data:
+        ctx.xp.copyto(of_data, target, casting="same_kind")
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

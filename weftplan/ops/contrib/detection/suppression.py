@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.contrib.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
@@ -47,13 +47,13 @@ def suppress(
     sizes: RawArray,
     classes: RawArray | None,
     threshold: float,
-    kept: RawArray,
+    survives: RawArray,
     row: RawArray,
     scratch: Sequence[RawArray],
     *,
     inclusive: bool,
 ) -> None:
-    """Set ``kept`` (n, bool) to False for each box that an earlier kept box overlaps by more than ``threshold``.
+    """Set ``survives`` (n, bool) to False for each box that an earlier kept box overlaps by more than ``threshold``.
 
     Args:
         boxes: corners (n, 4), in the order of their scores.
@@ -63,19 +63,19 @@ def suppress(
         inclusive: whether an overlap of exactly ``threshold`` suppresses, too.
     """
     count = len(boxes)
-    kept.fill(True)
+    survives.fill(True)
     for best in range(count - 1):
-        if not bool(kept[best]):
+        if not bool(survives[best]):
             continue
         later = slice(best + 1, count)
         overlap = row[: count - best - 1]
         overlaps(
             xp, boxes[best], sizes[best], boxes[later], sizes[later], overlap, [s[: len(overlap)] for s in scratch]
         )
-        gone = overlap >= threshold if inclusive else overlap > threshold
+        suppressed = overlap >= threshold if inclusive else overlap > threshold
         if classes is not None:
-            gone &= classes[later] == classes[best]
-        xp.copyto(kept[later], False, where=gone)
+            suppressed &= classes[later] == classes[best]
+        xp.copyto(survives[later], False, where=suppressed)
 
 
 def _nms_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -101,7 +101,7 @@ def _nms_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return [data], [data, merge_dtype(INDEX, outs[1], "box_nms: places of the boxes kept")]
 
 
-def _nms_scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
+def _nms_scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> ScratchSpecs:
     count, dtype = data.shape[-2], data.dtype
     shapes: list[Shape] = [(count, 4), (count, 4), (count,), (count,), (count,)]
     mine = [*((shape, dtype) for shape in shapes), ((count,), BOOL), ((count,), INDEX)]
@@ -110,19 +110,19 @@ def _nms_scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> R
 
 @kernel(scratch=_nms_scratch)
 def _nms(
-    xp: ArrayModule, p: Params, data: RawArray, out: RawArray | None, record: RawArray | None, *rooms: RawArray
+    xp: ArrayModule, p: Params, data: RawArray, out: RawArray | None, record: RawArray | None, *buffers: RawArray
 ) -> None:
     """Write the boxes that remain to ``out`` and their row numbers in ``data`` to ``record``; pad both with -1."""
-    order, boxes, sizes, row, classes, kept, places, *scratch = rooms
+    order, boxes, sizes, row, classes, survives, candidates, *scratch = buffers
     count, width = data.shape[-2:]
     source = data.reshape(-1, count, width)
     out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in (out, record))
-    first, label = p["coord_start"], p["id_index"]
-    coordinates = slice(first, first + 4)
+    corner, label = p["coord_start"], p["id_index"]
+    coordinates = slice(corner, corner + 4)
     for item in range(source.shape[0]):
         chosen = _candidates(xp, p, source[item])
         number = len(chosen)
-        places[:number] = chosen
+        candidates[:number] = chosen
         xp.take(source[item][:, coordinates], chosen, axis=0, out=order[:number], mode="clip")
         to_corners(xp, order[:number], p["in_format"], boxes[:number])
         areas(xp, boxes[:number], sizes[:number], row[:number])
@@ -130,16 +130,16 @@ def _nms(
         if label >= 0 and not p["force_suppress"]:
             same = classes[:number]
             same[...] = source[item][chosen, label]
-        limit, survivors = p["overlap_thresh"], kept[:number]
-        suppress(xp, boxes[:number], sizes[:number], same, limit, survivors, row, scratch, inclusive=False)
-        left = places[:number][survivors]
+        limit, mask = p["overlap_thresh"], survives[:number]
+        suppress(xp, boxes[:number], sizes[:number], same, limit, mask, row, scratch, inclusive=False)
+        survivors = candidates[:number][mask]
         if record is not None:
             record[item].fill(-1)
-            record[item, : len(left), 0] = left
+            record[item, : len(survivors), 0] = survivors
         if out is not None:
             out[item].fill(-1)
-            out[item, : len(left)] = source[item][left]
-            _converted(xp, out[item, : len(left), coordinates], p["in_format"], p["out_format"])
+            out[item, : len(survivors)] = source[item][survivors]
+            _converted(xp, out[item, : len(survivors), coordinates], p["in_format"], p["out_format"])
 
 
 def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
@@ -156,12 +156,12 @@ def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
     return order[: params["topk"]] if params["topk"] > 0 else order
 
 
-def _converted(xp: ArrayModule, boxes: RawArray, before: str, after: str) -> None:
-    """Convert ``boxes`` from format ``before`` to ``after``, in place."""
-    if before == after or not len(boxes):
+def _converted(xp: ArrayModule, boxes: RawArray, source: str, target: str) -> None:
+    """Convert ``boxes`` from format ``source`` to ``target``, in place."""
+    if source == target or not len(boxes):
         return
     low, high = boxes[:, :2].copy(), boxes[:, 2:].copy()
-    if after == "center":
+    if target == "center":
         boxes[:, :2], boxes[:, 2:] = (low + high) * 0.5, high - low
     else:
         boxes[:, :2], boxes[:, 2:] = low - high * 0.5, low + high * 0.5
@@ -172,10 +172,10 @@ def _backward_nms(xp: ArrayModule, p: Params, ograd: RawArray, record: RawArray,
     """Copy each output row's gradient to its box in the data; formats are ignored, as in MXNet 1.9.1."""
     count, width = out.shape[-2:]
     out.fill(0)
-    target, g, places = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)
+    target, g, positions = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)
     for item in range(target.shape[0]):
-        kept = places[item] >= 0
-        target[item][places[item][kept]] = g[item][kept]
+        valid = positions[item] >= 0
+        target[item][positions[item][valid]] = g[item][valid]
 
 
 register(
@@ -239,21 +239,21 @@ def _matching(
 
 
 def _match(xp: ArrayModule, params: Params, scores: RawArray, width: int, rows: RawArray, columns: RawArray) -> None:
-    ascending, limit = params["is_ascend"], params["threshold"]
+    ascending, threshold = params["is_ascend"], params["threshold"]
     rows.fill(-1)
     columns.fill(-1)
     order = xp.argsort(scores if ascending else -scores, kind="stable")
-    good = scores[order] < limit if ascending else scores[order] > limit
-    taken_rows: set[int] = set()
-    taken_columns: set[int] = set()
-    most = params["topk"] + 1 if params["topk"] > 0 else min(len(rows), len(columns))  # topk + 1, as in MXNet 1.9.1
-    for place in order[good].tolist():
-        if len(taken_rows) >= most:
+    good = scores[order] < threshold if ascending else scores[order] > threshold
+    matched_rows: set[int] = set()
+    matched_columns: set[int] = set()
+    limit = params["topk"] + 1 if params["topk"] > 0 else min(len(rows), len(columns))  # topk + 1, as in MXNet 1.9.1
+    for position in order[good].tolist():
+        if len(matched_rows) >= limit:
             break
-        row, column = divmod(place, width)
-        if row not in taken_rows and column not in taken_columns:
-            taken_rows.add(row)
-            taken_columns.add(column)
+        row, column = divmod(position, width)
+        if row not in matched_rows and column not in matched_columns:
+            matched_rows.add(row)
+            matched_columns.add(column)
             rows[row], columns[column] = column, row
 
 

@@ -69,11 +69,11 @@ def derive(
 def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) -> Op:
     """Return ``op`` with ``params`` in place of its own; its functions get the translated parameters."""
 
-    def first(function: Callable[..., object]) -> Callable[..., object]:
-        return lambda values, *rest: function(translate(values), *rest)
+    def translated(function: Callable[..., object]) -> Callable[..., object]:
+        return lambda values, *arguments: function(translate(values), *arguments)
 
     changes: dict[str, Any] = {
-        name: first(value)
+        name: translated(value)
         for name in (
             "infer_shape",
             "infer_dtype",

@@ -25,7 +25,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.reduction.moments import moments_backward, moments_forward
-from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
+from weftplan.ops.reduction.reduce import keepdims_shape, reduced_axes
 from weftplan.support.array_types import RawArray
 
 
@@ -44,7 +44,7 @@ def _reduced(source: Shape, params: Params, what: str) -> Shape:
     """Return the shape of the output of a reduction of ``source``; ``what`` is its name in errors."""
     axes = reduced_axes({"axis": params["axis"]}, len(source), what)
     if params["keepdims"]:
-        return kept_shape(source, axes)
+        return keepdims_shape(source, axes)
     return tuple(dim for axis, dim in enumerate(source) if axis not in axes)
 
 
@@ -56,14 +56,14 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return ins, [merge_shape(out, reduced, f"output of reducing {source}") for out in outs]
 
 
-def _own_dtype(name: str, rule: DTypeRule) -> DTypeRule:
+def _unchanged_dtype(name: str, rule: DTypeRule) -> DTypeRule:
     """Return ``rule`` with a check that the parameter dtype is None or the tensor's dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         new_ins, new_outs = rule(params, ins, outs)
-        wanted, source = params.get("dtype"), new_ins[0]
-        if wanted is not None and source is not None and wanted != source:
-            raise DTypeError(f"{name} of {source} gives {source}, not dtype={wanted}: cast its input (Cast)")
+        target, source = params.get("dtype"), new_ins[0]
+        if target is not None and source is not None and target != source:
+            raise DTypeError(f"{name} of {source} gives {source}, not dtype={target}: cast its input (Cast)")
         return [*new_ins], [*new_outs]
 
     return infer
@@ -83,7 +83,7 @@ for _name, _base, _params in (
         params=_params,
         translate=lambda params: {"axis": params["axis"], "keepdims": params["keepdims"], "exclude": False},
         infer_shape=_shape,
-        infer_dtype=_own_dtype(_name, same_dtype if _base in ("max", "min") else floats_only(_name)),
+        infer_dtype=_unchanged_dtype(_name, same_dtype if _base in ("max", "min") else floats_only(_name)),
         aliases={"max": ("_np_amax", "_npi_max"), "min": ("_np_amin", "_npi_min"), "mean": ()}.get(
             _base, (f"_npi_{_base}",)
         ),
@@ -178,7 +178,7 @@ for _name, _root, _doc in (("var", False, "Variance over axes."), ("std", True, 
             name=f"_npi_{_name}",
             forward=_spread(_root),
             infer_shape=_shape,
-            infer_dtype=_own_dtype(f"_npi_{_name}", floats_only(f"_npi_{_name}")),
+            infer_dtype=_unchanged_dtype(f"_npi_{_name}", floats_only(f"_npi_{_name}")),
             params=_SPREAD,
             inputs=("a",),
             outputs=(_name, "mean"),
