@@ -23,7 +23,7 @@ NUM_TALL = 1 << 14
 """Number of buffers that are placed before all others, by first fit: this takes a second."""
 
 TALL_FIRST_RATIO = 1.45
-"""Height of the slab for tall buffers and others, as a multiple of the lower bound; with 1.4 some packings are higher."""
+"""Height of the slab for tall buffers and others, as a multiple of the lower bound; 1.4 gives some higher packings."""
 
 
 class _FreeRanges:
@@ -125,17 +125,17 @@ def pack_tall_first(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
         OutOfTime: the time limit passed before the tall buffers were placed.
     """
     by_size = np.lexsort((problem.lo - problem.hi, -problem.size))
-    tall, others = (_selected(problem, np.sort(part)) for part in np.split(by_size, [NUM_TALL]))
+    tall, short = (_selected(problem, np.sort(part)) for part in np.split(by_size, [NUM_TALL]))
     depth = fit(tall, np.lexsort((tall.lo - tall.hi, -tall.size)), deadline=deadline) + tall.size
     profile = np.zeros(problem.sections, np.int64)
     for lo, hi, bottom in zip(tall.lo.tolist(), tall.hi.tolist(), depth.tolist(), strict=True):
         np.maximum(profile[lo:hi], bottom, out=profile[lo:hi])
     height = int(problem.lower_bound() * TALL_FIRST_RATIO)
-    reserved = _maxima(profile, others.lo, others.hi)
-    below = _served(others, (height - reserved).tolist(), height)
-    peak = max(int((below + others.size + reserved).max(initial=0)), int(depth.max(initial=0)))
+    reserved = _maxima(profile, short.lo, short.hi)
+    below = _served(short, (height - reserved).tolist(), height)
+    peak = max(int((below + short.size + reserved).max(initial=0)), int(depth.max(initial=0)))
     offsets = np.empty(len(problem), np.int64)
-    offsets[tall.index], offsets[others.index] = peak - depth, below
+    offsets[tall.index], offsets[short.index] = peak - depth, below
     return offsets
 
 

@@ -43,9 +43,9 @@ def merge_exact_neighbours(problem: Problem) -> tuple[Problem, list[Round]]:
         rounds.append((parent, offset))
         lo, hi, size = lo[order[starts]], hi[order[starts]], np.add.reduceat(members, starts)
 
-        first = _chains(lo, hi, size)
-        order = np.lexsort((lo, first))
-        starts = _starts(first[order])
+        chain = _chains(lo, hi, size)
+        order = np.lexsort((lo, chain))
+        starts = _starts(chain[order])
         rounds.append((_numbered(order, starts), np.zeros(len(lo), np.int64)))
         lo, size, hi = lo[order[starts]], size[order[starts]], np.maximum.reduceat(hi[order], starts)
         if (count - len(lo)) * MIN_SHARE <= count:
@@ -90,8 +90,8 @@ def _chains(lo: Int64, hi: Int64, size: Int64) -> Int64:
     successor = births.searchsorted(deaths) + np.arange(count) - deaths.searchsorted(deaths)
     fits = successor < count
     fits[fits] = births[successor[fits]] == deaths[fits]
-    first = np.arange(count)
-    first[by_birth[successor[fits]]] = by_death[fits]
-    while not np.array_equal(further := first[first], first):
-        first = further
-    return first
+    chain = np.arange(count)
+    chain[by_birth[successor[fits]]] = by_death[fits]
+    while not np.array_equal(further := chain[chain], chain):
+        chain = further
+    return chain
