@@ -14,6 +14,7 @@ from typing import Any
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
