@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_608,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_804,
-    "weftplan/ops": 26_963,
+    "weftplan/ops": 26_965,
     "weftplan/planner": 12_549,
     "weftplan/profiler": 780,
     "weftplan/report": 2_678,
