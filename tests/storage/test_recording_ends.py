@@ -11,7 +11,7 @@ import pytest
 import weftplan as mx
 from weftplan.device import cpu, get
 from weftplan.ndarray import small_calls
-from weftplan.storage import AutoGrowth, NaivePool, ledger, recording
+from weftplan.storage import AutoGrowth, NaivePool, ledger, mergeable_chunks, recording
 from weftplan.support.slots import MAKE_ROOM
 
 
