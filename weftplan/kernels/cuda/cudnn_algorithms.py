@@ -32,7 +32,9 @@ _DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64
 TRIED = 10
 """Maximum number of recommended algorithms that are measured."""
 _ROUNDS = 5
+"""Runs of an algorithm that is measured; the fastest counts, because other work on the GPU only adds time."""
 _NO_LIMIT = 1 << 62
+"""More scratch bytes than a device has."""
 
 
 class CudnnProblem(NamedTuple):
