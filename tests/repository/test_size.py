@@ -18,7 +18,7 @@ LIMITS = {
     "tests/data": 2_991,
     "tests/device": 2_572,
     "tests/engine": 11_156,
-    "tests/executor": 5_899,
+    "tests/executor": 5_976,
     "tests/first_contact": 703,
     "tests/golden": 4_013,
     "tests/gpu": 80,
