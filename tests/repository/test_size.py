@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_989,
     "tests/support": 2_349,
     "tests/symbol": 1_844,
-    "tests/torch": 2_644,
+    "tests/torch": 2_659,
     "tests/training": 7_031,
     "weftplan/.": 1_855,
     "weftplan/cli": 5_687,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_549,
-    "weftplan/torch": 4_053,
+    "weftplan/torch": 4_055,
     "weftplan/training": 10_855,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.

@@ -279,7 +279,7 @@ def _plain_errors(what: str) -> Iterator[None]:
         advice = (
             "leave that out of the step, such as loss.item(), or put it after the step"
             if error.func is READ
-            else "pass the lengths as tuples of integers, not as tensors"
+            else "its memory depends on the lengths: forecast the step with scores.mean() in its place"
             if "ctc_loss" in str(error.func)
             else "its result depends on values, as lengths, masks or the routing of experts: let the step call an "
             "operator whose result has the shape of the largest case"
