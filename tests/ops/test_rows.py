@@ -165,6 +165,30 @@ def test_casts_round_once():
     assert not lowered(lambda x: cast(x, "float") * 3.0, "x", compute="float").scratch
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "float32", "float16"])
+def test_arithmetic_of_arrays_is_one_ufunc(dtype: str):
+    """A formula of one function of arrays is NumPy's function, without a step around it."""
+    kind = np.dtype(dtype)
+    for name in ("add", "multiply", "remainder"):
+        kernel = FormulaKernel(lambda p, a, b, name=name: getattr(f, name)(a, b), 2)
+        assert kernel.function(np, [kind, kind], kind) is getattr(np, name)
+
+
+def test_bools_take_functions_without_a_loop_of_bools():
+    """Squares and quotients of bools are computed in another dtype, and converted."""
+    x, y = mx.nd.array([True, False], dtype=bool), mx.nd.array([True, True], dtype=bool)
+    assert mx.nd.square(x).asnumpy().tolist() == mx.nd.elemwise_div(x, y).asnumpy().tolist() == [True, False]
+
+
+def test_exponent_of_bools_is_converted():
+    """The exponent 2 of bools is True, that is 1, so the gradient is the output gradient."""
+    op, g, x = registry.get("_backward_power_scalar"), np.array([True, True, False]), np.array([True, False, True])
+    spec, params, out = TensorSpec(x.shape, x.dtype), {"scalar": 2.0, "is_int": True}, np.empty(3, bool)
+    context = OpContext(np, workspace=garbage_bytes(op.workspace_bytes(params, [spec, spec], [spec])))
+    op.forward(context, params, [g, x], [out])
+    assert out.tolist() == g.tolist()
+
+
 # -------------------------------------------------------------------------------------------------------- bad rows
 
 

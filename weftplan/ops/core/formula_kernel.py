@@ -181,8 +181,9 @@ class FormulaKernel(BoundKernel):
         if not program.scratch:
             return step
         empty, dtypes = xp.empty, [dtype for dtype, _ in program.scratch]
-        if len(dtypes) == 1:
-            return lambda *arrays: step(*arrays, empty(arrays[-1].shape, dtypes[0]))
+        if len(dtypes) == 1 and len(inputs) == 2:  # as below, without the time for lists of arguments
+            (kind,) = dtypes
+            return lambda a, b, out: step(a, b, out, empty(out.shape, kind))
         return lambda *arrays: step(*arrays, *[empty(arrays[-1].shape, dtype) for dtype in dtypes])
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -248,7 +248,9 @@ class _Lowering:
             return {} if target == BOOL or is_float(target) else {"casting": "unsafe"}
         if not is_float(target) and (expr.as_float or is_real(expr.op)):  # NumPy would compute int8 in float16
             return {"dtype": float, "casting": "unsafe"}
-        return {} if is_float(target) and set(held) == {target} else {"casting": "unsafe"}
+        has_loop = is_float(target) or (target.kind in "iu" and len(held) == len(expr.args))  # a number may be 0.5
+        is_exact = has_loop and set(held) == {target}
+        return {} if is_exact else {"casting": "unsafe"}
 
 
 def lower(
