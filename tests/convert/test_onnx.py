@@ -63,6 +63,7 @@ IMAGES = {
     ),
     "softmax": mx.sym.softmax(X, axis=1) + mx.sym.log_softmax(X) + mx.sym.softmax(X, temperature=2),
     "channels": mx.sym.SoftmaxOutput(X, multi_output=True),
+    "softmax over all axes but the first": mx.sym.SoftmaxOutput(X),
     "larger": mx.sym.UpSampling(X, scale=2, sample_type="nearest"),
     "lengths": mx.sym.L2Normalization(X) + mx.sym.L2Normalization(X, mode="channel"),
     "products": mx.sym.dot(mx.sym.Flatten(X), mx.sym.Flatten(X), transpose_b=True),
@@ -100,6 +101,11 @@ def test_an_embedding_takes_whole_numbers() -> None:
 W = np.random.RandomState(2).uniform(-1, 1, (3, 2, 3, 3)).astype(np.float32)
 FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
     "same padding": ([node("Conv", "x w", "y", auto_pad="SAME_UPPER", strides=[2, 2])], (1, 2, 6, 5), {"w": W}),
+    "same padding of nothing": (
+        [node("Conv", "x w", "y", auto_pad="SAME_LOWER", kernel_shape=[1, 1], strides=[3, 1])],
+        (1, 2, 6, 5),
+        {"w": W[:, :, :1, :1]},
+    ),
     "uneven padding": ([node("Conv", "x w", "y", pads=[0, 1, 2, 1])], (1, 2, 6, 5), {"w": W}),
     "uneven pool": ([node("MaxPool", "x", "y", kernel_shape=[2, 2], pads=[0, 0, 1, 1])], (1, 2, 4, 5), {}),
     "average": ([node("AveragePool", "x", "y", kernel_shape=[2, 2], pads=[1, 1, 1, 1])], (1, 2, 4, 5), {}),
@@ -136,6 +142,13 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
                   {"a": np.int64([0, -1]), "b": np.int64([2])}),
     "gathered": ([node("Gather", "x i", "y", axis=1)], (2, 4), {"i": np.int64([3, 0, -1])}),
     "one taken": ([node("Gather", "x i", "y", axis=1)], (2, 4), {"i": np.int64(-1)}),
+    "constants turned": (
+        [node("Slice", "v s e a p", "r"), node("Clip", "r  high", "c"), node("Slice", "v s zero a p", "q"),
+         node("Concat", "q w", "d", axis=1), node("Add", "x c", "z"), node("Mul", "z d", "y")],
+        (2, 3),
+        {"v": np.float32([[1, 2, 3]]), "s": np.int64([-1]), "e": np.int64([-9]), "a": np.int64([1]),
+         "p": np.int64([-1]), "high": np.float32(2.5), "zero": np.int64([0]), "w": np.float32([[7]])},
+    ),
     "clipped": ([node("Clip", "x low ", "y")], (2, 3), {"low": np.float32(0.4)}),
     "scaled": ([node("Resize", "x  s", "y", mode="nearest", coordinate_transformation_mode="asymmetric",
                      nearest_mode="floor")], (1, 2, 3, 4), {"s": np.float32([1, 1, 2, 2])}),
@@ -158,7 +171,9 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
 def test_files_of_others(name: str, tmp_path: Path) -> None:
     """ONNX nodes as other programs write them give onnxruntime's outputs after import."""
     nodes, shape, initializers = FILES[name]
-    if name in ("clipped", "scaled"):  # an omitted input has an empty name
+    if name == "constants turned":  # an omitted input has an empty name
+        nodes[1].input[:] = ["r", "", "high"]
+    if name in ("clipped", "scaled"):
         nodes[0].input[:] = ["x", "low"] if name == "clipped" else ["x", "", "s"]
     if name == "constants":
         initializers = {**initializers, "v": np.float32([[1, 2, 3]])}
@@ -212,6 +227,23 @@ def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph([node("NonMaxSuppression", "x x", "y"), node("Foo", "y", "z")], "g", [], [])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
     with pytest.raises(UnknownOperatorError, match=r"NonMaxSuppression \(1\), Foo \(1\)"):
+        import_model(tmp_path / "m.onnx")
+
+
+def test_a_crop_of_everything_is_refused(tmp_path: Path) -> None:
+    """Negative padding that leaves an axis without elements raises an error that names the axis."""
+    write_model(tmp_path / "m.onnx", [node("Pad", "x p", "y")], (2, 3), initializers={"p": np.int64([0, -1, 0, -1])})
+    import_model(tmp_path / "m.onnx")
+    nodes = [node("Pad", "x p", "y")]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.int64([0, -2, 0, -1]), "p")],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)]), tmp_path / "m.onnx")
+    with pytest.raises(MXNetError, match="removes all of axis 1"):
         import_model(tmp_path / "m.onnx")
 
 

@@ -75,6 +75,13 @@ def test_damaged_files(tmp_path: Path) -> None:
             load_safetensors(path)
 
 
+def test_header_longer_than_its_file(tmp_path: Path) -> None:
+    """A header that is said to end after the end of the file is refused, even if its text is complete."""
+    (tmp_path / "p.safetensors").write_bytes((9).to_bytes(8, "little") + b"{}")
+    with pytest.raises(FormatError, match="the header is said to have 9 of 10 bytes"):
+        load_safetensors(tmp_path / "p.safetensors")
+
+
 def call(*args: object) -> Any:
     """Run the command line and return click's result."""
     return CliRunner().invoke(main, list(map(str, args)), catch_exceptions=False)

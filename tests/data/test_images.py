@@ -109,7 +109,11 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 def test_random_functions_draw_from_the_seed() -> None:
-    """One seed gives the same crops, rotations and jitters, another seed others; a crop is a part of the image."""
+    """One seed gives the same crops, rotations and jitters, another seed others; a crop is a part of the image.
+
+    Without settings nothing is drawn.
+    """
+    assert [type(aug).__name__ for aug in mx.image.CreateAugmenter((3, 8, 8))] == ["CenterCropAug", "CastAug"]
     image = mx.nd.array(PIXELS)
 
     def draws(seed: int) -> list[Any]:

@@ -83,6 +83,20 @@ def test_push_waits_at_the_pending_limit(make_bounded_engine, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_push_below_the_limit_does_not_wait(make_bounded_engine, kind):
+    """Eight operations that wait for a gate are pushed without a wait."""
+    eng, gate = make_bounded_engine(kind, cpu_workers=1), threading.Event()
+    pushing = threading.Thread(target=lambda: [eng.push(gate.wait) for _ in range(8)])
+    pushing.start()
+    pushing.join(20)
+    waited = pushing.is_alive()
+    gate.set()
+    pushing.join()
+    eng.stop()
+    assert not waited
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_unserved_requests_count_towards_the_limit(make_bounded_engine, kind, monkeypatch):
     """Requests that no thread has served yet count as pending, so the limit holds."""
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorten the time until waiting pushes check again

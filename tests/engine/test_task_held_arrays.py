@@ -187,6 +187,15 @@ def test_objects_of_libraries(threads, library):
         assert float(run_after_writer(np.zeros(4), route)) == 28
 
 
+def test_memory_that_is_found_while_nothing_is_pending(threads):
+    """Two objects over the same memory are one resource, also if both were found while no task used them."""
+    array = np.zeros(4)
+    other = np.asarray(Interface(array))
+    assert engine.submit(np.sum, array).result() == engine.submit(np.sum, other).result() == 0
+    threads.wait_for_all()
+    assert run_after_writer(array, lambda _: engine.submit(np.sum, other)) == 28
+
+
 def test_one_tensor_imported_twice(threads):
     """Two arrays imported from one tensor are ordered as one buffer; an array of another tensor is independent."""
     memory = np.zeros(4)

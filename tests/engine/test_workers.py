@@ -102,6 +102,10 @@ def test_worker_count_is_never_exceeded(eng):
     assert {thread.name for thread in threading.enumerate()} >= names
     (queue,) = eng.statistics().queues
     assert (queue.queue, queue.completed, queue.depth, queue.workers) == ("worker", 50, 0, MANY)
+    for _ in range(3):
+        eng.push_async(lambda on_complete: on_complete())
+    eng.wait_for_all()
+    assert eng.statistics().queues[0].completed == 53
 
 
 class TestNoThreadToBeHad:

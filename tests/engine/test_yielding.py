@@ -1,6 +1,7 @@
 """Operations that yield because they lack memory: what runs meanwhile, and which events count as progress."""
 
 import threading
+import time
 
 import pytest
 
@@ -59,4 +60,16 @@ def test_pending_includes_enqueued_device_work(wait):
         current.push(lambda: place.launch(lambda: ran.append(1)), (), (current.new_variable(),), mx.sim(0))
         assert current.settle(60.0) if wait == "settle" else current.wait_for_all() is None
         assert ran == [1]
+    current.stop()
+
+
+def test_settle_inside_an_operation_returns_immediately():
+    """An operation that settles its engine would wait for itself, so it does not wait."""
+    with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=1)) as current:
+        results = []
+        current.push(lambda: results.append((current.settle(30), time.monotonic())))
+        begun = time.monotonic()
+        current.wait_for_all()
+        assert results[0][0] is False
+        assert results[0][1] - begun < 20
     current.stop()

@@ -79,6 +79,32 @@ def test_collecting_arrays_inside_an_operation_is_harmless():
     nd.waitall()
 
 
+@pytest.mark.parametrize("way", ["setitem", "out", "copyto", "in place"])
+def test_a_write_of_a_part_heals_no_array(way):
+    """After a failure of the whole array, a write of some elements leaves the others without values: reads raise."""
+    array = nd.ones((4,))
+
+    def fail():
+        raise ValueError("no values")
+
+    engine.get().push(fail, mutable_vars=[array.var])
+    with pytest.raises(ValueError, match="no values"):
+        array.wait_to_read()
+    part = array[1:3]
+    if way == "setitem":
+        part[:] = 5
+    elif way == "out":
+        nd.broadcast_add(nd.ones((2,)), nd.ones((2,)), out=part)
+    elif way == "copyto":
+        nd.ones((2,)).copyto(part)
+    else:
+        part += 1
+    with pytest.raises(ValueError, match="no values"):
+        array.asnumpy()
+    array[:] = 3
+    assert array.tolist() == [3] * 4
+
+
 def test_failing_index_is_reported_at_the_wait():
     """An index that is out of range at run time raises at the wait for the result; the source stays usable."""
     eng = engine.create("ThreadedEngine")

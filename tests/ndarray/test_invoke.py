@@ -141,6 +141,12 @@ def test_any_number_of_inputs():
     np.testing.assert_array_equal(nd._test_total(arrays[0], num_args=1).asnumpy(), X)
 
 
+def test_any_number_of_named_inputs():
+    """Inputs of an operator that takes any number of them have names, which count them."""
+    a, b = nd.array([1, 2]), nd.array([3])
+    assert nd.concat(arg1=b, arg0=a, dim=0).tolist() == nd.concat(a, arg1=b, dim=0).tolist() == [1, 2, 3]
+
+
 def test_out_may_be_an_input():
     """``out`` may be an input, also one that is not a declared in-place pair, or overlap inputs."""
     for target in ("x", "y", "other", "overlap"):

@@ -266,6 +266,14 @@ def test_gradients_of_symmetric_matrices(op):
         assert actual == pytest.approx((value(a + 1e-6 * change) - value(a - 1e-6 * change)) / 2e-6, rel=1e-6)
 
 
+@pytest.mark.parametrize("known", [(4, 3, 0), (4, 0, 3)])
+def test_shape_of_the_factor_gives_the_rows(known):
+    """A side of L that a consumer knows is the number of rows of the input, of L and of Q."""
+    q = mx.sym.linalg.gelqf(mx.sym.Variable("a", shape=(4, 0, 5)))
+    both = mx.sym.Group([q[0], q[1] + mx.sym.Variable("l", shape=known)])
+    assert both.infer_shape()[1] == [(4, 3, 5), (4, 3, 3)]
+
+
 @pytest.mark.parametrize("op", ["_linalg_syevd", "linalg_gelqf", "linalg_potrf"])
 def test_contract_of_factorizations(op):
     """Factorizations meet the kernel contract for one matrix and for a stack of two."""

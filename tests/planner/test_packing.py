@@ -17,6 +17,9 @@ from bench.packing_instances import planted, skewed_trace, training_trace
 from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, PlanError
 from weftplan.planner.packing import Packing, PackingError, check_packing, pack, reuse_edges
+from weftplan.planner.packing.hard import kernel
+from weftplan.planner.packing.hard.search import RULES, Allowance, Searcher
+from weftplan.planner.packing.problem import peak_of, sectioned
 from weftplan.planner.slabs import judged
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
@@ -100,11 +103,15 @@ def fits(rows: list[tuple[int, int, int]], capacity: int) -> bool:
     return try_from(0)
 
 
+NEEDS_MORE_THAN_ITS_LOAD = [
+    *((0, 1, 3), (0, 2, 4), (1, 3, 2), (2, 3, 2), (1, 4, 1), (2, 4, 1), (2, 5, 1), (3, 5, 4), (4, 5, 2))
+]
+
+
 def test_optimum_above_the_lower_bound() -> None:
     """Nine buffers with a load of 7 need 8 bytes: the search finds 8, and the bound stays 7."""
-    rows = [(0, 1, 3), (0, 2, 4), (1, 3, 2), (2, 3, 2), (1, 4, 1), (2, 4, 1), (2, 5, 1), (3, 5, 4), (4, 5, 2)]
-    assert not fits(rows, 7)
-    packing = pack(*columns(rows), effort="max")
+    assert not fits(NEEDS_MORE_THAN_ITS_LOAD, 7)
+    packing = pack(*columns(NEEDS_MORE_THAN_ITS_LOAD), effort="max")
     assert (packing.peak, packing.lower_bound) == (8, 7)
 
 
@@ -323,3 +330,26 @@ def test_check_by_reuse_edges_agrees(rows: list[tuple[int, int, int]], data: st.
     else:
         with pytest.raises(PlanError, match=re.escape(wrong)):
             judged(lower, upper, size, place, alignment=2)
+
+
+@pytest.mark.parametrize("rule", range(4))
+def test_search_decides_as_all_placements_do(rule: int) -> None:
+    """For small problems the search finds a placement at a capacity exactly if one exists, by each of its rules."""
+    rng = np.random.default_rng(7)
+    counts = {kernel.SOLVED: 0, kernel.REFUTED: 0}
+    for _ in range(250):
+        rows = NEEDS_MORE_THAN_ITS_LOAD.copy()
+        begin, changed = int(rng.integers(0, 5)), int(rng.integers(0, 10))  # the tenth is added
+        rows[changed : changed + 1] = [(begin, begin + int(rng.integers(1, 4)), int(rng.integers(1, 4)))]
+        problem = sectioned(*np.array(columns(rows)), np.arange(len(rows)))
+        bound = peak_load(*columns(rows))
+        for capacity in (bound, bound + 1):
+            searcher = Searcher(problem)
+            searcher.runs = RULES.index(rule)
+            verdict, offsets = searcher.ask(capacity, 1 << 20, allowance=Allowance(1 << 40))
+            assert verdict == (kernel.SOLVED if fits(rows, capacity) else kernel.REFUTED), (rows, capacity)
+            counts[verdict] += 1
+            if offsets is not None:
+                assert peak_of(problem, offsets) <= capacity
+                check_packing(*columns(rows), offsets.tolist())
+    assert min(counts.values()) > 3, counts

@@ -145,6 +145,9 @@ def test_modifiers():
     (actual, *_), _ = values_of(mx.sym.Group(residual.unroll(3, x)[0]), **shapes)
     np.testing.assert_allclose(actual, bare + inputs["x0"], rtol=1e-5)
     zoneout = mx.sym.Group(mx.rnn.ZoneoutCell(mx.rnn.RNNCell(HIDDEN), 0.5, 0.5).unroll(3, x)[0])
+    for _ in range(2):
+        residual.reset()  # begins the numbers of the modified cell again, too
+        assert residual(x[0], residual.begin_state())[1][0].name == residual.base_cell._prefix + "t0_out"
     (outside, *_), _ = values_of(zoneout, **shapes)
     np.testing.assert_array_equal(outside, bare)
     cell = mx.rnn.ZoneoutCell(mx.rnn.RNNCell(50), zoneout_outputs=0.25)
@@ -220,6 +223,14 @@ def test_sentences_in_buckets(layout):
         assert (label[:, -1] == 0).all()
         seen.append(batch.bucket_key)
     assert sorted(seen) == [3, 3, 6, 6]
+    it.reset()
+    start = it.state()
+    rows = [batch.data[0].asnumpy().tolist() for batch in it]
+    for _ in range(3):  # other orders
+        it.reset()
+    it.set_state(start)
+    assert [batch.data[0].asnumpy().tolist() for batch in it] == rows
+    it.reset()
 
     def generate(length):
         stack = mx.rnn.SequentialRNNCell()

@@ -99,6 +99,12 @@ def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
         assert pickle.loads(path.read_bytes()) == shape
         for allocation in held:
             pool.free(allocation)
+        pool.empty_cache()
+        sizes = dict.fromkeys(("segment_alloc", "segment_free"), 0)
+        for event in recorded():
+            if event.context == ctx and event.action in sizes:
+                sizes[event.action] += event.nbytes
+        assert sizes["segment_alloc"] - sizes["segment_free"] == pool.statistics().reserved_bytes
 
 
 def test_viewer_check_detects_a_gap():

@@ -52,9 +52,12 @@ def test_inference_in_both_directions() -> None:
 
 
 def test_partial_shapes_are_combined() -> None:
-    """The partial shapes (0, 3) and (2, 0) of two operands give (2, 3)."""
-    x = sym.Variable("a", shape=(0, 3)) + sym.Variable("b", shape=(2, 0))
-    assert x.infer_shape()[1] == [(2, 3)]
+    """The partial shapes (0, 3) and (2, 0) of two operands give (2, 3); -1 is unknown, too."""
+    for unknown in (0, -1):
+        x = sym.Variable("a", shape=(unknown, 3)) + sym.Variable("b", shape=(2, unknown))
+        assert x.infer_shape()[1] == [(2, 3)]
+    rows = sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc") + sym.Variable("b", shape=(5, 0))
+    assert rows.infer_shape_partial()[1] == [(5, 0)]
 
 
 def test_unknown_gives_none_with_a_warning() -> None:

@@ -33,6 +33,18 @@ def test_a_file_with_unknown_operators_is_read_and_written() -> None:
     assert json.loads(loaded.tojson()) == json.loads(network())
 
 
+def test_unused_outputs_of_unknown_operators_are_counted() -> None:
+    """The table of a file says how many outputs an unknown operator has, also if no node reads the last ones."""
+    graph = json.loads(network())
+    rows = graph["node_row_ptr"]
+    position = [node["name"] for node in graph["nodes"]].index("odd")
+    graph["node_row_ptr"] = [row + (k > position) for k, row in enumerate(rows)]
+    loaded = sym.load_json(json.dumps(graph))
+    assert [name for name in loaded.get_internals().list_outputs() if name.startswith("odd")] == [
+        f"odd_output{k}" for k in range(3)
+    ]
+
+
 def test_part_without_unknown_operators_works() -> None:
     """The part of a network before unknown operators can be inferred, bound and trained.
 

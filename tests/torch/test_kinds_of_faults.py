@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.torch.allocator_hook import hook  # noqa: E402
 from tests.torch.models import Decoder  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
-from weftplan.errors import PlanError  # noqa: E402
+from weftplan.errors import BudgetError, PlanError  # noqa: E402
 from weftplan.torch import budget, estimate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -281,6 +281,22 @@ def test_a_part_outside_every_plan_is_refused(inner: str) -> None:
     for _ in range(2):
         with pytest.raises(PlanError, match=r"keeps 5\d\d,\d{3} bytes for its backward pass, its plans \d\d,\d{3}"):
             step(x)
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_scratch_that_depends_on_values_is_compared_with_the_plan(inner: str) -> None:
+    """The backward pass of the largest rows of bags takes more scratch for other rows than for those of the plan."""
+    bags, rows = nn.EmbeddingBag(1000, 64, mode="max"), torch.randint(1, 1000, (64, 64))
+
+    def loss(rows: Any) -> Any:
+        return bags(rows).sum()
+
+    enough = budget(loss, "1GB", inner=inner)
+    enough(rows).backward()
+    torch.compiler.reset()
+    step = budget(loss, enough.plans[0].peak, inner=inner)
+    with pytest.raises(BudgetError, match=r"embedding_bag_backward.* with these values.* pass other="):
+        step(rows).backward()
 
 
 def test_the_graph_of_an_input_is_not_the_steps_own() -> None:

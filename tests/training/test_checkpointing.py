@@ -144,6 +144,12 @@ def test_other_settings(tmp_path, caplog):
     assert "optimizer.learning_rate was 0.1, is now 0.02" in str(error.value)
     assert "optimizer.wd was 0.0, is now 0.5" in str(error.value)
     assert "momentum" not in str(error.value)
+    with pytest.raises(ParameterError, match=r"optimizer\.clip_gradient was None, is now 0\.5"):
+        run(
+            tmp_path / "run",
+            resume=True,
+            optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "clip_gradient": 0.5},
+        )
     changed = run(tmp_path / "run", resume="changed", **second)
     assert "optimizer.wd was 0.0, is now 0.5" in caplog.text
     assert any((value != run()[0][name]).any() for name, value in changed[0].items())

@@ -11,6 +11,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import BindError, BudgetError, PlanError
 from weftplan.planner.symbolic.estimate import OPTIONS, plan
+from weftplan.training.memory import besides_executors
 
 BATCH = 9
 SHAPES = {"data": (BATCH, 1, 8, 8), "softmax_label": (BATCH,)}
@@ -223,3 +224,19 @@ def test_how_a_plan_shows_itself() -> None:
     assert repr(actual).startswith("<MemoryPlan 863.")
     assert "\n" not in repr(actual)
     assert str(actual) == actual.summary()
+
+
+def test_limit_of_a_device_that_sums() -> None:
+    """A device has at most the average of the store's buffers and states, and the largest parameter, but not above all.
+
+    Of two devices each parameter has a stored, a merged and a staged copy, and the states of its optimizer.
+    """
+    devices = [mx.sim(0), mx.sim(1)]
+    sizes = {f"w{k}": (100 * k, 400 * k, 800 * k) for k in (1, 2, 3, 4)}
+    total, largest = 3 * 4000 + 8000, 3 * 1600 + 3200
+    for store in ("device", "dist_device_sync"):
+        memory = besides_executors(sizes, 4000, contexts=devices, kvstore=store, workers=2)
+        assert memory.each_device == total // 2 + largest
+        alone = besides_executors({"w": sizes["w1"]}, 400, contexts=devices, kvstore=store, workers=2)
+        assert alone.each_device == 3 * 400 + 800
+    assert besides_executors(sizes, 4000, contexts=[mx.cpu(0), mx.cpu(1)], kvstore="device").each_device == 0

@@ -50,7 +50,8 @@ def state_of(value: object) -> StateArray | None:
         if isinstance(bits, numpy_random.BitGenerator):
             resource = bits.lock  # bit generators cannot be referenced weakly; each has a lock of its own
         elif isinstance(value, numpy_random.SeedSequence):
-            return value.pool.view(StateArray)  # nor can seed sequences; each has this array, which never changes
+            pool: StateArray = value.pool.view(StateArray)  # nor can seed sequences; this array of theirs never changes
+            return pool
     python_random: Any = sys.modules.get("random")
     if resource is None and python_random is not None and isinstance(value, python_random.Random):
         resource = value

@@ -135,7 +135,8 @@ def inductor_backend(partition: Any) -> Any:
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
             partition.check_inference(module)
-        return inductor().compile_fx_inner(module, inputs, **options)
+        compiled = inductor().compile_fx_inner(module, inputs, **options)
+        return watched(compiled, partition, is_forward=not options.get("is_backward"))
 
     def compile_step(module: torch.fx.GraphModule, inputs: Any) -> Any:
         while True:
@@ -146,22 +147,9 @@ def inductor_backend(partition: Any) -> Any:
             ):
                 compiled = inductor().compile_fx(copy.deepcopy(module), inputs, inner_compile=compile_part)
             if partition.fits(max(peaks, default=0)):
-                return counted(compiled, partition)
+                return compiled
 
     return compile_step
-
-
-def counted(compiled: Callable[..., Any], partition: Any) -> Callable[..., Any]:
-    """Return ``compiled``, whose calls are counted as runs of a planned graph and refuse hooks."""
-
-    def run(*args: Any) -> Any:
-        partition.runs += 1
-        refuse_hooks(list(args))
-        return compiled(*args)
-
-    # AOTAutograd marks callables that take one list of arguments.
-    vars(run).update(vars(compiled))
-    return run
 
 
 EXACT = {"allow_buffer_reuse": False, "fx_graph_cache": False, "layout_optimization": False}
